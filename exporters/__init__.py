@@ -1,0 +1,1 @@
+"""Exporters of traces and metrics, one per file."""

@@ -1,0 +1,1 @@
+"""Providers of alternatives, one per file."""

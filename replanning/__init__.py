@@ -1,0 +1,1 @@
+"""Keep a plan alive while it runs."""

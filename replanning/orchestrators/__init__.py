@@ -1,0 +1,1 @@
+"""Orchestrators written on the public protocol of a run."""

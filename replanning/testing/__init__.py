@@ -1,0 +1,1 @@
+"""Public fakes for testing plans: providers, executors, clocks and faults."""

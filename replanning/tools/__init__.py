@@ -1,0 +1,1 @@
+"""Tools for plans run from the command line."""

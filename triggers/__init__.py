@@ -1,0 +1,1 @@
+"""Detectors of triggers, one per file."""
