@@ -1,0 +1,48 @@
+"""Text with `{name}` holes: fact patterns such as `on({x},{y})`, and the commands and URLs of tools.
+
+A hole is filled by the argument of that name. `${name}` and braces around anything but a plain name are
+left as they are, so that shell variables and templates of other tools pass through; `{{name}}` stands for
+`{name}` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import JsonValue
+
+_HOLE: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
+_COMMA: Final = re.compile(r"\s*,\s*")
+
+
+def holes(text: str) -> tuple[str, ...]:
+    """The names of the holes in `text`, each once, in order."""
+    if "{" not in text:
+        return ()
+    return tuple(dict.fromkeys(match[1] for match in _HOLE.finditer(text) if match[1]))
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """`text` with its holes filled.
+
+    Raises:
+        KeyError: `values` lacks the name of a hole; compare with `holes` first.
+    """
+    if "{" not in text:
+        return text
+    return _HOLE.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
+
+
+def as_text(value: JsonValue) -> str:
+    """A value as it appears inside text: a string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def normalise_fact(text: str) -> str:
+    """The one spelling of a fact: no whitespace around it or around its commas."""
+    return _COMMA.sub(",", text.strip())

@@ -1,0 +1,294 @@
+"""The plan document: a goal and a DAG of tasks, frozen, checked as a whole.
+
+These are the models behind a plan file. A `Plan` that exists is valid: building one from parts that do not
+fit together raises `PlanError`, which names every problem. What happens to a plan while it runs is not
+here: see `LivePlan`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from os import PathLike
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from replanning._checks import check_plan
+from replanning._errors import PlanError, Problem, UnknownTask
+from replanning._ids import TaskId
+from replanning._patterns import as_text, fill, holes, normalise_fact
+from replanning._wording import did_you_mean, plain_problems
+
+JsonObject = dict[str, JsonValue]
+"""A JSON object: string keys, JSON values."""
+
+MAX_NAME: Final = 200
+"""Longest id or name, in characters."""
+
+_NAME: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
+_TEXT: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
+
+_Name = StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_NAME)
+Name = Annotated[str, _Name]
+Id = Annotated[TaskId, _Name]
+Text = Annotated[str, StringConstraints(pattern=_TEXT)]
+Fact = Annotated[str, StringConstraints(min_length=1, pattern=_TEXT), AfterValidator(normalise_fact)]
+Amount = Annotated[float, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(strict=True, gt=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Integer = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Document(BaseModel):
+    """Base of the parts of a plan: immutable, and strict about what it takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Goal(Document):
+    """What the plan is for."""
+
+    objective: Text = Field(description="What is to be achieved, in words.")
+    success_criteria: tuple[Text, ...] = Field((), description="How a person sees that it was achieved.")
+    facts: tuple[Fact, ...] = Field((), description="What must hold at the end.")
+    stop_when_reached: Flag = Field(False, description="End the run as soon as all goal facts hold.")
+
+
+class Retry(Document):
+    """How often a task is tried again after an error that may pass, and how long to wait before."""
+
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(3, description="Attempts, the first included.")
+    delay: Amount = Field(1.0, description="Seconds before the second attempt.")
+    exponential: Flag = Field(True, description="Double the delay after each attempt.")
+    jitter: Flag = Field(True, description="Vary the delay at random, so that retries do not come all at once.")
+
+
+class Budget(Document):
+    """What a run may spend; what is not stated is unlimited."""
+
+    calls: Count | None = Field(None, description="Calls of language models.")
+    tokens: Count | None = Field(None, description="Tokens, input and output together.")
+    money: Amount | None = Field(None, description="Money, in the currency of the prices.")
+    wall_clock: Amount | None = Field(None, description="Seconds; waiting for a person does not count.")
+
+
+class ToolSpec(Document):
+    """A tool: what executes a task, and what an executor and a planner must know about it."""
+
+    name: Name = Field(description="How tasks name it.")
+    kind: Name | None = Field(None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
+    capability: Name | None = Field(None, description="Tools of one capability can stand in for one another.")
+    description: Text = Field("", description="What it does, for people and language models.")
+    parameters: Mapping[str, Name] = Field(
+        {}, description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`."
+    )
+    requires: tuple[Fact, ...] = Field((), description="Facts that must hold before, as patterns: on({x},{y}).")
+    adds: tuple[Fact, ...] = Field((), description="Facts that hold after it.")
+    removes: tuple[Fact, ...] = Field((), description="Facts that no longer hold after it.")
+    needs: tuple[Fact, ...] = Field((), description="Artifacts needed: X is short for requiring artifact(X).")
+    produces: tuple[Fact, ...] = Field((), description="Artifacts produced: X is short for adding artifact(X).")
+    resources: Mapping[Name, Amount] = Field({}, description="How much of each resource one use takes.")
+    cost: Amount | None = Field(None, description="What one use costs, to compare tools.")
+    available: Flag = Field(True, description="Whether it can be used now.")
+    transient: tuple[Integer, ...] = Field((), description="Exit codes or HTTP statuses that may pass on a retry.")
+    dangerous: Flag = Field(False, description="Whether a person must agree before it is put into a plan.")
+    command: str | None = Field(None, description="shell: the command line; {name} is the argument, as one word.")
+    method: Name | None = Field(None, description="http: the request method.")
+    url: str | None = Field(None, description="http: where to; {name} is the argument.")
+    headers: Mapping[str, str] = Field({}, description="http: request headers.")
+    body: JsonValue = Field(None, description="http: what is sent as JSON.")
+    callable: Name | None = Field(None, description="python: module:function.")
+    cwd: str | None = Field(None, description="Working directory.")
+    env: Mapping[str, str] = Field({}, description="Environment; {env:NAME} is looked up when the tool is run.")
+    timeout: Seconds | None = Field(None, description="Seconds, where the task states none.")
+
+    def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that must hold before a use with these arguments (`requires` and `needs`).
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("requires", self.requires, arguments) + self._artifacts("needs", self.needs, arguments)
+
+    def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that hold after a use with these arguments (`adds` and `produces`).
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("adds", self.adds, arguments) + self._artifacts("produces", self.produces, arguments)
+
+    def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that no longer hold after a use with these arguments.
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("removes", self.removes, arguments)
+
+    def _artifacts(self, field: str, names: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
+
+    def _ground(self, field: str, patterns: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        facts = []
+        for pattern in patterns:
+            names = holes(pattern)
+            if lacking := [name for name in names if name not in arguments]:
+                text = f"tool {self.name!r}: {pattern!r} in {field} needs the arguments {lacking}, given are {list(arguments)}"
+                raise PlanError([Problem("", text)])
+            filled = fill(pattern, {name: as_text(arguments[name]) for name in names})
+            facts.append(normalise_fact(filled) if names else filled)
+        return tuple(facts)
+
+
+class TaskBody(Document):
+    """What a task and a fallback have in common."""
+
+    name: Text | None = Field(None, description="How people call it.")
+    tool: Name | None = Field(None, description="The tool that executes it.")
+    arguments: JsonObject = Field({}, description="Given to the tool; may hold ${task.output} and ${context.name}.")
+    goal: Text | None = Field(None, description="What the task is for.")
+    priority: Integer = Field(0, description="Ready tasks of a lower number run earlier; ties in the plan's order.")
+    timeout: Seconds | None = Field(None, description="Seconds for one attempt; none by default.")
+    retry: Retry | None = Field(None, description="What to do after an error that may pass.")
+    optional: Flag = Field(False, description="Whether the plan may succeed without it.")
+    when: str | None = Field(None, description="A condition over context.* and results.*; skipped when false.")
+    idempotent: Flag = Field(False, description="Whether running it twice does no harm.")
+    fallbacks: tuple[Fallback, ...] = Field((), description="What may take its place, best first.")
+    undo: Fallback | None = Field(None, description="What takes its effects back.")
+    acceptance: tuple[Text, ...] = Field((), description="How to see that it was done well.")
+    resources: Mapping[Name, Amount] = Field({}, description="Resources beyond what its tool takes.")
+    metadata: JsonObject = Field({}, description="Anything you want to keep with it.")
+
+
+class Fallback(TaskBody):
+    """A task without an id, ready to take the place of the one that declares it."""
+
+
+class Task(TaskBody):
+    """One step of a plan."""
+
+    id: Id = Field(description="Unique in the plan, and never used again for another task.")
+    depends_on: tuple[Id, ...] = Field((), description="The tasks that must be done (or skipped) before.")
+
+
+class Plan(Document):
+    """A goal and a DAG of tasks.
+
+    Raises:
+        PlanError: something is wrong; the error lists every problem with its place.
+    """
+
+    id: Name | None = Field(None, description="Names the plan across runs.")
+    name: Text | None = Field(None, description="How people call it.")
+    goal: Goal = Field(description="What the plan is for.")
+    context: JsonObject = Field({}, description="Values that conditions and arguments refer to as context.*.")
+    resources: Mapping[Name, Amount] = Field({}, description="Capacity of each resource that tasks share.")
+    tools: tuple[ToolSpec, ...] = Field((), description="The tools; all that tasks name, or none at all.")
+    tasks: tuple[Task, ...] = Field((), description="The steps; their order is no dependency.")
+    facts: tuple[Fact, ...] | None = Field(None, description="What holds at the start; what is not stated does not hold.")
+    objects: Mapping[Name, Name] = Field({}, description="The things that facts speak of: name to type.")
+    sequential: Flag = Field(False, description="Make each task depend on the one before it in the list.")
+    budget: Budget | None = Field(None, description="What a run may spend.")
+
+    # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
+    _task_index: tuple[tuple[Task, ...], dict[TaskId, Task]] | None = PrivateAttr(None)
+    _tool_index: tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]] | None = PrivateAttr(None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            plan = handler(data)
+        except ValidationError as error:
+            raise PlanError(plain_problems(error, data, cls)) from None
+        if plan is data:
+            return plan
+        if plan.sequential:
+            object.__setattr__(plan, "tasks", _chained(plan.tasks))
+        if problems := check_plan(plan):
+            raise PlanError(problems)
+        return plan
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """The plan in a YAML or JSON file (JSON where the name ends in `.json`).
+
+        Raises:
+            PlanError: it cannot be read or is not valid; each problem says where in the file.
+        """
+        from replanning._loading import load_plan
+
+        return load_plan(path)
+
+    @classmethod
+    def parse(cls, text: str, format: Literal["yaml", "json"] = "yaml") -> Plan:
+        """The plan in a text.
+
+        Raises:
+            PlanError: it is not valid; each problem says where in the text.
+        """
+        from replanning._loading import parse_plan
+
+        return parse_plan(text, format=format)
+
+    def task(self, id: str) -> Task:
+        """The task with this id.
+
+        Raises:
+            UnknownTask: the plan has none.
+        """
+        if self._task_index is None or self._task_index[0] is not self.tasks:
+            self._task_index = (self.tasks, {task.id: task for task in self.tasks})
+        tasks = self._task_index[1]
+        if (task := tasks.get(TaskId(id))) is None:
+            raise UnknownTask(id, did_you_mean(id, tasks))
+        return task
+
+    def tool(self, name: str | None) -> ToolSpec | None:
+        """The description of a tool, or None where the plan gives none."""
+        if self._tool_index is None or self._tool_index[0] is not self.tools:
+            self._tool_index = (self.tools, {tool.name: tool for tool in self.tools})
+        return self._tool_index[1].get(name) if name is not None else None
+
+    def to_json(self) -> str:
+        """The plan as the text of a JSON plan file."""
+        return json.dumps(self._document(), ensure_ascii=False, indent=2) + "\n"
+
+    def to_yaml(self) -> str:
+        """The plan as the text of a YAML plan file."""
+        from replanning._loading import yaml_text
+
+        return yaml_text(self._document())
+
+    def content_hash(self) -> str:
+        """SHA-256 of the canonical JSON of the plan: equal plans, and only they, have equal hashes."""
+        text = json.dumps(self._document(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _document(self) -> JsonObject:
+        document: JsonObject = self.model_dump(mode="json", exclude_defaults=True)
+        return document
+
+
+def _chained(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The tasks, each depending on the one before it."""
+    return tasks[:1] + tuple(
+        task if before.id in task.depends_on else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
+        for before, task in pairwise(tasks)
+    )
