@@ -1,0 +1,69 @@
+# The two that matter: `make demo` and `make test`. Each sets up what it needs, once.
+#
+#   VENV=…    the virtual environment (.venv)
+#   PYTHON=…  the interpreter it is made from (the first one found that is 3.11 or newer)
+#   ARGS=…    passed on to pytest, the demo or the benchmarks
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+BIN := $(VENV)/bin
+CORE := _budget _changes _confidence _draft _errors _evaluation _expressions _ids _live _loading \
+	_observations _plan _policy _redaction _states _triggers
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test cover lint format bench test-all
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.dev ## make the virtual environment with everything development needs
+
+demo: $(VENV)/.runtime ## run a real plan that repairs itself
+	@$(BIN)/replanning demo $(ARGS)
+
+test: $(VENV)/.dev ## run the tests with branch coverage
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report --format=total | sed 's/.*/branch coverage: & %  (make cover shows the lines that no test reached)/'
+
+cover: $(VENV)/.dev ## after `make test`: what was not covered; fails where that is in the core
+	@$(BIN)/coverage report
+	@$(BIN)/coverage report --fail-under=100 \
+		--include="$$(for name in $(CORE); do printf '*/replanning/%s.py,' $$name; done)"
+
+lint: $(VENV)/.dev ## check style, types and who imports whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev ## let the formatter have its way
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.runtime ## measure the speed
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are installed
+	@failed=; for version in 3.11 3.12 3.13; do \
+		for python in python$$version "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python; do \
+			if "$$python" -c '' 2>/dev/null; then break; fi; python=; \
+		done; \
+		if [ -z "$$python" ]; then echo "== Python $$version: skipped, not installed"; continue; fi; \
+		echo "== Python $$version"; \
+		$(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON="$$python" || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed on Python$$failed" >&2; exit 1; fi
+
+# Stamps: setting up is repeated only when pyproject.toml has changed.
+
+$(VENV)/.runtime: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup $(VENV)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup $(VENV) dev
+	@touch $@ $(VENV)/.runtime

@@ -1,0 +1,1 @@
+"""Tests mirror the modules; `tests/integration` needs real parts and says which."""
