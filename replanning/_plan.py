@@ -95,7 +95,8 @@ class ToolSpec(Document):
     capability: Name | None = Field(None, description="Tools of one capability can stand in for one another.")
     description: Text = Field("", description="What it does, for people and language models.")
     parameters: Mapping[str, Name] = Field(
-        {}, description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`."
+        {},
+        description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
     )
     requires: tuple[Fact, ...] = Field((), description="Facts that must hold before, as patterns: on({x},{y}).")
     adds: tuple[Fact, ...] = Field((), description="Facts that hold after it.")
@@ -201,7 +202,9 @@ class Plan(Document):
     resources: Mapping[Name, Amount] = Field({}, description="Capacity of each resource that tasks share.")
     tools: tuple[ToolSpec, ...] = Field((), description="The tools; all that tasks name, or none at all.")
     tasks: tuple[Task, ...] = Field((), description="The steps; their order is no dependency.")
-    facts: tuple[Fact, ...] | None = Field(None, description="What holds at the start; what is not stated does not hold.")
+    facts: tuple[Fact, ...] | None = Field(
+        None, description="What holds at the start; what is not stated does not hold."
+    )
     objects: Mapping[Name, Name] = Field({}, description="The things that facts speak of: name to type.")
     sequential: Flag = Field(False, description="Make each task depend on the one before it in the list.")
     budget: Budget | None = Field(None, description="What a run may spend.")

@@ -1,0 +1,184 @@
+"""References: `${build.output.path}` and `${context.region}` in the arguments of tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from pydantic import JsonValue
+
+from replanning._errors import ExpressionError
+from replanning._ids import TaskId
+from replanning._patterns import as_text
+
+Path = tuple[str | int, ...]
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
+_OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A `${...}` in an argument: a value of the context, or a part of the output of a task."""
+
+    text: str
+    """What stands between the braces."""
+    task: TaskId | None
+    """The task whose output it is; None for the context."""
+    path: Path
+    """The steps into the output or the context."""
+
+    def __str__(self) -> str:
+        return f"${{{self.text}}}"
+
+
+def find_references(value: JsonValue, known: Container[str] = ()) -> tuple[Reference, ...]:
+    """Every reference in arguments, in order.
+
+    Args:
+        value: the arguments of a task, or a part of them.
+        known: the ids of the tasks. They tell `${a.output.b}` of task `a` from the same of a task `a.output`:
+            the longest known id is meant, and the shortest possible one where none is known.
+
+    Raises:
+        ExpressionError: a `${` is neither a reference nor escaped as `$${`.
+    """
+    return tuple(
+        next((reading for reading in readings if reading.task in known), readings[-1])
+        for text in texts_with_references(value)
+        for match in _REFERENCE.finditer(text)
+        if (readings := _readings(match, text))
+    )
+
+
+def texts_with_references(value: JsonValue) -> Iterator[str]:
+    """The strings inside a value that hold a `${`, in order."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str(text) if "${" in text:
+                yield text
+            case list(items):
+                waiting.extend(reversed(items))
+            case dict(items):
+                waiting.extend(reversed(items.values()))
+
+
+def resolve(
+    arguments: Mapping[str, JsonValue],
+    *,
+    context: Mapping[str, JsonValue],
+    result: Callable[[TaskId], JsonValue],
+) -> dict[str, JsonValue]:
+    """The arguments with every reference replaced by its value.
+
+    A string that is one reference becomes the value itself; inside a longer string a value is written as
+    text, and as JSON where it is not a string.
+
+    Args:
+        arguments: as the task states them; they are not changed.
+        context: the context of the plan.
+        result: the output of a task; raises LookupError where there is none.
+
+    Raises:
+        ExpressionError: a reference finds nothing.
+    """
+
+    def value_of(match: re.Match[str], text: str) -> JsonValue:
+        readings = _readings(match, text)
+        return _look_up(readings, context, result) if readings else "${"
+
+    def replaced(value: JsonValue) -> JsonValue:
+        match value:
+            case str(text) if "${" in text:
+                whole = _REFERENCE.fullmatch(text)
+                return value_of(whole, text) if whole else _REFERENCE.sub(lambda m: as_text(value_of(m, text)), text)
+            case list(items):
+                return [replaced(item) for item in items]
+            case dict(items):
+                return {key: replaced(item) for key, item in items.items()}
+        return value
+
+    return {key: replaced(value) for key, value in arguments.items()}
+
+
+def _readings(match: re.Match[str], text: str) -> list[Reference]:
+    """What a `${...}` may mean, longest task id first; nothing for the escape `$${`."""
+    inner = match[1]
+    if match[0] == "$${":
+        return []
+    if inner is None:
+        raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
+    readings = []
+    if inner.startswith("context.") and (path := _path(inner.removeprefix("context"))):
+        readings.append(Reference(inner, None, path))
+    for found in () if readings else _OUTPUT.finditer(inner):
+        path = _path(inner[found.end() :])
+        if path is not None and found.start():
+            readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
+    if not readings:
+        forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
+        raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
+    return readings[::-1]
+
+
+def _path(text: str) -> Path | None:
+    """The steps that a text such as `.files[0].name` spells; None where it spells none."""
+    steps: list[str | int] = []
+    end = 0
+    while match := _STEP.match(text, end):
+        steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
+        end = match.end()
+    return tuple(steps) if end == len(text) else None
+
+
+def _look_up(
+    readings: Sequence[Reference], context: Mapping[str, JsonValue], result: Callable[[TaskId], JsonValue]
+) -> JsonValue:
+    errors: list[str] = []
+    for reference in readings:
+        try:
+            value: object = context if reference.task is None else result(reference.task)
+        except LookupError as error:
+            errors.append(str(error))
+            continue
+        for step in reference.path:
+            try:
+                value = get(value, step)
+            except LookupError as error:
+                raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
+        return cast("JsonValue", value)
+    raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls the kind of a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+    return "an array"
+
+
+def get(value: object, key: str | int) -> object:
+    """One step into a value; LookupError says, as the end of a sentence, why there is nothing."""
+    if isinstance(value, Mapping) and isinstance(key, str):
+        if key in value:
+            return value[key]
+        names = ", ".join(map(repr, list(value)[:10])) + (", …" if len(value) > 10 else "")
+        raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
+    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
+        if -len(value) <= key < len(value):
+            return value[key]
+        raise LookupError(f"does not exist; the array has {len(value)} items")
+    raise LookupError(f"does not exist: it would be in {kind_of(value)}")
