@@ -1,16 +1,293 @@
-"""What must be true of a plan as a whole."""
+"""What must be true of a plan as a whole: names, tools and arguments, resources, references, no cycles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from replanning._errors import Problem
+from pydantic import JsonValue
+
+from replanning._errors import ExpressionError, Problem
+from replanning._expressions import Condition
+from replanning._graph import cycles, unrelated
+from replanning._patterns import holes
+from replanning._references import Reference, find_references, kind_of, texts_with_references
+from replanning._wording import Hints, Path, place, shown
 
 if TYPE_CHECKING:
-    from replanning._plan import Plan
+    from replanning._plan import Plan, TaskBody, ToolSpec
+
+Finding = tuple[Path, str]
+
+_KIND_NEEDS: Final = {"shell": "command", "http": "url", "python": "callable"}
+_PATTERNS: Final = ("requires", "adds", "removes", "needs", "produces", "command", "url", "headers")
+_SHOWN_IN_CYCLE: Final = 10
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+    "any": (object,),
+}
 
 
 def check_plan(plan: Plan) -> list[Problem]:
-    """Everything that is wrong with a plan, in the order of the document."""
-    ids = [task.id for task in plan.tasks]
-    return [Problem("tasks", "duplicate ids")] if len(set(ids)) < len(ids) else []
+    """Everything that is wrong with a plan whose parts are each valid."""
+    scope = _Scope({tool.name: tool for tool in plan.tools}, plan.resources, plan.objects)
+    findings = [*_check_names(plan), *_check_tools(plan, scope)]
+    for index, task in enumerate(plan.tasks):
+        findings += [(("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_body(task, scope)]
+    findings += _Edges(plan, scope.hints).check()
+    return [Problem(place(path), text) for path, text in findings]
+
+
+def check_task(
+    task: TaskBody, tools: Mapping[str, ToolSpec], capacity: Mapping[str, float], objects: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with one task, apart from how it stands to other tasks.
+
+    Args:
+        task: the task, checked with its fallbacks.
+        tools: the described tools; none means that any name will do.
+        capacity: how much there is of each resource.
+        objects: the type of each object that arguments may name.
+    """
+    findings = _check_body(task, _Scope(tools, capacity, objects))
+    return [
+        f"{place(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text for path, text in findings
+    ]
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What the tasks of a plan may name."""
+
+    tools: Mapping[str, ToolSpec]
+    capacity: Mapping[str, float]
+    objects: Mapping[str, str]
+    hints: Hints = field(default_factory=Hints)
+    _holes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def holes(self, tool: ToolSpec) -> dict[str, str]:
+        """The arguments that the patterns of a tool name, each with the first field that names it."""
+        if tool.name not in self._holes:
+            texts = ((name, text) for name in _PATTERNS for text in _texts(getattr(tool, name)))
+            found = [(hole, name) for name, text in texts for hole in holes(text)]
+            self._holes[tool.name] = dict(reversed(found))
+        return self._holes[tool.name]
+
+
+def _texts(value: str | Iterable[str] | Mapping[str, str] | None) -> Iterable[str]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return (value,) if isinstance(value, str) else value or ()
+
+
+def _check_names(plan: Plan) -> Iterator[Finding]:
+    for what, names in (("tool", [t.name for t in plan.tools]), ("task", [t.id for t in plan.tasks])):
+        first: dict[str, int] = {}
+        for index, name in enumerate(names):
+            if (before := first.setdefault(name, index)) != index:
+                key = "id" if what == "task" else "name"
+                text = f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
+                yield (f"{what}s", index, key), text
+
+
+def _check_tools(plan: Plan, scope: _Scope) -> Iterator[Finding]:
+    types = {*_TYPES, *plan.objects.values()}
+    for index, tool in enumerate(plan.tools):
+        at: Path = ("tools", index)
+        needed = _KIND_NEEDS.get(tool.kind or "")
+        if needed and not getattr(tool, needed):
+            yield at, f"tool {tool.name!r} is of kind {tool.kind} and has no {needed}"
+        if tool.callable is not None and not all(tool.callable.partition(":")):
+            yield (*at, "callable"), f"tool {tool.name!r}: {shown(tool.callable)} is not of the form module:function"
+        for parameter, kind in tool.parameters.items():
+            if kind not in types:
+                known = f"expected one of {', '.join(_TYPES)}, or a type that `objects` states"
+                text = f"tool {tool.name!r}: there is no type {kind!r}{scope.hints(kind, types)}; {known}"
+                yield (*at, "parameters", parameter), text
+        if tool.parameters:
+            for hole, name in scope.holes(tool).items():
+                if hole not in tool.parameters:
+                    hint = scope.hints(hole, tool.parameters)
+                    text = f"tool {tool.name!r}: {{{hole}}} in {name} is no parameter of it{hint}"
+                    yield (*at, name), text
+        for resource in tool.resources:
+            yield from _check_declared(("resources", resource), resource, scope, at, f"tool {tool.name!r}: ")
+
+
+def _check_declared(path: Path, resource: str, scope: _Scope, at: Path = (), prefix: str = "") -> Iterator[Finding]:
+    if resource not in scope.capacity:
+        hint = scope.hints(resource, scope.capacity)
+        text = f"the plan has no resource {resource!r}{hint}; state its capacity under `resources`"
+        yield (*at, *path), prefix + text
+
+
+def _bodies(task: TaskBody) -> Iterator[tuple[Path, TaskBody]]:
+    """A task and, however deeply nested, what may take its place or undo it."""
+    waiting: list[tuple[Path, TaskBody]] = [((), task)]
+    while waiting:
+        path, body = waiting.pop()
+        yield path, body
+        if body.undo is not None:
+            waiting.append(((*path, "undo"), body.undo))
+        waiting += [((*path, "fallbacks", i), body.fallbacks[i]) for i in reversed(range(len(body.fallbacks)))]
+
+
+def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
+    for path, body in _bodies(task):
+        for inner, text in _check_one(body, scope):
+            yield (*path, *inner), text
+
+
+def _check_one(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
+    tool = scope.tools.get(body.tool) if body.tool is not None else None
+    if tool is not None:
+        yield from _check_arguments(body, tool, scope)
+    elif body.tool is not None and scope.tools:
+        hint = scope.hints(body.tool, scope.tools)
+        yield ("tool",), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+    if body.resources or (tool is not None and tool.resources):
+        yield from _check_demand(body, tool, scope)
+    if body.when is not None:
+        try:
+            Condition.parse(body.when)
+        except ExpressionError as error:
+            yield ("when",), str(error)
+    for text in texts_with_references(body.arguments):
+        try:
+            find_references(text)
+        except ExpressionError as error:
+            yield ("arguments",), str(error)
+
+
+def _check_demand(body: TaskBody, tool: ToolSpec | None, scope: _Scope) -> Iterator[Finding]:
+    for resource in body.resources:
+        yield from _check_declared(("resources", resource), resource, scope)
+    taken = tool.resources if tool is not None else {}
+    for resource, amount in {**taken, **body.resources}.items():
+        if amount > scope.capacity.get(resource, amount):
+            own = resource in body.resources
+            taker = "it takes" if own or tool is None else f"its tool {tool.name!r} takes"
+            text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
+            yield ("resources", resource) if own else ("tool",), text
+
+
+def _check_arguments(body: TaskBody, tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
+    given, parameters = body.arguments, tool.parameters
+    for name, kind in parameters.items():
+        if name not in given:
+            yield ("arguments",), f"tool {tool.name!r} needs the argument {name!r} ({kind})"
+        elif expected := _mismatch(given[name], kind, scope.objects):
+            text = f"argument {name!r} of tool {tool.name!r} is {shown(given[name])}, expected {expected}"
+            yield ("arguments", name), text
+    for name in given if parameters else ():
+        if name not in parameters:
+            hint = scope.hints(name, parameters)
+            yield ("arguments", name), f"tool {tool.name!r} has no parameter {name!r}{hint}; it has {list(parameters)}"
+    for name, where in {} if parameters else scope.holes(tool).items():
+        if name not in given:
+            escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""
+            yield ("arguments",), f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
+
+
+def _mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> str:
+    """What was expected instead of this argument; empty where it fits or is known only at run time."""
+    if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
+        return ""
+    if kind in _TYPES:
+        odd = isinstance(value, bool) and kind in ("integer", "number")
+        return "" if isinstance(value, _TYPES[kind]) and not odd else f"{kind}, not {kind_of(value)}"
+    if kind not in objects.values() or (isinstance(value, str) and objects.get(value) == kind):
+        return ""
+    return f"an object of type {kind!r} as `objects` states them"
+
+
+class _Edges:
+    """How the tasks of a plan stand to one another."""
+
+    def __init__(self, plan: Plan, hints: Hints) -> None:
+        self._tasks = plan.tasks
+        self._hints = hints
+        self._index: dict[str, int] = {}
+        for index, task in enumerate(plan.tasks):
+            self._index.setdefault(task.id, index)
+
+    def check(self) -> list[Finding]:
+        findings = [finding for index in range(len(self._tasks)) for finding in self._check_dependencies(index)]
+        graph = [[self._index[i] for i in t.depends_on if i in self._index and i != t.id] for t in self._tasks]
+        circles = cycles(graph)
+        findings += map(self._circle, circles)
+        uses = [use for index in range(len(self._tasks)) for use in self._uses(index)]
+        findings += [finding for use in uses for finding in self._check_known(*use)]
+        if not findings:  # what a task can see is known only where the dependencies are sound
+            targets = [(index, self._index[name]) for index, _, name, _ in uses]
+            apart = unrelated(graph, targets)
+            findings += [self._apart(*use) for use, pair in zip(uses, targets, strict=True) if pair in apart]
+        return findings
+
+    def _check_dependencies(self, index: int) -> Iterator[Finding]:
+        task = self._tasks[index]
+        seen: set[str] = set()
+        for number, needed in enumerate(task.depends_on):
+            at: Path = ("tasks", index, "depends_on", number)
+            if needed == task.id:
+                yield at, f"task {task.id!r} depends on itself"
+            elif needed not in self._index:
+                hint = self._hints(needed, self._index)
+                yield at, f"task {task.id!r} depends on {needed!r}, which is no task of the plan{hint}"
+            elif needed in seen:
+                yield at, f"task {task.id!r} depends on {needed!r} twice"
+            seen.add(needed)
+
+    def _circle(self, circle: list[int]) -> Finding:
+        names = [repr(self._tasks[index].id) for index in (*circle, circle[0])]
+        if len(names) > _SHOWN_IN_CYCLE:
+            left_out = len(names) - _SHOWN_IN_CYCLE
+            names[_SHOWN_IN_CYCLE - 1 : -1] = [f"… ({left_out} more) …"]
+        text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
+        return ("tasks", circle[0], "depends_on"), text
+
+    def _uses(self, index: int) -> Iterator[tuple[int, Path, str, str]]:
+        """The results that a task reads: the task's index, the place, whose result, and how it is written."""
+        task = self._tasks[index]
+        for path, body in _bodies(task):
+            at = ("tasks", index, *path)
+            for text in texts_with_references(body.arguments):
+                for reference in _references(text, self._index):
+                    if reference.task is not None and not ("undo" in path and reference.task == task.id):
+                        yield index, (*at, "arguments"), reference.task, str(reference)
+            for name in _results(body.when):
+                yield index, (*at, "when"), name, f"results.{name}"
+
+    def _check_known(self, index: int, at: Path, name: str, text: str) -> Iterator[Finding]:
+        if name not in self._index:
+            hint = self._hints(name, self._index)
+            yield at, f"task {self._tasks[index].id!r} refers to {text}, and {name!r} is no task of the plan{hint}"
+
+    def _apart(self, index: int, at: Path, name: str, text: str) -> Finding:
+        task = self._tasks[index].id
+        if task == name:
+            return at, f"task {task!r} refers to its own output with {text}"
+        why = f"does not depend on {name!r}: add {name!r} to its depends_on"
+        return at, f"task {task!r} refers to {text} and {why}"
+
+
+def _references(text: str, known: Mapping[str, int]) -> tuple[Reference, ...]:
+    try:
+        return find_references(text, known)
+    except ExpressionError:
+        return ()  # reported with the task
+
+
+def _results(condition: str | None) -> Iterable[str]:
+    if condition is None:
+        return ()
+    try:
+        return sorted(Condition.parse(condition).result_names())
+    except ExpressionError:
+        return ()  # reported with the task
