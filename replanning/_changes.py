@@ -1,0 +1,153 @@
+"""Typed edits of a live plan, and alternatives made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from replanning._ids import TaskId
+from replanning._plan import JsonObject, Task
+
+
+class _Change(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AddTask(_Change):
+    """Add a task; the tasks in `before` will wait for it."""
+
+    kind: Literal["add"] = "add"
+    task: Task
+    before: tuple[TaskId, ...] = ()
+
+
+class RemoveTask(_Change):
+    """Take out a task that has not started and on which nothing that stays depends."""
+
+    kind: Literal["remove"] = "remove"
+    task_id: TaskId
+
+
+class ReplaceTask(_Change):
+    """Put one task or a sub-plan in the place of a task.
+
+    The roots of the sub-plan inherit the dependencies of the original, what depended on the original waits for
+    the sub-plan's sinks and finds their results under the original's id.
+    """
+
+    kind: Literal["replace"] = "replace"
+    task_id: TaskId
+    tasks: tuple[Task, ...] = Field(min_length=1)
+
+
+class ModifyTask(_Change):
+    """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`."""
+
+    kind: Literal["modify"] = "modify"
+    task_id: TaskId
+    fields: JsonObject
+
+
+class ReorderTasks(_Change):
+    """Hand out these waiting tasks in this order; they exchange their places among themselves."""
+
+    kind: Literal["reorder"] = "reorder"
+    order: tuple[TaskId, ...]
+
+
+class RetryTask(_Change):
+    """Run a task again, after `delay` seconds; also revives what was removed, skipped, cancelled or replaced."""
+
+    kind: Literal["retry"] = "retry"
+    task_id: TaskId
+    delay: float = Field(default=0.0, ge=0)
+
+
+class SkipTask(_Change):
+    """Go on without a task: what depends on it may run, with no output from it."""
+
+    kind: Literal["skip"] = "skip"
+    task_id: TaskId
+    reason: str = ""
+
+
+class CancelTask(_Change):
+    """Stop a task, also a running one. What depends on it cannot run."""
+
+    kind: Literal["cancel"] = "cancel"
+    task_id: TaskId
+    reason: str = ""
+
+
+class AbortRun(_Change):
+    """Stop the whole run."""
+
+    kind: Literal["abort"] = "abort"
+    reason: str = ""
+
+
+PlanChange = Annotated[
+    AddTask
+    | RemoveTask
+    | ReplaceTask
+    | ModifyTask
+    | ReorderTasks
+    | RetryTask
+    | SkipTask
+    | CancelTask
+    | AbortRun,
+    Field(discriminator="kind"),
+]
+
+
+class Alternative(BaseModel):
+    """A way on: changes, why, from whom, and how sure that source is of it (0 to 1).
+
+    `expected_cost` and `expected_duration` (seconds) are estimates where the source has them. A source that has
+    proven that nothing can be done says so with no changes and `unreachable` set.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    changes: tuple[PlanChange, ...]
+    reason: str
+    confidence: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    source: str = ""
+    expected_cost: float | None = Field(default=None, ge=0)
+    expected_duration: float | None = Field(default=None, ge=0)
+    unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
+
+    def fingerprint(self) -> str:
+        """A hash of what it does, whatever ids it gives to new tasks; equal for duplicates."""
+        return changes_hash(tuple(self.changes))
+
+
+def touched(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+    """The existing tasks that changes name as their subject, in order, each once."""
+    ids: dict[TaskId, None] = {}
+    for change in changes:
+        if isinstance(change, AddTask):
+            ids.update(dict.fromkeys(change.before))
+        elif isinstance(change, ReorderTasks):
+            ids.update(dict.fromkeys(change.order))
+        elif not isinstance(change, AbortRun):
+            ids[change.task_id] = None
+    return tuple(ids)
+
+
+def changes_hash(changes: tuple[PlanChange, ...]) -> str:
+    """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
+    names: dict[str, str] = {}
+    for change in changes:
+        new = change.tasks if isinstance(change, ReplaceTask) else (change.task,) if isinstance(change, AddTask) else ()
+        for task in new:
+            names[task.id] = f"new-{len(names)}"
+    document = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
+    for change in document:
+        for task in [*change.get("tasks", ()), *([change["task"]] if "task" in change else ())]:
+            task["id"] = names[task["id"]]
+            task["depends_on"] = [names.get(dep, dep) for dep in task.get("depends_on", ())]
+    text = json.dumps([{**change, "kind": type(original).__name__} for change, original in zip(document, changes, strict=True)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

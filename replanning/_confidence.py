@@ -1,0 +1,100 @@
+"""How much confidence an alternative deserves: a weighted sum of four parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from replanning._changes import AddTask, Alternative, ModifyTask, PlanChange, ReplaceTask, RetryTask
+from replanning._plan import Task
+from replanning._records import Score
+from replanning._settings import Weights
+from replanning._view import PlanView
+
+UNKNOWN = 0.5
+"""What missing evidence counts; zero is zero."""
+
+PastSuccess = Callable[[str], Sequence[bool]]
+"""The last outcomes of a tool, or where it has none of its capability."""
+
+
+class ConfidenceScorer:
+    """Scores alternatives as 0.4 self-assessment + 0.3 past success + 0.2 availability + 0.1 simplicity.
+
+    Args:
+        weights: other weights; they sum to 1.
+    """
+
+    def __init__(self, weights: Weights | None = None) -> None:
+        self.weights = weights or Weights()
+
+    def score(
+        self, alternative: Alternative, view: PlanView, past: PastSuccess, *, time_left: float | None = None
+    ) -> Score:
+        """The score of an alternative on the plan as it stands.
+
+        Args:
+            alternative: what is proposed.
+            view: the plan.
+            past: finds earlier outcomes of a tool.
+            time_left: seconds that remain of the budget, if it limits them.
+        """
+        tasks = tasks_to_run(alternative.changes, view)
+        tools = list(dict.fromkeys(task.tool for task in tasks if task.tool))
+        own = UNKNOWN if alternative.confidence is None else alternative.confidence
+        history = past_success([past(tool) for tool in tools])
+        fit = 1.0
+        if time_left is not None and alternative.expected_duration:
+            fit = min(1.0, max(0.0, time_left / alternative.expected_duration))
+        available = availability(tasks, tools, view) * fit
+        simple = simplicity(alternative.changes)
+        weights = self.weights
+        total = (
+            weights.self_assessment * own
+            + weights.past_success * history
+            + weights.availability * available
+            + weights.simplicity * simple
+        )
+        return Score(round(total, 6), own, history, available, simple)
+
+    def compare(self, one: Score, other: Score) -> int:
+        """Negative, zero or positive as `one` deserves less, the same or more confidence."""
+        return (one.total > other.total) - (one.total < other.total)
+
+
+def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
+    """The tasks that will run because of changes."""
+    tasks: list[Task] = []
+    for change in changes:
+        if isinstance(change, ReplaceTask):
+            tasks.extend(change.tasks)
+        elif isinstance(change, AddTask):
+            tasks.append(change.task)
+        elif isinstance(change, RetryTask):
+            tasks.append(view.task(change.task_id).task)
+        elif isinstance(change, ModifyTask):
+            task = view.task(change.task_id).task
+            tasks.append(task.model_copy(update={name: change.fields[name] for name in ("tool", "resources") if name in change.fields}))
+    return tasks
+
+
+def past_success(histories: Sequence[Sequence[bool]]) -> float:
+    """The Laplace-smoothed share of successes, averaged over the tools that have a history."""
+    known = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in histories if outcomes]
+    return sum(known) / len(known) if known else UNKNOWN
+
+
+def availability(tasks: Sequence[Task], tools: Sequence[str], view: PlanView) -> float:
+    """The share of the needed tools and resources that are there now; 1 when nothing is needed."""
+    needs = [tool is None or tool.available for tool in map(view.tool, tools)]
+    wanted: dict[str, float] = {}
+    for task in tasks:
+        for name, amount in view.demand(task).items():
+            wanted[name] = max(wanted.get(name, 0.0), amount)
+    needs += [view.capacity.get(name, 0.0) >= amount for name, amount in wanted.items()]
+    return sum(needs) / len(needs) if needs else 1.0
+
+
+def simplicity(changes: Sequence[PlanChange]) -> float:
+    """1 / (1 + tasks added, removed and changed beyond the first)."""
+    count = sum(len(change.tasks) if isinstance(change, ReplaceTask) else 1 for change in changes)
+    return 1 / max(1, count)

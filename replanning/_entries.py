@@ -1,0 +1,188 @@
+"""The running state of one task, and the small parts a live plan is made of."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+from replanning._ids import AttemptId, TaskId
+from replanning._plan import JsonValue, Task
+from replanning._records import Failure
+from replanning._states import SATISFIED, TaskState
+
+SKIP_AHEAD = 16
+"""How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
+
+
+class Entry:
+    """One task as it runs. Its links to other entries are kept in step by the live plan alone."""
+
+    __slots__ = (
+        "attempt",
+        "attempts",
+        "claimed",
+        "condition",
+        "counted",
+        "deadline",
+        "dependents",
+        "due",
+        "duration",
+        "failure",
+        "failures",
+        "held",
+        "id",
+        "missing",
+        "open_sinks",
+        "order",
+        "output",
+        "parent",
+        "passed",
+        "priority",
+        "reason",
+        "recoverable",
+        "removed",
+        "replaced_by",
+        "root",
+        "round",
+        "stands_for",
+        "started",
+        "state",
+        "taken",
+        "task",
+    )
+
+    def __init__(self, task: Task, order: int, parent: Entry | None) -> None:
+        self.id: TaskId = task.id
+        self.task = task
+        self.state = TaskState.PENDING
+        self.order = order
+        self.priority = task.priority
+        self.parent = parent
+        self.root: TaskId = task.id if parent is None else parent.root
+        self.missing = 0
+        self.dependents: list[Entry] | tuple[()] = ()
+        self.stands_for: Entry | None = None
+        self.replaced_by: tuple[TaskId, ...] = ()
+        self.open_sinks = 0
+        self.attempts = 0
+        self.round = 0
+        self.failures = 0
+        self.attempt: AttemptId | None = None
+        self.started = 0.0
+        self.duration = 0.0
+        self.deadline: float | None = None
+        self.due: float | None = None
+        self.output: JsonValue = None
+        self.recoverable = True
+        self.failure: Failure | None = None
+        self.reason = ""
+        self.condition: int | None = None
+        self.claimed = False
+        self.held = 0
+        self.passed = 0
+        self.removed = False
+        self.counted = False
+        self.taken: Mapping[str, float] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.id!r} {self.state} attempts={self.attempts} missing={self.missing}>"
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether what depends on this task may run."""
+        return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.open_sinks)
+
+    @property
+    def iteration(self) -> int:
+        """How many replacements lie between this task and the root of its lineage."""
+        count, entry = 0, self
+        while entry.parent is not None:
+            count, entry = count + 1, entry.parent
+        return count
+
+
+class ResourcePool:
+    """Named capacities, taken all or none."""
+
+    def __init__(self, capacities: Mapping[str, float]) -> None:
+        self.capacity = dict(capacities)
+        self.used = dict.fromkeys(capacities, 0.0)
+
+    def possible(self, demand: Mapping[str, float]) -> bool:
+        """Whether the demand could ever be met."""
+        return all(amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
+
+    def fits(self, demand: Mapping[str, float]) -> bool:
+        """Whether the demand can be met now."""
+        return all(self.used.get(name, 0.0) + amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
+
+    def take(self, demand: Mapping[str, float]) -> None:
+        """Mark the demand as used."""
+        for name, amount in demand.items():
+            self.used[name] = self.used.get(name, 0.0) + amount
+
+    def give_back(self, demand: Mapping[str, float]) -> None:
+        """Mark the demand as free again; nothing in use is exactly 0, whatever floats add up to."""
+        for name, amount in demand.items():
+            left = self.used[name] - amount
+            self.used[name] = left if left > 1e-9 else 0.0
+
+
+class ReadyQueue:
+    """Ready entries by (priority, insertion). Items that are no longer right are dropped when they come up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Entry]] = []
+
+    def push(self, entry: Entry) -> None:
+        """Put an entry in."""
+        heapq.heappush(self._heap, (entry.priority, entry.order, entry))
+
+    def drain(self) -> Iterator[Entry]:
+        """Take entries out in order, for as long as the caller asks."""
+        heap = self._heap
+        while heap:
+            priority, order, entry = heapq.heappop(heap)
+            if (
+                entry.state is TaskState.READY
+                and not entry.claimed
+                and not entry.held
+                and priority == entry.priority
+                and order == entry.order
+            ):
+                yield entry
+
+
+class Deadlines:
+    """Points in time at which an attempt is overdue or a backoff is over."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry, AttemptId | None]] = []
+        self._count = 0
+
+    def add(self, when: float, entry: Entry, attempt: AttemptId | None) -> None:
+        """Remember a deadline of an attempt, or without one the end of a backoff."""
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, entry, attempt))
+
+    def next(self) -> float | None:
+        """The earliest point that still counts."""
+        heap = self._heap
+        while heap:
+            when, _, entry, attempt = heap[0]
+            if self._counts(when, entry, attempt):
+                return when
+            heapq.heappop(heap)
+        return None
+
+    def take(self, now: float) -> Iterator[tuple[Entry, AttemptId | None]]:
+        """Take out what is due, earliest first."""
+        while (when := self.next()) is not None and when <= now:
+            _, _, entry, attempt = heapq.heappop(self._heap)
+            yield entry, attempt
+
+    @staticmethod
+    def _counts(when: float, entry: Entry, attempt: AttemptId | None) -> bool:
+        if attempt is not None:
+            return entry.attempt == attempt and entry.deadline == when
+        return entry.state is TaskState.BACKOFF and entry.due == when

@@ -1,0 +1,186 @@
+"""Every error of the library, in one tree.
+
+    ReplanningError                  catch this to catch all of them
+    ├── PlanError                    a plan document is wrong; lists every problem and its place
+    ├── ExpressionError              a `when` condition or a `${...}` reference is wrong
+    ├── ChangeRefused                a set of changes was refused; nothing has changed
+    │   └── RevisionConflict         ... because the plan has moved on meanwhile
+    ├── IllegalTransition            a task cannot go from its state by that event
+    ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
+    ├── NotRunning                   an operation needs a run that is under way
+    ├── StaleView                    a view of the plan was read after the plan moved on
+    ├── StaleAnswer                  an answer to a question whose subject has changed
+    ├── SettingsError                a setting or argument is wrong; names key, source, range
+    ├── PluginError                  a named plugin is missing or cannot be loaded
+    ├── StoreError                   the journal cannot be read or written
+    │   ├── RunOwned                 another process owns the run
+    │   ├── LeaseLost                this process no longer owns the run
+    │   └── JournalCorrupt           records are missing or unreadable
+    ├── OutputError                  a task's output is too large or cannot be stored
+    ├── BudgetExceeded               a reservation does not fit the budget
+    ├── ToolError                    a tool could not do its work
+    └── TransientError               work may raise this: the failure may pass, try again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where."""
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+
+class ReplanningError(Exception):
+    """Base of all errors of this library; catch it when any of them means the same to you."""
+
+
+class _ProblemsError(ReplanningError):
+    """An error made of several problems, all of which it names."""
+
+    summary = "something is wrong"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        count = len(self.problems)
+        super().__init__(f"{self.summary} ({count} problem{'s' * (count != 1)}):\n{lines}")
+
+    def __reduce__(self) -> tuple[type[_ProblemsError], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)
+
+
+class PlanError(_ProblemsError):
+    """A plan document is not valid; `problems` lists every offender with its place."""
+
+    summary = "the plan is not valid"
+
+
+class ExpressionError(ReplanningError):
+    """A condition or reference cannot be read or evaluated."""
+
+
+class ChangeRefused(_ProblemsError):
+    """A set of changes does not fit the live plan; nothing has changed."""
+
+    summary = "the changes were refused and nothing was changed"
+
+
+class RevisionConflict(ChangeRefused):
+    """The changes were made for another revision of the plan."""
+
+    def __init__(self, problems: Sequence[Problem], *, expected: int = 0, actual: int = 0) -> None:
+        super().__init__(problems)
+        self.expected = expected
+        self.actual = actual
+
+
+class IllegalTransition(ReplanningError):
+    """A task in this state does not take this event."""
+
+    def __init__(self, state: str, event: str, subject: str = "a task") -> None:
+        super().__init__(f"{subject} is {state} and cannot take {event!r}")
+        self.state, self.event, self.subject = state, event, subject
+
+
+class _UnknownError(ReplanningError, LookupError):
+    what = "thing"
+
+    def __init__(self, name: str, hint: str = "") -> None:
+        super().__init__(f"there is no {self.what} {name!r}" + (f"; {hint}" if hint else ""))
+        self.name = name
+        self.hint = hint
+
+
+class UnknownTask(_UnknownError):
+    """No task of the plan has this id."""
+
+    what = "task"
+
+
+class UnknownAttempt(_UnknownError):
+    """No attempt of the run has this id."""
+
+    what = "attempt"
+
+
+class UnknownQuestion(_UnknownError):
+    """No question of the run has this id."""
+
+    what = "question"
+
+
+class UnknownRun(_UnknownError):
+    """The store holds no run with this id."""
+
+    what = "run"
+
+
+class NotRunning(ReplanningError):
+    """The operation needs a run that is under way."""
+
+
+class StaleView(ReplanningError):
+    """A `PlanView` was read after the plan had moved on to another revision."""
+
+    def __init__(self, pinned: int, actual: int) -> None:
+        super().__init__(f"this view shows revision {pinned}, the plan is at revision {actual}")
+        self.pinned, self.actual = pinned, actual
+
+
+class StaleAnswer(ReplanningError):
+    """An answer came for a question whose tasks have changed since it was asked."""
+
+
+class SettingsError(_ProblemsError):
+    """A setting or argument has a value that cannot be used."""
+
+    summary = "the settings are not valid"
+
+
+class PluginError(ReplanningError):
+    """A plugin that was named is not installed, or fails to load."""
+
+
+class StoreError(ReplanningError):
+    """The journal cannot be read or written."""
+
+
+class RunOwned(StoreError):
+    """Another process owns the run."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(f"run {run_id!r} is owned by {owner}; stop that process, or wait until its lease ends")
+        self.run_id, self.owner = run_id, owner
+
+
+class LeaseLost(StoreError):
+    """This process no longer owns the run, so it may not write to its journal."""
+
+
+class JournalCorrupt(StoreError):
+    """Records of a journal are missing or cannot be read."""
+
+
+class OutputError(ReplanningError):
+    """The output of a task is too large, or its codec failed."""
+
+
+class BudgetExceeded(ReplanningError):
+    """A reservation does not fit what is left of a budget."""
+
+
+class ToolError(ReplanningError):
+    """A tool could not do its work."""
+
+
+class TransientError(ReplanningError):
+    """Raise this (or a subclass) from work when the failure may pass: it is retried."""

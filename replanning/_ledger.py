@@ -1,0 +1,182 @@
+"""What a run remembers of its replanning: triggers, replans, questions, spending. A fold over its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replanning._budget import Spending
+from replanning._changes import AddTask, Alternative, ReplaceTask, touched
+from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
+from replanning._plan import Budget
+from replanning._records import (
+    AlternativesConsidered,
+    Body,
+    Charged,
+    Decided,
+    OutcomeKnown,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionReminded,
+    Record,
+    Revised,
+    RunEnded,
+    RunPaused,
+    RunQuiescent,
+    RunResumed,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning._triggers import Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """An alternative that was applied and whose outcome is not known yet."""
+
+    replan: ReplanId
+    roots: tuple[TaskId, ...]
+    at: float
+
+
+class Ledger:
+    """The memory of a run's replanning.
+
+    Args:
+        budget: what the run may spend.
+        root_of: the root of the lineage of a task, asked while folding.
+    """
+
+    def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId]) -> None:
+        self.spending = Spending(budget)
+        self.triggers: dict[TriggerId, Trigger] = {}
+        self.open: dict[TriggerId, Trigger] = {}
+        self.acted: dict[tuple[str, str, str], float] = {}
+        self.replans = 0
+        self.applied = 0
+        self.per_root: dict[TaskId, int] = {}
+        self.tried: dict[TaskId, dict[str, None]] = {}
+        self.revisions: list[tuple[float, Revised]] = []
+        self.questions: dict[QuestionId, QuestionAsked] = {}
+        self.attached: dict[QuestionId, list[TriggerId]] = {}
+        self.asked_at: dict[QuestionId, float] = {}
+        self.reminded: set[QuestionId] = set()
+        self.asked = 0
+        self.waited = 0.0
+        self.watching: dict[TaskId, Applied] = {}
+        self.quiescent_at: int | None = None
+        self.pausing: RunPaused | None = None
+        self.ended: RunEnded | None = None
+        self._root_of = root_of
+
+    def __repr__(self) -> str:
+        return f"<Ledger triggers={len(self.triggers)} replans={self.replans} questions={len(self.questions)}>"
+
+    def fold(self, record: Record) -> None:
+        """Take in a journal record."""
+        handler = HANDLERS.get(type(record.body))
+        if handler is not None:
+            handler(self, record.body, record.at)
+
+    def waiting(self, now: float) -> float:
+        """Seconds spent waiting for people, up to now."""
+        since = min(self.asked_at.values(), default=now)
+        return self.waited + max(0.0, now - since)
+
+    def _fired(self, body: TriggerFired, at: float) -> None:
+        self.triggers[body.trigger.id] = self.open[body.trigger.id] = body.trigger
+
+    def _dropped(self, body: TriggerDropped, at: float) -> None:
+        self.open.pop(body.trigger, None)
+
+    def _considered(self, body: AlternativesConsidered, at: float) -> None:
+        self.replans += 1
+
+    def _decided(self, body: Decided, at: float) -> None:
+        for trigger_id in body.triggers:
+            trigger = self.triggers.get(trigger_id)
+            if trigger is not None:
+                self.acted[trigger.fingerprint] = at
+            if body.decision != "ask":
+                self.open.pop(trigger_id, None)
+
+    def _revised(self, body: Revised, at: float) -> None:
+        self.revisions.append((at, body))
+        if body.replan is None:
+            return
+        self.applied += 1
+        roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in touched(body.changes)))
+        new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
+        new |= {change.task.id for change in body.changes if isinstance(change, AddTask)}
+        roots = tuple(root for root in roots if root not in new)
+        print_ = Alternative(changes=body.changes, reason="").fingerprint()
+        for root in roots:
+            self.per_root[root] = self.per_root.get(root, 0) + 1
+            self.tried.setdefault(root, {})[print_] = None
+            self.watching[root] = Applied(body.replan, roots, at)
+
+    def _outcome(self, body: OutcomeKnown, at: float) -> None:
+        for root in [root for root, applied in self.watching.items() if applied.replan == body.replan]:
+            del self.watching[root]
+
+    def _asked(self, body: QuestionAsked, at: float) -> None:
+        self.asked += 1
+        self.questions[body.question] = body
+        self.attached[body.question] = list(body.triggers)
+        self.asked_at[body.question] = at
+
+    def _attached(self, body: TriggerAttached, at: float) -> None:
+        self.attached[body.question].append(body.trigger)
+
+    def _reminded(self, body: QuestionReminded, at: float) -> None:
+        self.reminded.add(body.question)
+
+    def _answered(self, body: QuestionAnswered, at: float) -> None:
+        self.questions.pop(body.question, None)
+        for trigger_id in self.attached.pop(body.question, ()):
+            self.open.pop(trigger_id, None)
+        since = min(self.asked_at.values(), default=at)
+        self.asked_at.pop(body.question, None)
+        following = min(self.asked_at.values(), default=at)
+        self.waited += max(0.0, min(at, following) - since)
+
+    def _charged(self, body: Charged, at: float) -> None:
+        self.spending.charge(body.usage)
+
+    def _quiescent(self, body: RunQuiescent, at: float) -> None:
+        self.quiescent_at = body.revision
+
+    def _paused(self, body: RunPaused, at: float) -> None:
+        self.pausing = body
+
+    def _resumed(self, body: RunResumed, at: float) -> None:
+        self.pausing = None
+        if self.ended is not None and self.ended.status == "needs_human":
+            # The wait ended with the run; the time until now is not this process's to count.
+            self.asked_at = dict.fromkeys(self.asked_at, at)
+        self.ended = None
+
+    def _on_end(self, body: RunEnded, at: float) -> None:
+        self.ended = body
+
+
+_Handler = Callable[[Ledger, Body, float], None]
+HANDLERS: dict[type[Body], _Handler] = {
+    TriggerFired: Ledger._fired,
+    TriggerDropped: Ledger._dropped,
+    AlternativesConsidered: Ledger._considered,
+    Decided: Ledger._decided,
+    Revised: Ledger._revised,
+    OutcomeKnown: Ledger._outcome,
+    QuestionAsked: Ledger._asked,
+    TriggerAttached: Ledger._attached,
+    QuestionReminded: Ledger._reminded,
+    QuestionAnswered: Ledger._answered,
+    Charged: Ledger._charged,
+    RunQuiescent: Ledger._quiescent,
+    RunPaused: Ledger._paused,
+    RunResumed: Ledger._resumed,
+    RunEnded: Ledger._on_end,
+}
+"""The kinds of record that the ledger takes in."""

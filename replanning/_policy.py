@@ -1,0 +1,125 @@
+"""Decides what becomes of ranked alternatives. Pure: the same candidates give the same decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from replanning._changes import AbortRun, Alternative, RetryTask
+from replanning._confidence import tasks_to_run
+from replanning._ids import TaskId
+from replanning._ledger import Ledger
+from replanning._records import Candidate, DecisionKind
+from replanning._settings import Settings
+from replanning._states import TaskState
+from replanning._triggers import BetterPathFound, Trigger
+from replanning._view import PlanView
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a replan, by which rule and why; `chosen` is the place of the candidate."""
+
+    kind: DecisionKind
+    rule: str
+    reason: str
+    chosen: int | None = None
+    blocks: tuple[TaskId, ...] = ()
+
+
+class ReplanPolicy:
+    """The rules, applied in this order: limits before anybody is asked, then what the candidates allow.
+
+    Args:
+        settings: thresholds and limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def refuse(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
+        """The decision that limits force before any provider is asked; None when they force none."""
+        limits = self.settings.limits
+        if limits.replans_per_run is not None and ledger.applied >= limits.replans_per_run:
+            return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
+        spent = [root for root in self._roots(triggers, view) if ledger.per_root.get(root, 0) >= limits.replans_per_lineage]
+        if not spent:
+            return None
+        names = ", ".join(repr(root) for root in spent)
+        failed = {task_id for trigger in triggers for task_id in trigger.tasks}
+        blocks = tuple(
+            task.id for task in view.stuck() if task.state is TaskState.FAILED and task.root in spent and task.id in failed
+        )
+        reason = f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {names}"
+        return Decision("keep", "limit-lineage", reason, blocks=blocks)
+
+    def decide(self, triggers: Sequence[Trigger], candidates: Sequence[Candidate], view: PlanView) -> Decision:
+        """What becomes of the best candidate that was not rejected.
+
+        Args:
+            triggers: why replanning was considered.
+            candidates: best first, the rejected ones last.
+            view: the plan.
+        """
+        usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
+        if not usable:
+            return Decision("keep", "no-alternative", _why_none(candidates))
+        index, best = usable[0]
+        gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
+        minimum = self.settings.better_path.min_gain
+        if len(gains) == len(triggers) and max(gains) < minimum:
+            return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
+        if ask := self._must_ask(triggers, best, view):
+            return Decision("ask", ask[0], ask[1], index)
+        if any(isinstance(change, AbortRun) for change in best.alternative.changes):
+            return Decision("abort", "confident", best.alternative.reason, index)
+        total = best.score.total if best.score else 0.0
+        threshold = self.settings.alternatives.human_approval_threshold
+        return Decision("execute", "confident", f"confidence {total:.2f} is at least {threshold:g}", index)
+
+    def _must_ask(self, triggers: Sequence[Trigger], best: Candidate, view: PlanView) -> tuple[str, str] | None:
+        settings = self.settings.alternatives
+        if settings.require_approval:
+            return "approval-required", "the settings require approval of every change"
+        for trigger in triggers:
+            if trigger.kind in self.settings.approval.always_for:
+                return "always-ask", f"a person decides whenever the trigger is {trigger.kind}"
+        if repeated := _unsafe_repeat(best.alternative, view):
+            return "not-idempotent", f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
+        dangerous = [task.tool for task in tasks_to_run(best.alternative.changes, view) if _dangerous(task.tool, view)]
+        if dangerous:
+            return "dangerous-tool", f"the tool {dangerous[0]!r} needs a person's agreement"
+        total = best.score.total if best.score else 0.0
+        if total < settings.human_approval_threshold:
+            return "low-confidence", f"confidence {total:.2f} is below {settings.human_approval_threshold:g}"
+        return None
+
+    @staticmethod
+    def _roots(triggers: Sequence[Trigger], view: PlanView) -> list[TaskId]:
+        # A stuck plan or a person's wish is about the plan, not about one lineage.
+        concerned = [t for t in triggers if t.kind not in ("goal-unreachable", "human-request")]
+        return list(dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks))
+
+
+def _dangerous(tool: str | None, view: PlanView) -> bool:
+    spec = view.tool(tool)
+    return spec is not None and spec.dangerous
+
+
+def _unsafe_repeat(alternative: Alternative, view: PlanView) -> TaskId | None:
+    for change in alternative.changes:
+        if isinstance(change, RetryTask):
+            task = view.task(change.task_id)
+            cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
+            if cut_off and not task.task.idempotent:
+                return task.id
+    return None
+
+
+def _why_none(candidates: Sequence[Candidate]) -> str:
+    if not candidates:
+        return "no provider proposed an alternative"
+    verdicts = [c.alternative for c in candidates if c.alternative.unreachable]
+    if verdicts and len(verdicts) == len(candidates):
+        return f"{verdicts[0].unreachable}: {verdicts[0].reason}"
+    return "every alternative was rejected: " + "; ".join(f"{c.alternative.reason}: {c.rejected}" for c in candidates)

@@ -1,0 +1,484 @@
+"""What a journal holds: one small frozen class per kind of entry, and their JSON form.
+
+A journal is a sequence of `Record`. Its bodies are the observations (what happened), the triggers, what was
+considered and decided, the revisions, the questions to people, and how the run itself began, paused and ended.
+Live plan, ledger and history are folds over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from replanning._changes import Alternative, PlanChange
+from replanning._ids import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
+from replanning._plan import JsonObject, JsonValue, Plan
+from replanning._triggers import Trigger
+
+FailureKind = Literal["error", "timeout", "interrupted", "condition", "arguments", "output"]
+RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
+Verdict = Literal["approve", "reject", "modify"]
+DecisionKind = Literal["execute", "execute_with_warning", "ask", "keep", "escalate", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt did not succeed.
+
+    `kind` says who noticed: the work itself (`error`), its deadline, an interruption, or the library while it
+    prepared the attempt (`condition`, `arguments`) or stored its result (`output`).
+    """
+
+    type: str
+    message: str
+    transient: bool = False
+    kind: FailureKind = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What work or a provider used: calls, tokens and money (in the currency of the budget)."""
+
+    calls: int = 0
+    tokens: int = 0
+    money: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.money + other.money)
+
+
+# Observations: what happened
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch."""
+
+    kind: ClassVar = "attempt-started"
+    attempt: AttemptId
+    task: TaskId
+    number: int
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSucceeded:
+    """An attempt ended well. `recoverable` is false when the output could not be stored."""
+
+    kind: ClassVar = "attempt-succeeded"
+    attempt: AttemptId
+    task: TaskId
+    output: JsonValue = None
+    recoverable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An attempt failed. With `retry_at` the task is run again then, else the failure stands.
+
+    `exhausted` says that the task's own retries were used up, also where it is run again because the failure
+    threshold has not been reached.
+    """
+
+    kind: ClassVar = "attempt-failed"
+    attempt: AttemptId
+    task: TaskId
+    failure: Failure
+    retry_at: float | None = None
+    exhausted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTimedOut:
+    """An attempt ran into its deadline."""
+
+    kind: ClassVar = "attempt-timed-out"
+    attempt: AttemptId
+    task: TaskId
+    timeout: float
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInterrupted:
+    """An attempt was cut off: its worker was cancelled, or its process ended."""
+
+    kind: ClassVar = "attempt-interrupted"
+    attempt: AttemptId
+    task: TaskId
+    reason: str
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFenced:
+    """A report came for an attempt that is not current; it changed nothing."""
+
+    kind: ClassVar = "attempt-fenced"
+    attempt: AttemptId
+    task: TaskId
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """A tool started a process group, to be killed before the run is resumed elsewhere."""
+
+    kind: ClassVar = "process-started"
+    attempt: AttemptId
+    host: str
+    group: int
+    born: float
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """Work or a provider used something that a budget counts."""
+
+    kind: ClassVar = "charged"
+    usage: Usage
+    attempt: AttemptId | None = None
+    provider: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionEvaluated:
+    """The `when` of a task was evaluated as it was about to be claimed; `value` is None when it failed."""
+
+    kind: ClassVar = "condition-evaluated"
+    task: TaskId
+    value: bool | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextUpdated:
+    """The context changed."""
+
+    kind: ClassVar = "context-updated"
+    changes: JsonObject
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUpdated:
+    """A resource has another capacity, or a tool became available or unavailable."""
+
+    kind: ClassVar = "resource-updated"
+    name: str
+    capacity: float | None = None
+    available: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FactsObserved:
+    """Facts were seen to hold, or to hold no longer."""
+
+    kind: ClassVar = "facts-observed"
+    holds: tuple[str, ...] = ()
+    ceased: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersonAsked:
+    """A person (or program) asked for replanning."""
+
+    kind: ClassVar = "person-asked"
+    reason: str
+    by: str = ""
+    tasks: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuiescent:
+    """Nothing is ready, running, backing off, being decided or parked, and work is left."""
+
+    kind: ClassVar = "run-quiescent"
+    revision: int
+    unsatisfied: tuple[TaskId, ...]
+    missing_facts: tuple[str, ...] = ()
+
+
+# Replanning: triggers, what was considered, decided and done
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFired:
+    """A detector found that replanning should be considered."""
+
+    kind: ClassVar = "trigger-fired"
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerDropped:
+    """A trigger was not acted upon, and why."""
+
+    kind: ClassVar = "trigger-dropped"
+    trigger: TriggerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Confidence in an alternative, with the parts it is made of; all in [0, 1]."""
+
+    total: float
+    self_assessment: float
+    past_success: float
+    availability: float
+    simplicity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An alternative as the engine saw it: scored, or rejected with the reason."""
+
+    alternative: Alternative
+    score: Score | None = None
+    rejected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativesConsidered:
+    """Providers were asked; their candidates, best first, then the rejected ones."""
+
+    kind: ClassVar = "alternatives-considered"
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    revision: int
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What became of a replan: the decision, the rule that made it, and the chosen candidate's place."""
+
+    kind: ClassVar = "decided"
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    decision: DecisionKind
+    rule: str
+    reason: str
+    chosen: int | None = None
+    by: str = "policy"
+    blocks: tuple[TaskId, ...] = ()
+    duration: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """Changes were applied: the plan has a new revision."""
+
+    kind: ClassVar = "revised"
+    number: int
+    parent: int
+    changes: tuple[PlanChange, ...]
+    reason: str
+    by: str
+    triggers: tuple[TriggerId, ...] = ()
+    replan: ReplanId | None = None
+    chosen: int | None = None
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeKnown:
+    """How an applied alternative worked out."""
+
+    kind: ClassVar = "outcome-known"
+    replan: ReplanId
+    succeeded: bool
+    duration: float
+
+
+# People
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAsked:
+    """A person must decide. The tasks in `holds` are not handed out until the answer."""
+
+    kind: ClassVar = "question-asked"
+    question: QuestionId
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    text: str
+    candidates: tuple[Candidate, ...]
+    holds: tuple[TaskId, ...]
+    footprint: str
+    revision: int
+    deadline: float | None = None
+    remind_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerAttached:
+    """A later trigger concerns tasks that an open question holds, and waits with it."""
+
+    kind: ClassVar = "trigger-attached"
+    question: QuestionId
+    trigger: TriggerId
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionReminded:
+    """The person was reminded of an open question."""
+
+    kind: ClassVar = "question-reminded"
+    question: QuestionId
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question was closed: by a person, or by its deadline (`by` is then `timeout`)."""
+
+    kind: ClassVar = "question-answered"
+    question: QuestionId
+    verdict: Verdict | Literal["abort", "skip", "continue", "pause", "withdrawn"]
+    by: str
+    choice: int = 0
+    changes: tuple[PlanChange, ...] = ()
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRefused:
+    """An answer was not taken, and why; the question stays as it was."""
+
+    kind: ClassVar = "answer-refused"
+    question: QuestionId
+    by: str
+    reason: str
+
+
+# The run itself
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """The first record: the plan as it was given, and under which settings."""
+
+    kind: ClassVar = "run-opened"
+    run: RunId
+    plan: Plan
+    mode: str = "act"
+    settings: JsonObject | None = None
+    trace: str | None = None
+    forked_from: tuple[RunId, int] | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """Another process (or the same) took the run over."""
+
+    kind: ClassVar = "run-resumed"
+    owner: str
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """The run was asked to stop handing out work; it can be resumed."""
+
+    kind: ClassVar = "run-paused"
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run came to its end, or stands still until it is resumed (`paused`, `needs_human`)."""
+
+    kind: ClassVar = "run-ended"
+    status: RunStatus
+    reason: str
+    cancelled: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """Something around the plan failed (a provider, gate, listener, detector, exporter) and was contained."""
+
+    kind: ClassVar = "contained"
+    where: str
+    error: str
+
+
+Observation = (
+    AttemptStarted
+    | AttemptSucceeded
+    | AttemptFailed
+    | AttemptTimedOut
+    | AttemptInterrupted
+    | AttemptFenced
+    | ProcessStarted
+    | Charged
+    | ConditionEvaluated
+    | ContextUpdated
+    | ResourceUpdated
+    | FactsObserved
+    | PersonAsked
+    | RunQuiescent
+)
+Body = (
+    Observation
+    | TriggerFired
+    | TriggerDropped
+    | AlternativesConsidered
+    | Decided
+    | Revised
+    | OutcomeKnown
+    | QuestionAsked
+    | TriggerAttached
+    | QuestionReminded
+    | QuestionAnswered
+    | AnswerRefused
+    | RunOpened
+    | RunResumed
+    | RunPaused
+    | RunEnded
+    | Contained
+)
+
+
+class Record(NamedTuple):
+    """One line of a journal: its number (from 1, without gaps), when (seconds since the epoch), and what."""
+
+    seq: int
+    at: float
+    body: Body
+
+
+BODIES: Final[dict[str, type[Body]]] = {body.kind: body for body in Body.__args__}
+"""Every kind of body by its name."""
+
+
+_TAGGED: Final = frozenset({"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"})
+"""Kinds that hold unions told apart by a `kind` that is a default, which the JSON text must keep."""
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Body]:
+    return TypeAdapter(BODIES[kind])
+
+
+def dump_body(body: Body) -> str:
+    """The JSON text of a body; `load_body` reads it back."""
+    return _adapter(body.kind).dump_json(body, exclude_defaults=body.kind not in _TAGGED).decode()
+
+
+def load_body(kind: str, data: str | bytes) -> Body:
+    """The body of this kind that `dump_body` wrote.
+
+    Raises:
+        ValueError: the kind is unknown, or the text does not hold such a body.
+    """
+    if kind not in BODIES:
+        raise ValueError(f"unknown kind of record {kind!r}")
+    return _adapter(kind).validate_json(data)

@@ -1,0 +1,103 @@
+"""What can be set about replanning; the names are those of the settings file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from replanning._plan import Budget, Retry
+from replanning._triggers import TriggerKind
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
+    "task-failed",
+    "timeout",
+    "context-changed",
+    "human-request",
+    "goal-unreachable",
+    "resource-changed",
+)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Weights(_Section):
+    """How much each part of a confidence score counts; they sum to 1."""
+
+    self_assessment: Share = 0.4
+    past_success: Share = 0.3
+    availability: Share = 0.2
+    simplicity: Share = 0.1
+
+    @model_validator(mode="after")
+    def _sum(self) -> Self:
+        total = self.self_assessment + self.past_success + self.availability + self.simplicity
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the weights sum to {total:g}; they must sum to 1")
+        return self
+
+
+class AlternativeSettings(_Section):
+    """Which alternatives are wanted, and which of them a person must see."""
+
+    max_count: int = Field(3, ge=1, le=20)
+    min_confidence: Share = 0.5
+    min_llm_confidence: Share = 0.3
+    human_approval_threshold: Share = 0.7
+    require_approval: bool = False
+
+
+class BetterPathSettings(_Section):
+    """When a cheaper way is looked for, and by how much it must be better."""
+
+    min_gain: Share = 0.15
+    every: int = Field(3, ge=1)
+    time_cap: Duration = 5.0
+
+
+class ApprovalSettings(_Section):
+    """How long a person has, and what happens then. `on_timeout` is `pause` with a durable store, else `abort`."""
+
+    timeout: Duration | None = 300.0
+    on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
+    always_for: tuple[TriggerKind, ...] = ("goal-unreachable",)
+    remind_after: Share = Field(0.8, description="Share of the timeout after which the person is reminded.")
+
+
+class LimitSettings(_Section):
+    """How often may be replanned."""
+
+    replans_per_lineage: int = Field(3, ge=0)
+    replans_per_run: int | None = Field(None, ge=0)
+
+
+class TimeoutSettings(_Section):
+    """Seconds. `task` applies to the command line's tools; the library has no default timeout."""
+
+    task: Duration = 60.0
+    replan: Duration = 30.0
+
+
+class Settings(_Section):
+    """Everything that can be set about replanning; the defaults are those of the specification."""
+
+    enabled: bool = True
+    triggers: tuple[TriggerKind, ...] = DEFAULT_TRIGGERS
+    alternatives: AlternativeSettings = AlternativeSettings()
+    weights: Weights = Weights()
+    retry: Retry = Retry()
+    timeout: TimeoutSettings = TimeoutSettings()
+    failure_threshold: int = Field(1, ge=1)
+    better_path: BetterPathSettings = BetterPathSettings()
+    approval: ApprovalSettings = ApprovalSettings()
+    limits: LimitSettings = LimitSettings()
+    budget: Budget = Budget()
+    cooldown: float = Field(30.0, ge=0, allow_inf_nan=False)
+    max_output: int = Field(1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
+    on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
+    store_patience: float = Field(30.0, ge=0, description="Seconds for which a failing store is tried again.")

@@ -1,0 +1,338 @@
+"""Tasks as they run, and how they hang together: states, dependencies, lineage, the ready queue, resources.
+
+The methods with a leading underscore are the primitives of which `LivePlan.fold` and `Draft.commit` are made;
+nothing else calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from replanning._entries import SKIP_AHEAD, Deadlines, Entry, ReadyQueue, ResourcePool
+from replanning._errors import UnknownTask
+from replanning._expressions import Condition
+from replanning._ids import AttemptId, TaskId
+from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
+from replanning._references import find_references, resolve
+from replanning._states import STUCK, TaskEvent, TaskState, transition
+
+_READY, _PENDING = TaskState.READY, TaskState.PENDING
+_OPEN = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+
+
+class TaskGraph:
+    """The tasks of a running plan.
+
+    Args:
+        plan: the plan document to start from.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.context: JsonObject = dict(plan.context)
+        self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
+        self.pool = ResourcePool(plan.resources)
+        self.counts: dict[TaskState, int] = dict.fromkeys(TaskState, 0)
+        self.unsatisfied = 0
+        self.aborted: str | None = None
+        self.stuck: dict[TaskId, None] = {}
+        self.readers: dict[str, dict[TaskId, None]] = {}
+        self.users: dict[str, dict[TaskId, None]] = {}
+        self._entries: dict[TaskId, Entry] = {}
+        self._queue = ReadyQueue()
+        self._parked: list[Entry] = []
+        self._deadlines = Deadlines()
+        self._claims = 0
+        self._pooled = bool(plan.resources) or any(t.resources for t in plan.tools)
+        for task in plan.tasks:
+            self._insert(task, None)
+        for entry in self._entries.values():
+            self._link(entry)
+        for entry in self._entries.values():
+            self._settle(entry)
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def entry(self, task_id: TaskId) -> Entry:
+        """The running state of a task.
+
+        Raises:
+            UnknownTask: no task, past ones included, has this id.
+        """
+        try:
+            return self._entries[task_id]
+        except KeyError:
+            raise UnknownTask(task_id) from None
+
+    def result(self, task_id: TaskId) -> JsonValue:
+        """The output found through the lineage of a task; a mapping when several sinks replaced it.
+
+        Raises:
+            UnknownTask: there is no such task, or it has no result yet.
+        """
+        entry = self.entry(task_id)
+        while entry.state is TaskState.REPLACED_BY_REPLAN:
+            sinks = [self._entries[sink] for sink in self.sinks(entry)]
+            if len(sinks) > 1:
+                return {sink.id: self.result(sink.id) for sink in sinks}
+            entry = sinks[0]
+        if entry.state is TaskState.SKIPPED:
+            return None
+        if entry.state is not TaskState.DONE:
+            raise UnknownTask(task_id, f"it has no result: it is {entry.state}")
+        if not entry.recoverable and entry.output is None:
+            raise UnknownTask(task_id, "its result could not be stored and was lost when the run was resumed")
+        return entry.output
+
+    def sinks(self, entry: Entry) -> tuple[TaskId, ...]:
+        """The tasks that stand for a replaced one."""
+        return tuple(i for i in entry.replaced_by if self._entries[i].stands_for is entry)
+
+    def arguments(self, entry: Entry) -> JsonObject:
+        """The arguments of a task with every `${...}` reference replaced by its value.
+
+        Raises:
+            ExpressionError: a reference finds nothing.
+        """
+        return resolve(entry.task.arguments, context=self.context, result=self.result)
+
+    def evaluate(self, condition: str) -> bool:
+        """Whether a condition holds now.
+
+        Raises:
+            ExpressionError: it cannot be evaluated.
+        """
+        return Condition.parse(condition).evaluate(self.context, Results(self))
+
+    def waiting_for(self, task_id: TaskId) -> tuple[TaskId, ...]:
+        """The tasks that wait for a task, also those that wait for what it replaced."""
+        found: dict[TaskId, None] = {}
+        entry: Entry | None = self.entry(task_id)
+        while entry is not None:
+            found.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
+            entry = entry.stands_for
+        return tuple(found)
+
+    def demand(self, task: Task) -> Mapping[str, float]:
+        """What a task takes of the resources: its own word, else its tool's."""
+        tool = self.tools.get(task.tool) if task.tool else None
+        return {**tool.resources, **task.resources} if tool and tool.resources else task.resources
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether nothing runs, backs off, is handed out, or could be."""
+        if self._claims or any(self.counts[state] for state in _OPEN):
+            return False
+        if not self.counts[_READY]:
+            return True
+        found = self.claim()
+        if found is not None:
+            self.unclaim(found.id)
+        return found is None
+
+    # Handing out
+
+    def claim(self) -> Entry | None:
+        """Take the next ready task for which tool and resources are there; `unclaim` gives it back."""
+        passed: list[Entry] = []
+        found = None
+        for entry in self._queue.drain():
+            if self._unavailable(entry):
+                self._parked.append(entry)
+                continue
+            if self._pooled:
+                demand = self.demand(entry.task)
+                if not self.pool.fits(demand):
+                    passed.append(entry)
+                    if entry.passed >= SKIP_AHEAD or len(passed) >= SKIP_AHEAD:
+                        break
+                    continue
+                self.pool.take(demand)
+                entry.taken = demand
+            found = entry
+            break
+        for entry in passed:
+            entry.passed += found is not None
+            self._queue.push(entry)
+        if found is not None:
+            found.claimed = True
+            self._claims += 1
+        return found
+
+    def unclaim(self, task_id: TaskId) -> None:
+        """Return a task that was claimed and not started."""
+        entry = self.entry(task_id)
+        if entry.claimed:
+            self._unclaim(entry)
+            if entry.state is _READY:
+                self._queue.push(entry)
+
+    def next_deadline(self) -> float | None:
+        """When `advance` has something to do next, in seconds since the epoch."""
+        return self._deadlines.next()
+
+    def advance(self, now: float) -> list[tuple[Entry, AttemptId]]:
+        """Make ready what has backed off long enough; returns the attempts that are overdue."""
+        overdue = []
+        for entry, attempt in self._deadlines.take(now):
+            if attempt is None:
+                self._move(entry, TaskEvent.SATISFY)
+                self._queue.push(entry)
+            else:
+                overdue.append((entry, attempt))
+        return overdue
+
+    # Primitives
+
+    def _insert(self, task: Task, parent: Entry | None) -> Entry:
+        entry = Entry(task, len(self._entries), parent)
+        self._entries[entry.id] = entry
+        self.counts[_PENDING] += 1
+        self._index(task)
+        self._recount(entry)
+        return entry
+
+    def _index(self, task: Task) -> None:
+        """Remember which keys of the context, tool and resources a task uses."""
+        if task.tool:
+            self.users.setdefault(task.tool, {})[task.id] = None
+        if self._pooled:
+            for name in self.demand(task):
+                self.users.setdefault(name, {})[task.id] = None
+        for key in context_keys(task):
+            self.readers.setdefault(key, {})[task.id] = None
+
+    def _link(self, entry: Entry) -> None:
+        for dep in entry.task.depends_on:
+            needed = self._entries[dep]
+            if isinstance(needed.dependents, tuple):
+                needed.dependents = []
+            needed.dependents.append(entry)
+            entry.missing += not needed.satisfied
+
+    def _unlink(self, entry: Entry) -> None:
+        for dep in entry.task.depends_on:
+            needed = self._entries[dep]
+            if isinstance(needed.dependents, list):
+                needed.dependents.remove(entry)
+        entry.missing = 0
+
+    def _settle(self, entry: Entry) -> None:
+        """Make the state of a waiting task agree with its dependencies."""
+        if entry.state is _PENDING and not entry.missing:
+            self._move(entry, TaskEvent.SATISFY)
+            self._queue.push(entry)
+        elif entry.missing and entry.state in (_READY, TaskState.BACKOFF):
+            self._move(entry, TaskEvent.UNSATISFY)
+            self._unclaim(entry)
+
+    def _move(self, entry: Entry, event: TaskEvent) -> None:
+        state = entry.state
+        follows = transition(state, event, entry.id)
+        counts = self.counts
+        counts[state] -= 1
+        counts[follows] += 1
+        entry.state = follows
+        if follows in STUCK:
+            self.stuck[entry.id] = None
+        elif state in STUCK:
+            del self.stuck[entry.id]
+
+    def _recount(self, entry: Entry) -> None:
+        wanted = entry.parent is None and not entry.removed and not entry.task.optional and not entry.satisfied
+        if wanted is not entry.counted:
+            entry.counted = wanted
+            self.unsatisfied += 1 if wanted else -1
+
+    def _release(self, entry: Entry) -> None:
+        """Let what waits for a task that is now satisfied go on."""
+        stack = [entry]
+        while stack:
+            done = stack.pop()
+            self._recount(done)
+            for waiting in done.dependents:
+                waiting.missing -= 1
+                if not waiting.missing and waiting.state is _PENDING:
+                    self._move(waiting, TaskEvent.SATISFY)
+                    self._queue.push(waiting)
+            original = done.stands_for
+            if original is not None:
+                original.open_sinks -= 1
+                if not original.open_sinks:
+                    stack.append(original)
+
+    def _unclaim(self, entry: Entry) -> None:
+        if entry.claimed:
+            entry.claimed = False
+            self._claims -= 1
+            self._free(entry)
+
+    def _end_attempt(self, entry: Entry) -> None:
+        entry.attempt = None
+        entry.deadline = None
+        if entry.taken is not None:
+            self._free(entry)
+
+    def _free(self, entry: Entry) -> None:
+        if entry.taken is not None:
+            self.pool.give_back(entry.taken)
+            entry.taken = None
+            entry.passed = 0
+
+    def _unavailable(self, entry: Entry) -> bool:
+        tool = self.tools.get(entry.task.tool) if entry.task.tool else None
+        if tool is not None and not tool.available:
+            return True
+        return self._pooled and not self.pool.possible(self.demand(entry.task))
+
+    def _withhold(self, entry: Entry) -> None:
+        """Take back what `_release` did: the task is about to be unsatisfied again."""
+        for waiting in entry.dependents:
+            waiting.missing += 1
+            self._settle(waiting)
+        if entry.stands_for is not None:
+            entry.stands_for.open_sinks += 1
+            self._recount(entry.stands_for)
+
+    def _back_off(self, entry: Entry, due: float) -> None:
+        """Make a pending task wait until a point in time."""
+        self._move(entry, TaskEvent.WAIT)
+        entry.due = due
+        self._deadlines.add(due, entry, None)
+
+
+class Results(Mapping[str, JsonValue]):
+    """The results of finished tasks by the id of their lineage's root (or any id in it)."""
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+
+    def __repr__(self) -> str:
+        return f"<Results of {list(self)}>"
+
+    def __getitem__(self, key: str) -> JsonValue:
+        return self._graph.result(TaskId(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.id for entry in self._graph if entry.parent is None and entry.satisfied)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def context_keys(task: Task) -> Iterable[str]:
+    """The keys of the context that a task's arguments and condition refer to."""
+    keys: dict[str, None] = {}
+    if task.arguments:
+        for reference in find_references(task.arguments):
+            if reference.task is None:
+                keys[str(reference.path[0])] = None
+    if task.when:
+        keys.update(dict.fromkeys(sorted(Condition.parse(task.when).context_names())))
+    return keys

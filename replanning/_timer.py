@@ -1,0 +1,97 @@
+"""One timer for everything in a run that waits for a point in time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import anyio
+
+from replanning._interfaces import Clock
+
+
+class Alarm:
+    """A callback that is due at a point in time, unless it is cancelled."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        self.callback = None
+
+
+class Timer:
+    """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
+
+    Args:
+        clock: where time comes from.
+        next_deadline: the earliest deadline that is kept elsewhere.
+        on_deadline: called with the time when that deadline is due.
+    """
+
+    def __init__(
+        self, clock: Clock, next_deadline: Callable[[], float | None], on_deadline: Callable[[float], None]
+    ) -> None:
+        self._clock = clock
+        self._next_deadline = next_deadline
+        self._on_deadline = on_deadline
+        self._alarms: list[tuple[float, int, Alarm]] = []
+        self._count = 0
+        self._until: float | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._changed: anyio.Event | None = None
+
+    def at(self, when: float, callback: Callable[[], None]) -> Alarm:
+        """Call back at a point in time (seconds since the epoch), from the timer's task."""
+        alarm = Alarm(when, callback)
+        self._count += 1
+        heapq.heappush(self._alarms, (when, self._count, alarm))
+        self.poke(when)
+        return alarm
+
+    def poke(self, when: float) -> None:
+        """Say that there is a deadline now that may be earlier than what is slept for."""
+        if self._changed is not None:
+            self._changed.set()
+        elif self._until is not None and when < self._until and self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Sleep and call back, until cancelled."""
+        while True:
+            when = self._next()
+            if when is None:
+                self._changed = anyio.Event()
+                await self._changed.wait()
+                self._changed = None
+            elif (delay := when - self._clock.now()) > 0:
+                self._until = when
+                with anyio.CancelScope() as self._scope:
+                    await self._clock.sleep(delay)
+                self._until = None
+            else:
+                self._fire(self._clock.now())
+                await anyio.lowlevel.checkpoint()
+
+    def _next(self) -> float | None:
+        while self._alarms and self._alarms[0][2].callback is None:
+            heapq.heappop(self._alarms)
+        alarm = self._alarms[0][0] if self._alarms else None
+        deadline = self._next_deadline()
+        if alarm is None or deadline is None:
+            return deadline if alarm is None else alarm
+        return min(alarm, deadline)
+
+    def _fire(self, now: float) -> None:
+        deadline = self._next_deadline()
+        if deadline is not None and deadline <= now:
+            self._on_deadline(now)
+        while self._alarms and self._alarms[0][0] <= now:
+            alarm = heapq.heappop(self._alarms)[2]
+            callback, alarm.callback = alarm.callback, None
+            if callback is not None:
+                callback()

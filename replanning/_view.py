@@ -1,0 +1,185 @@
+"""A read-only look at a live plan, for providers, detectors and people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from replanning._errors import StaleView
+from replanning._ids import TaskId
+from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
+from replanning._records import Failure
+from replanning._states import FINISHED, TaskState
+
+if TYPE_CHECKING:
+    from replanning._entries import Entry
+    from replanning._live import LivePlan
+
+
+class TaskView(NamedTuple):
+    """One task as it stands: its document, state, attempts so far, last failure, and its lineage."""
+
+    id: TaskId
+    task: Task
+    state: TaskState
+    attempts: int
+    failure: Failure | None
+    root: TaskId
+    iteration: int
+    replaced_by: tuple[TaskId, ...]
+    reason: str
+    failures: int
+    duration: float
+
+
+class PlanView:
+    """The plan as it stands, pinned to the revision at which the view was made; it copies nothing.
+
+    Reading it after the plan has moved on to another revision raises `StaleView`. States move on within a
+    revision, as tasks finish.
+    """
+
+    __slots__ = ("_plan", "revision")
+
+    def __init__(self, live: LivePlan) -> None:
+        self._plan = live
+        self.revision = live.revision
+
+    def __repr__(self) -> str:
+        return f"<PlanView revision={self.revision} of {self._plan!r}>"
+
+    @property
+    def _live(self) -> LivePlan:
+        if self._plan.revision != self.revision:
+            raise StaleView(self.revision, self._plan.revision)
+        return self._plan
+
+    @property
+    def goal(self) -> Goal:
+        """What the plan is for."""
+        return self._live.plan.goal
+
+    @property
+    def original(self) -> Plan:
+        """The plan document that the run started from."""
+        return self._live.plan
+
+    @property
+    def context(self) -> Mapping[str, JsonValue]:
+        """The context now."""
+        return MappingProxyType(self._live.context)
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The facts that hold now."""
+        return frozenset(self._live.facts)
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """The tools by name, with their availability now."""
+        return MappingProxyType(self._live.tools)
+
+    def tool(self, name: str | None) -> ToolSpec | None:
+        """A tool, or None where the plan does not describe it."""
+        return self._live.tools.get(name) if name is not None else None
+
+    @property
+    def capacity(self) -> Mapping[str, float]:
+        """The resources and how much of each there is now."""
+        return MappingProxyType(self._live.pool.capacity)
+
+    def demand(self, task: Task) -> Mapping[str, float]:
+        """What a task takes of the resources."""
+        return self._live.demand(task)
+
+    def task(self, task_id: TaskId) -> TaskView:
+        """A task by its id, past ones included.
+
+        Raises:
+            UnknownTask: there never was one.
+        """
+        return _view(self._live.entry(task_id))
+
+    def tasks(self) -> Iterator[TaskView]:
+        """All tasks, past ones included, in the order in which they came into the plan."""
+        return (_view(entry) for entry in self._live)
+
+    def stuck(self) -> tuple[TaskView, ...]:
+        """The tasks that FAILED or are BLOCKED."""
+        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.stuck)
+
+    def unfinished(self) -> Iterator[TaskView]:
+        """The tasks that still have to run, or could not: neither finished nor removed."""
+        return (_view(entry) for entry in self._live if entry.state not in FINISHED)
+
+    def readers(self, key: str) -> tuple[TaskView, ...]:
+        """The tasks whose arguments or condition refer to a key of the context."""
+        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.readers.get(key, ()))
+
+    def users(self, name: str) -> Iterator[TaskView]:
+        """The unfinished tasks that use a tool or take a resource of this name."""
+        live = self._live
+        for task_id in live.users.get(name, ()):
+            entry = live.entry(task_id)
+            if entry.state not in FINISHED and (entry.task.tool == name or name in live.demand(entry.task)):
+                yield _view(entry)
+
+    def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
+        """The tasks that wait for a task, also those that wait for what it replaced."""
+        return self._live.waiting_for(task_id)
+
+    def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
+        """The arguments of a task with references replaced by their values.
+
+        Raises:
+            ExpressionError: a reference finds nothing (yet).
+        """
+        return self._live.arguments(self._live.entry(task_id))
+
+    def result(self, task_id: TaskId) -> JsonValue:
+        """The output found through the lineage of a task.
+
+        Raises:
+            UnknownTask: there is none (yet).
+        """
+        return self._live.result(task_id)
+
+    def fresh_id(self, base: TaskId) -> TaskId:
+        """An id made from another that no task has had."""
+        live = self._live
+        number = 2
+        while TaskId(f"{base}~{number}") in live:
+            number += 1
+        return TaskId(f"{base}~{number}")
+
+    @property
+    def successes(self) -> int:
+        """How many attempts have succeeded."""
+        return self._live.durations[0]
+
+    def holds(self, condition: str) -> bool:
+        """Whether a `when` expression holds now.
+
+        Raises:
+            ExpressionError: it cannot be evaluated.
+        """
+        return self._live.evaluate(condition)
+
+
+def _view(entry: Entry) -> TaskView:
+    return TaskView(
+        entry.id,
+        entry.task,
+        entry.state,
+        entry.attempts,
+        entry.failure,
+        entry.root,
+        entry.iteration,
+        entry.replaced_by,
+        entry.reason,
+        entry.failures,
+        entry.duration,
+    )
+
+

@@ -1,0 +1,131 @@
+"""What is wrong with the tools of a plan, before anything runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from replanning._errors import Problem
+from replanning._plan import Plan, TaskBody, ToolSpec
+from replanning._wording import did_you_mean
+from replanning.tools._commands import command_problems, programs
+from replanning.tools._python import callable_problems
+from replanning.tools._requests import request_problems
+from replanning.tools._templates import missing_arguments, templates_of, unset_variables
+
+_OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
+    "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
+    "http": frozenset({"status", "headers", "json", "text", "undecodable"}),
+}
+
+
+def _shell_problems(tool: ToolSpec) -> list[str]:
+    if tool.command is None:
+        return ["its kind is 'shell', so it needs a `command`"]
+    return command_problems(tool.command)
+
+
+_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
+    "shell": _shell_problems,
+    "http": request_problems,
+    "python": lambda tool: callable_problems(tool.callable),
+}
+
+
+def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
+    """Everything about the tools of a plan that is bound to fail when it is run.
+
+    Args:
+        plan: the plan.
+        kinds: kinds of tools that are known besides `shell`, `http` and `python`.
+
+    Returns:
+        The problems in the order of the plan, each with its place; none if the tools can be run.
+    """
+    return [*_tool_problems(plan, kinds | _CHECKS.keys()), *_task_problems(plan)]
+
+
+def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
+    """What the tools of a plan need and this machine lacks: programs, modules and variables.
+
+    Nothing of this keeps a plan from running: a tool that fails for the lack of something is what replanning
+    is there for. It is worth a note before.
+
+    Args:
+        plan: the plan.
+        environ: the environment of the tools; by default that of the program.
+    """
+    known = os.environ if environ is None else environ
+    return [
+        Problem(f"tools.{index}", f"tool {tool.name!r} needs {missing}")
+        for index, tool in enumerate(plan.tools)
+        for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
+    ]
+
+
+def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:
+    used = {task.tool for task in plan.tasks}
+    for index, tool in enumerate(plan.tools):
+        place = f"tools.{index}"
+        if tool.kind is None or tool.kind not in kinds:
+            if tool.name in used:
+                yield Problem(place, _unknown_kind(tool, kinds))
+            continue
+        for problem in _CHECKS[tool.kind](tool) if tool.kind in _CHECKS else ():
+            yield Problem(place, f"tool {tool.name!r}: {problem}")
+        for name in sorted(_OWN_NAMES.get(tool.kind, frozenset()).intersection(tool.produces)):
+            yield Problem(
+                f"{place}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
+            )
+
+
+def _unknown_kind(tool: ToolSpec, kinds: frozenset[str]) -> str:
+    if tool.kind is None:
+        return f"tool {tool.name!r} states no `kind`; known are {sorted(kinds)}"
+    hint = did_you_mean(tool.kind, kinds)
+    return "; ".join(
+        filter(None, [f"nothing executes kind {tool.kind!r} of tool {tool.name!r}", f"known are {sorted(kinds)}", hint])
+    )
+
+
+def _task_problems(plan: Plan) -> Iterator[Problem]:
+    for index, task in enumerate(plan.tasks):
+        for place, body in _bodies(f"tasks.{index}", task):
+            tool = plan.tool(body.tool)
+            missing = missing_arguments(templates_of(tool), body.arguments) if tool is not None else []
+            if missing:
+                given = list(body.arguments)
+                message = f"tool {body.tool!r} needs the arguments {missing}, task {task.id!r} gives {given}"
+                yield Problem(f"{place}.arguments", message)
+
+
+def _bodies(place: str, body: TaskBody) -> Iterator[tuple[str, TaskBody]]:
+    """A task, its fallbacks and its undo, and theirs, each with its place."""
+    yield place, body
+    for index, fallback in enumerate(body.fallbacks):
+        yield from _bodies(f"{place}.fallbacks.{index}", fallback)
+    if body.undo is not None:
+        yield from _bodies(f"{place}.undo", body.undo)
+
+
+def _missing_programs(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
+    if tool.kind == "shell" and tool.command:
+        path = environ.get("PATH", os.defpath)
+        for program in programs(tool.command):
+            if shutil.which(program, path=path) is None:
+                yield f"the program {program!r}, which is not on the PATH"
+
+
+def _missing_module(tool: ToolSpec) -> Iterator[str]:
+    if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
+        package = tool.callable.partition(":")[0].partition(".")[0]
+        if find_spec(package) is None:
+            yield f"the module {package!r}, which is not found; install it, or put its folder on PYTHONPATH"
+
+
+def _missing_variables(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
+    if unset := unset_variables(tool, environ):
+        yield f"the environment variables {unset}, which are not set"

@@ -1,0 +1,161 @@
+"""What can go wrong with a tool.
+
+    ToolError
+    ├── UnknownTool                    the task names a tool that nobody described
+    ├── InvalidTool                    the description of the tool cannot be run
+    ├── InvalidArguments               the arguments do not fit the tool
+    ├── ToolUnavailable                a program, module or variable it needs is not here
+    ├── CommandFailed                  a command ended with an exit code other than 0
+    │   └── TransientCommandFailed     ... with one that the tool declares as transient
+    ├── HttpStatusFailed               a server answered with an error
+    │   └── TransientHttpStatusFailed  ... which may pass
+    ├── HttpUnreachable                a server did not answer; may pass
+    ├── ToolTimedOut                   a tool took longer than the executor allows
+    └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
+
+Those that may pass are `TransientError`s as well, so a task's `retry` applies to them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+
+from replanning._errors import OutputError, ToolError, TransientError
+from replanning._wording import did_you_mean
+
+TAIL = 2_000
+"""How much of what a tool wrote an error message quotes, in characters."""
+
+
+def tail(text: str) -> str:
+    """The end of a text, marked where something was left out."""
+    text = text.strip()
+    return text if len(text) <= TAIL else f"[… {len(text) - TAIL} characters before] {text[-TAIL:]}"
+
+
+def head(text: str) -> str:
+    """The start of a text, marked where something was left out."""
+    text = text.strip()
+    return text if len(text) <= TAIL else f"{text[:TAIL]} [… {len(text) - TAIL} characters more]"
+
+
+class UnknownTool(ToolError):
+    """A task names a tool that the plan does not describe, or no tool at all."""
+
+    def __init__(self, task: str, tool: str | None, known: Iterable[str]) -> None:
+        self.task, self.tool, self.known = task, tool, tuple(known)
+        if tool is None:
+            what = f"task {task!r} names no tool"
+        else:
+            what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
+        hint = did_you_mean(tool, self.known) if tool else ""
+        super().__init__("; ".join(filter(None, [what, f"described are {list(self.known)}", hint])))
+
+
+class InvalidTool(ToolError):
+    """The description of a tool cannot be run; `problems` says everything that is wrong with it."""
+
+    def __init__(self, tool: str, problems: Sequence[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"tool {tool!r} cannot be run: {'; '.join(problems)}")
+
+
+class InvalidArguments(ToolError):
+    """The arguments of a task do not fit its tool; `problems` says everything that is wrong with them."""
+
+    def __init__(self, tool: str, problems: Sequence[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"the arguments do not fit tool {tool!r}: {'; '.join(problems)}")
+
+
+class ToolUnavailable(ToolError):
+    """Something that a tool needs is missing on this machine."""
+
+    def __init__(self, tool: str, missing: str, advice: str) -> None:
+        self.tool, self.missing = tool, missing
+        super().__init__(f"tool {tool!r} needs {missing}; {advice}")
+
+
+class CommandFailed(ToolError):
+    """A command ended with an exit code other than 0 (128 and the number of the signal that ended it)."""
+
+    def __init__(self, tool: str, command: str, exit_code: int, stderr: str) -> None:
+        self.tool, self.command, self.exit_code, self.stderr = tool, command, exit_code, tail(stderr)
+        said = f": {self.stderr}" if self.stderr else ", without a word on stderr"
+        super().__init__(
+            f"tool {tool!r} ended with exit code {exit_code}{_signal(exit_code)}{said} (command: {command})"
+        )
+
+
+class TransientCommandFailed(CommandFailed, TransientError):
+    """A command ended with an exit code that its tool lists under `transient`."""
+
+
+class HttpStatusFailed(ToolError):
+    """A server answered with a status that is no success."""
+
+    def __init__(
+        self,
+        tool: str,
+        request: str,
+        status: int,
+        answer: str,
+        *,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        advice: str = "",
+    ) -> None:
+        self.tool, self.request, self.status, self.answer = tool, request, status, head(answer)
+        self.request_id = request_id
+        self.retry_after = retry_after
+        """Seconds that the server asks to wait, where it says so."""
+        parts = [
+            f"tool {tool!r}: {request} answered {status}",
+            advice,
+            f"request id {request_id}" if request_id else "",
+            f"to be tried again after {retry_after:g} s" if retry_after is not None else "",
+        ]
+        super().__init__("; ".join(filter(None, parts)) + (f": {self.answer}" if self.answer else ""))
+
+
+class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
+    """A server answered with a status that may pass: 408, 409, 425, 429, 5xx, or one under `transient`."""
+
+
+class HttpUnreachable(ToolError, TransientError):
+    """A server could not be reached, or the connection broke."""
+
+    def __init__(self, tool: str, request: str, cause: str) -> None:
+        self.tool, self.request = tool, request
+        super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
+
+
+class ToolTimedOut(ToolError):
+    """A tool took longer than the executor allows where neither task nor tool states a timeout."""
+
+    def __init__(self, tool: str, limit: float) -> None:
+        self.tool, self.limit = tool, limit
+        super().__init__(
+            f"tool {tool!r} was stopped after {limit:g} s, the limit where nothing else is stated; "
+            "give the task or the tool a `timeout` if it needs longer"
+        )
+
+
+class ToolOutputTooLarge(ToolError, OutputError):
+    """A tool printed or answered more than the executor keeps; it was stopped, and nothing was cut."""
+
+    def __init__(self, tool: str, limit: int, source: str) -> None:
+        self.tool, self.limit = tool, limit
+        super().__init__(
+            f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
+            "let it write to a file and name the file, or raise the output limit"
+        )
+
+
+def _signal(exit_code: int) -> str:
+    """Which signal an exit code stands for, in words."""
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})"
+    except ValueError:
+        return ""

@@ -1,0 +1,135 @@
+"""The work of an orchestrator whose plan describes its tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+from pydantic import JsonValue
+
+from replanning._plan import Plan, Task, ToolSpec
+from replanning.tools._arguments import argument_problems
+from replanning.tools._call import Kind, ToolCall, WorkContext
+from replanning.tools._errors import InvalidArguments, InvalidTool, ToolTimedOut, ToolUnavailable, UnknownTool
+from replanning.tools._http import HttpKind
+from replanning.tools._python import PythonKind
+from replanning.tools._shell import run_shell
+from replanning.tools._templates import Secrets, unset_variables
+
+MEBIBYTE: Final = 1024 * 1024
+
+
+class ToolExecutor:
+    """Executes tasks by the tools that their plan describes; give it to an orchestrator as its work.
+
+    ```python
+    async with ToolExecutor(plan) as work:
+        result = await engine.attach(SwarmOrchestrator(work)).run(plan)
+    ```
+
+    It knows the kinds `shell`, `http` and `python`. Variables `{env:NAME}` in the description of a tool are
+    looked up when it is run, and their values are hidden in what comes back.
+
+    Args:
+        tools: the plan, or the tools themselves. A tool of the live plan goes before one of the same name.
+        default_timeout: seconds for a task where neither it nor its tool states a timeout; None for no limit.
+        output_limit: bytes that one task may print or receive; more is an error, nothing is ever cut.
+        cwd: where commands run and what `cwd` of a tool is relative to; by default where the program runs.
+        environ: the environment of commands and of `{env:NAME}`; by default that of the program.
+        grace: seconds that a process has to end by itself when it is stopped, before it is killed.
+        kinds: further kinds by name, or others in the place of ours.
+    """
+
+    def __init__(
+        self,
+        tools: Plan | Iterable[ToolSpec],
+        *,
+        default_timeout: float | None = 60.0,
+        output_limit: int = MEBIBYTE,
+        cwd: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        grace: float = 2.0,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> None:
+        self._tools = {tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)}
+        self._default_timeout = default_timeout
+        self._output_limit = output_limit
+        self._cwd = Path(cwd) if cwd is not None else Path()
+        self._environ = os.environ if environ is None else environ
+        self._grace = grace
+        self._http = HttpKind()
+        self._kinds: dict[str, Kind] = {"shell": run_shell, "http": self._http, "python": PythonKind(), **(kinds or {})}
+
+    def __repr__(self) -> str:
+        return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._kinds))}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections of HTTP tools; using one afterwards opens them again."""
+        await self._http.aclose()
+
+    async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
+        """Execute one task.
+
+        Args:
+            task: its references must be resolved.
+            context: the attempt that it is executed for.
+
+        Returns:
+            The output, as its kind defines it.
+
+        Raises:
+            ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s too.
+            Exception: whatever a function of kind `python` raises.
+        """
+        tool = self._tool(task, context)
+        kind = self._kind(tool)
+        if problems := argument_problems(tool, task.arguments):
+            raise InvalidArguments(tool.name, problems)
+        if unset := unset_variables(tool, self._environ):
+            raise ToolUnavailable(tool.name, f"the environment variables {unset}", "which are not set")
+        call = self._call(tool, task, context)
+        limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
+        with anyio.move_on_after(limit):
+            return call.secrets.hide_in(await kind(call))
+        assert limit is not None
+        raise ToolTimedOut(tool.name, limit)
+
+    def _tool(self, task: Task, context: WorkContext) -> ToolSpec:
+        tool = context.tool
+        if tool is None and task.tool is not None:
+            tool = self._tools.get(task.tool)
+        if tool is None:
+            raise UnknownTool(task.id, task.tool, self._tools)
+        return tool
+
+    def _kind(self, tool: ToolSpec) -> Kind:
+        known = sorted(self._kinds)
+        if tool.kind is None:
+            raise InvalidTool(tool.name, [f"it states no `kind`; known are {known}"])
+        if tool.kind not in self._kinds:
+            raise InvalidTool(tool.name, [f"nothing executes its kind {tool.kind!r}; known are {known}"])
+        return self._kinds[tool.kind]
+
+    def _call(self, tool: ToolSpec, task: Task, context: WorkContext) -> ToolCall:
+        return ToolCall(
+            tool=tool,
+            task=task,
+            context=context,
+            secrets=Secrets(self._environ),
+            environ=self._environ,
+            cwd=self._cwd / tool.cwd if tool.cwd is not None else self._cwd,
+            output_limit=self._output_limit,
+            grace=self._grace,
+        )

@@ -1,0 +1,143 @@
+"""The kind `shell`: commands, run by `/bin/sh`."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Final
+
+import anyio.to_thread
+from pydantic import JsonValue
+
+from replanning._plan import JsonObject
+from replanning.tools._artifacts import Snapshot, artifact_names, find_artifacts, snapshot
+from replanning.tools._call import ToolCall
+from replanning.tools._commands import Script, command_problems, compile_command
+from replanning.tools._errors import (
+    CommandFailed,
+    InvalidArguments,
+    InvalidTool,
+    ToolOutputTooLarge,
+    ToolUnavailable,
+    TransientCommandFailed,
+)
+from replanning.tools._leftovers import IDEMPOTENCY_VARIABLE
+from replanning.tools._process import GATE, Finished, Launch, TooMuchOutput, run_process
+from replanning.tools._templates import read_json
+
+_SHELL: Final = "/bin/sh"
+_NOT_FOUND: Final = 127
+
+
+async def run_shell(call: ToolCall) -> JsonValue:
+    """Run the command of a tool; the shell stops at the first command that fails (`sh -e`).
+
+    Returns:
+        `exit_code`, `stdout` and `stderr` (text, without the line ends at their end); `json`, where stdout
+        is a JSON object or array or its last line an object; what the tool produces, by name; `undecodable`, the
+        streams in which bytes that are no UTF-8 were replaced, if any.
+
+    Raises:
+        InvalidTool: the command cannot be run.
+        InvalidArguments: an argument cannot be a word of the command.
+        ToolUnavailable: the program or the working directory is not there.
+        CommandFailed: the exit code is not 0.
+        ToolOutputTooLarge: it printed too much.
+    """
+    script = _script(call)
+    names = artifact_names(call.tool, call.arguments)
+    look = partial(anyio.to_thread.run_sync, snapshot, call.arguments, call.cwd)
+    before: Snapshot = await look() if names else {}
+    finished = await _run(call, script)
+    output = _output(call, finished)
+    after: Snapshot = await look() if names else {}
+    artifacts = find_artifacts(names, call.arguments, said=output.get("json"), before=before, after=after)
+    return {**artifacts, **output}
+
+
+def _script(call: ToolCall) -> Script:
+    command = call.tool.command
+    if command is None:
+        raise InvalidTool(call.tool.name, ["its kind is 'shell', so it needs a `command`"])
+    if problems := command_problems(command):
+        raise InvalidTool(call.tool.name, problems)
+    try:
+        return compile_command(command, call.arguments)
+    except ValueError as error:
+        raise InvalidArguments(call.tool.name, [str(error)]) from None
+
+
+def _launch(call: ToolCall, script: Script) -> Launch:
+    own = {name: call.secrets.look_up(value) for name, value in call.tool.env.items()}
+    return Launch(
+        argv=(_SHELL, "-ec", GATE + script.text, call.tool.name, *script.words),
+        cwd=call.cwd,
+        environ={**call.environ, **own, IDEMPOTENCY_VARIABLE: call.context.idempotency_key},
+        output_limit=call.output_limit,
+        grace=call.grace,
+        note=call.context.note_process,
+    )
+
+
+async def _run(call: ToolCall, script: Script) -> Finished:
+    tool = call.tool
+    if not call.cwd.is_dir():
+        raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
+    try:
+        finished = await run_process(_launch(call, script))
+    except TooMuchOutput:
+        raise ToolOutputTooLarge(tool.name, call.output_limit, "what it printed") from None
+    except OSError as error:
+        reason = f"it cannot be started: {error.strerror or error}"
+        raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
+    if finished.exit_code != 0:
+        raise _failure(call, finished)
+    return finished
+
+
+def _failure(call: ToolCall, finished: Finished) -> Exception:
+    """What a command that failed is to its task."""
+    tool, code = call.tool, finished.exit_code
+    stderr = call.secrets.hide(finished.stderr.decode(errors="replace"))
+    if code in tool.transient:
+        return TransientCommandFailed(tool.name, tool.command or "", code, stderr)
+    if code == _NOT_FOUND and (program := _unknown_program(tool.name, stderr)):
+        advice = "which is not on the PATH; install it, or use another tool"
+        return ToolUnavailable(tool.name, f"the program {program!r}", advice)
+    return CommandFailed(tool.name, tool.command or "", code, stderr)
+
+
+def _unknown_program(tool: str, stderr: str) -> str | None:
+    """The program that the shell says it did not find."""
+    said = re.findall(rf"^{re.escape(tool)}: (?:line )?\d+: (.+?): (?:command )?not found$", stderr, re.MULTILINE)
+    return said[-1] if said else None
+
+
+def _output(call: ToolCall, finished: Finished) -> JsonObject:
+    streams = {"stdout": finished.stdout, "stderr": finished.stderr}
+    output: JsonObject = {"exit_code": finished.exit_code}
+    output |= {name: data.decode(errors="replace").rstrip("\r\n") for name, data in streams.items()}
+    said = _said(str(output["stdout"]))
+    if said is not None:
+        output["json"] = said
+    if undecodable := [name for name, data in streams.items() if not _is_text(data)]:
+        output["undecodable"] = list[JsonValue](undecodable)
+    return output
+
+
+def _said(stdout: str) -> JsonValue:
+    """The JSON object or array that is all a command printed, or the object that is its last line."""
+    whole = read_json(stdout) if stdout.lstrip()[:1] in {"{", "["} else None
+    if isinstance(whole, dict | list):
+        return whole
+    last = stdout.rpartition("\n")[2]
+    said = read_json(last) if last.lstrip()[:1] == "{" else None
+    return said if isinstance(said, dict) else None
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
