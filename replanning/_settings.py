@@ -45,7 +45,7 @@ class Weights(_Section):
 class AlternativeSettings(_Section):
     """Which alternatives are wanted, and which of them a person must see."""
 
-    max_count: int = Field(3, ge=1, le=20)
+    max_count: int = Field(default=3, ge=1, le=20)
     min_confidence: Share = 0.5
     min_llm_confidence: Share = 0.3
     human_approval_threshold: Share = 0.7
@@ -56,7 +56,7 @@ class BetterPathSettings(_Section):
     """When a cheaper way is looked for, and by how much it must be better."""
 
     min_gain: Share = 0.15
-    every: int = Field(3, ge=1)
+    every: int = Field(default=3, ge=1)
     time_cap: Duration = 5.0
 
 
@@ -66,14 +66,14 @@ class ApprovalSettings(_Section):
     timeout: Duration | None = 300.0
     on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
     always_for: tuple[TriggerKind, ...] = ("goal-unreachable",)
-    remind_after: Share = Field(0.8, description="Share of the timeout after which the person is reminded.")
+    remind_after: Share = Field(default=0.8, description="Share of the timeout after which the person is reminded.")
 
 
 class LimitSettings(_Section):
     """How often may be replanned."""
 
-    replans_per_lineage: int = Field(3, ge=0)
-    replans_per_run: int | None = Field(None, ge=0)
+    replans_per_lineage: int = Field(default=3, ge=0)
+    replans_per_run: int | None = Field(default=None, ge=0)
 
 
 class TimeoutSettings(_Section):
@@ -92,12 +92,12 @@ class Settings(_Section):
     weights: Weights = Weights()
     retry: Retry = Retry()
     timeout: TimeoutSettings = TimeoutSettings()
-    failure_threshold: int = Field(1, ge=1)
+    failure_threshold: int = Field(default=1, ge=1)
     better_path: BetterPathSettings = BetterPathSettings()
     approval: ApprovalSettings = ApprovalSettings()
     limits: LimitSettings = LimitSettings()
     budget: Budget = Budget()
-    cooldown: float = Field(30.0, ge=0, allow_inf_nan=False)
-    max_output: int = Field(1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
+    cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
-    store_patience: float = Field(30.0, ge=0, description="Seconds for which a failing store is tried again.")
+    store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is tried again.")
