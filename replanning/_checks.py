@@ -127,15 +127,15 @@ def _check_declared(path: Path, resource: str, scope: _Scope, at: Path = (), pre
         yield (*at, *path), prefix + text
 
 
-def _bodies(task: TaskBody) -> Iterator[tuple[Path, TaskBody]]:
+def _bodies(task: TaskBody) -> list[tuple[Path, TaskBody]]:
     """A task and, however deeply nested, what may take its place or undo it."""
-    waiting: list[tuple[Path, TaskBody]] = [((), task)]
-    while waiting:
-        path, body = waiting.pop()
-        yield path, body
+    found: list[tuple[Path, TaskBody]] = [((), task)]
+    for path, body in found:  # grows while it is walked
         if body.undo is not None:
-            waiting.append(((*path, "undo"), body.undo))
-        waiting += [((*path, "fallbacks", i), body.fallbacks[i]) for i in reversed(range(len(body.fallbacks)))]
+            found.append(((*path, "undo"), body.undo))
+        for index, fallback in enumerate(body.fallbacks):
+            found.append(((*path, "fallbacks", index), fallback))
+    return found
 
 
 def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def _check_one(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
             Condition.parse(body.when)
         except ExpressionError as error:
             yield ("when",), str(error)
-    for text in texts_with_references(body.arguments):
+    for text in texts_with_references(body.arguments) if body.arguments else ():
         try:
             find_references(text)
         except ExpressionError as error:
@@ -257,7 +257,7 @@ class _Edges:
         task = self._tasks[index]
         for path, body in _bodies(task):
             at = ("tasks", index, *path)
-            for text in texts_with_references(body.arguments):
+            for text in texts_with_references(body.arguments) if body.arguments else ():
                 for reference in _references(text, self._index):
                     if reference.task is not None and not ("undo" in path and reference.task == task.id):
                         yield index, (*at, "arguments"), reference.task, str(reference)

@@ -31,7 +31,8 @@ from replanning._checks import check_plan
 from replanning._errors import PlanError, Problem, UnknownTask
 from replanning._ids import TaskId
 from replanning._patterns import as_text, fill, holes, normalise_fact
-from replanning._wording import did_you_mean, plain_problems
+from replanning._validation import plain_problems, remainder
+from replanning._wording import did_you_mean
 
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
@@ -64,59 +65,59 @@ class Goal(Document):
     """What the plan is for."""
 
     objective: Text = Field(description="What is to be achieved, in words.")
-    success_criteria: tuple[Text, ...] = Field((), description="How a person sees that it was achieved.")
-    facts: tuple[Fact, ...] = Field((), description="What must hold at the end.")
-    stop_when_reached: Flag = Field(False, description="End the run as soon as all goal facts hold.")
+    success_criteria: tuple[Text, ...] = Field(default=(), description="How a person sees that it was achieved.")
+    facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
+    stop_when_reached: Flag = Field(default=False, description="End the run as soon as all goal facts hold.")
 
 
 class Retry(Document):
     """How often a task is tried again after an error that may pass, and how long to wait before."""
 
-    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(3, description="Attempts, the first included.")
-    delay: Amount = Field(1.0, description="Seconds before the second attempt.")
-    exponential: Flag = Field(True, description="Double the delay after each attempt.")
-    jitter: Flag = Field(True, description="Vary the delay at random, so that retries do not come all at once.")
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(default=3, description="Attempts, the first included.")
+    delay: Amount = Field(default=1.0, description="Seconds before the second attempt.")
+    exponential: Flag = Field(default=True, description="Double the delay after each attempt.")
+    jitter: Flag = Field(default=True, description="Vary the delay at random, so that retries do not come all at once.")
 
 
 class Budget(Document):
     """What a run may spend; what is not stated is unlimited."""
 
-    calls: Count | None = Field(None, description="Calls of language models.")
-    tokens: Count | None = Field(None, description="Tokens, input and output together.")
-    money: Amount | None = Field(None, description="Money, in the currency of the prices.")
-    wall_clock: Amount | None = Field(None, description="Seconds; waiting for a person does not count.")
+    calls: Count | None = Field(default=None, description="Calls of language models.")
+    tokens: Count | None = Field(default=None, description="Tokens, input and output together.")
+    money: Amount | None = Field(default=None, description="Money, in the currency of the prices.")
+    wall_clock: Amount | None = Field(default=None, description="Seconds; waiting for a person does not count.")
 
 
 class ToolSpec(Document):
     """A tool: what executes a task, and what an executor and a planner must know about it."""
 
     name: Name = Field(description="How tasks name it.")
-    kind: Name | None = Field(None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
-    capability: Name | None = Field(None, description="Tools of one capability can stand in for one another.")
-    description: Text = Field("", description="What it does, for people and language models.")
+    kind: Name | None = Field(default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
+    capability: Name | None = Field(default=None, description="Tools of one capability can stand in for one another.")
+    description: Text = Field(default="", description="What it does, for people and language models.")
     parameters: Mapping[str, Name] = Field(
-        {},
+        default={},
         description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
     )
-    requires: tuple[Fact, ...] = Field((), description="Facts that must hold before, as patterns: on({x},{y}).")
-    adds: tuple[Fact, ...] = Field((), description="Facts that hold after it.")
-    removes: tuple[Fact, ...] = Field((), description="Facts that no longer hold after it.")
-    needs: tuple[Fact, ...] = Field((), description="Artifacts needed: X is short for requiring artifact(X).")
-    produces: tuple[Fact, ...] = Field((), description="Artifacts produced: X is short for adding artifact(X).")
-    resources: Mapping[Name, Amount] = Field({}, description="How much of each resource one use takes.")
-    cost: Amount | None = Field(None, description="What one use costs, to compare tools.")
-    available: Flag = Field(True, description="Whether it can be used now.")
-    transient: tuple[Integer, ...] = Field((), description="Exit codes or HTTP statuses that may pass on a retry.")
-    dangerous: Flag = Field(False, description="Whether a person must agree before it is put into a plan.")
-    command: str | None = Field(None, description="shell: the command line; {name} is the argument, as one word.")
-    method: Name | None = Field(None, description="http: the request method.")
-    url: str | None = Field(None, description="http: where to; {name} is the argument.")
-    headers: Mapping[str, str] = Field({}, description="http: request headers.")
-    body: JsonValue = Field(None, description="http: what is sent as JSON.")
-    callable: Name | None = Field(None, description="python: module:function.")
-    cwd: str | None = Field(None, description="Working directory.")
-    env: Mapping[str, str] = Field({}, description="Environment; {env:NAME} is looked up when the tool is run.")
-    timeout: Seconds | None = Field(None, description="Seconds, where the task states none.")
+    requires: tuple[Fact, ...] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
+    adds: tuple[Fact, ...] = Field(default=(), description="Facts that hold after it.")
+    removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
+    needs: tuple[Fact, ...] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
+    produces: tuple[Fact, ...] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
+    resources: Mapping[Name, Amount] = Field(default={}, description="How much of each resource one use takes.")
+    cost: Amount | None = Field(default=None, description="What one use costs, to compare tools.")
+    available: Flag = Field(default=True, description="Whether it can be used now.")
+    transient: tuple[Integer, ...] = Field(default=(), description="Exit codes or HTTP statuses that may pass on a retry.")
+    dangerous: Flag = Field(default=False, description="Whether a person must agree before it is put into a plan.")
+    command: str | None = Field(default=None, description="shell: the command line; {name} is the argument, as one word.")
+    method: Name | None = Field(default=None, description="http: the request method.")
+    url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
+    headers: Mapping[str, str] = Field(default={}, description="http: request headers.")
+    body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
+    callable: Name | None = Field(default=None, description="python: module:function.")
+    cwd: str | None = Field(default=None, description="Working directory.")
+    env: Mapping[str, str] = Field(default={}, description="Environment; {env:NAME} is looked up when the tool is run.")
+    timeout: Seconds | None = Field(default=None, description="Seconds, where the task states none.")
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """The facts that must hold before a use with these arguments (`requires` and `needs`).
@@ -160,21 +161,21 @@ class ToolSpec(Document):
 class TaskBody(Document):
     """What a task and a fallback have in common."""
 
-    name: Text | None = Field(None, description="How people call it.")
-    tool: Name | None = Field(None, description="The tool that executes it.")
-    arguments: JsonObject = Field({}, description="Given to the tool; may hold ${task.output} and ${context.name}.")
-    goal: Text | None = Field(None, description="What the task is for.")
-    priority: Integer = Field(0, description="Ready tasks of a lower number run earlier; ties in the plan's order.")
-    timeout: Seconds | None = Field(None, description="Seconds for one attempt; none by default.")
-    retry: Retry | None = Field(None, description="What to do after an error that may pass.")
-    optional: Flag = Field(False, description="Whether the plan may succeed without it.")
-    when: str | None = Field(None, description="A condition over context.* and results.*; skipped when false.")
-    idempotent: Flag = Field(False, description="Whether running it twice does no harm.")
-    fallbacks: tuple[Fallback, ...] = Field((), description="What may take its place, best first.")
-    undo: Fallback | None = Field(None, description="What takes its effects back.")
-    acceptance: tuple[Text, ...] = Field((), description="How to see that it was done well.")
-    resources: Mapping[Name, Amount] = Field({}, description="Resources beyond what its tool takes.")
-    metadata: JsonObject = Field({}, description="Anything you want to keep with it.")
+    name: Text | None = Field(default=None, description="How people call it.")
+    tool: Name | None = Field(default=None, description="The tool that executes it.")
+    arguments: JsonObject = Field(default={}, description="Given to the tool; may hold ${task.output} and ${context.name}.")
+    goal: Text | None = Field(default=None, description="What the task is for.")
+    priority: Integer = Field(default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order.")
+    timeout: Seconds | None = Field(default=None, description="Seconds for one attempt; none by default.")
+    retry: Retry | None = Field(default=None, description="What to do after an error that may pass.")
+    optional: Flag = Field(default=False, description="Whether the plan may succeed without it.")
+    when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
+    idempotent: Flag = Field(default=False, description="Whether running it twice does no harm.")
+    fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
+    undo: Fallback | None = Field(default=None, description="What takes its effects back.")
+    acceptance: tuple[Text, ...] = Field(default=(), description="How to see that it was done well.")
+    resources: Mapping[Name, Amount] = Field(default={}, description="Resources beyond what its tool takes.")
+    metadata: JsonObject = Field(default={}, description="Anything you want to keep with it.")
 
 
 class Fallback(TaskBody):
@@ -185,7 +186,7 @@ class Task(TaskBody):
     """One step of a plan."""
 
     id: Id = Field(description="Unique in the plan, and never used again for another task.")
-    depends_on: tuple[Id, ...] = Field((), description="The tasks that must be done (or skipped) before.")
+    depends_on: tuple[Id, ...] = Field(default=(), description="The tasks that must be done (or skipped) before.")
 
 
 class Plan(Document):
@@ -195,19 +196,19 @@ class Plan(Document):
         PlanError: something is wrong; the error lists every problem with its place.
     """
 
-    id: Name | None = Field(None, description="Names the plan across runs.")
-    name: Text | None = Field(None, description="How people call it.")
+    id: Name | None = Field(default=None, description="Names the plan across runs.")
+    name: Text | None = Field(default=None, description="How people call it.")
     goal: Goal = Field(description="What the plan is for.")
-    context: JsonObject = Field({}, description="Values that conditions and arguments refer to as context.*.")
-    resources: Mapping[Name, Amount] = Field({}, description="Capacity of each resource that tasks share.")
-    tools: tuple[ToolSpec, ...] = Field((), description="The tools; all that tasks name, or none at all.")
-    tasks: tuple[Task, ...] = Field((), description="The steps; their order is no dependency.")
+    context: JsonObject = Field(default={}, description="Values that conditions and arguments refer to as context.*.")
+    resources: Mapping[Name, Amount] = Field(default={}, description="Capacity of each resource that tasks share.")
+    tools: tuple[ToolSpec, ...] = Field(default=(), description="The tools; all that tasks name, or none at all.")
+    tasks: tuple[Task, ...] = Field(default=(), description="The steps; their order is no dependency.")
     facts: tuple[Fact, ...] | None = Field(
-        None, description="What holds at the start; what is not stated does not hold."
+        default=None, description="What holds at the start; what is not stated does not hold."
     )
-    objects: Mapping[Name, Name] = Field({}, description="The things that facts speak of: name to type.")
-    sequential: Flag = Field(False, description="Make each task depend on the one before it in the list.")
-    budget: Budget | None = Field(None, description="What a run may spend.")
+    objects: Mapping[Name, Name] = Field(default={}, description="The things that facts speak of: name to type.")
+    sequential: Flag = Field(default=False, description="Make each task depend on the one before it in the list.")
+    budget: Budget | None = Field(default=None, description="What a run may spend.")
 
     # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
     _task_index: tuple[tuple[Task, ...], dict[TaskId, Task]] | None = PrivateAttr(None)
@@ -219,12 +220,11 @@ class Plan(Document):
         try:
             plan = handler(data)
         except ValidationError as error:
-            raise PlanError(plain_problems(error, data, cls)) from None
-        if plan is data:
-            return plan
-        if plan.sequential:
-            object.__setattr__(plan, "tasks", _chained(plan.tasks))
-        if problems := check_plan(plan):
+            problems = plain_problems(error, cls)
+            if (rest := remainder(problems, data)) is not None:
+                problems += check_plan(_with_sequence(handler(rest)))
+            raise PlanError(problems) from None
+        if plan is not data and (problems := check_plan(_with_sequence(plan))):
             raise PlanError(problems)
         return plan
 
@@ -240,7 +240,7 @@ class Plan(Document):
         return load_plan(path)
 
     @classmethod
-    def parse(cls, text: str, format: Literal["yaml", "json"] = "yaml") -> Plan:
+    def parse(cls, text: str, format: Literal["yaml", "json"] = "yaml") -> Plan:  # noqa: A002 # the plain word
         """The plan in a text.
 
         Raises:
@@ -250,7 +250,7 @@ class Plan(Document):
 
         return parse_plan(text, format=format)
 
-    def task(self, id: str) -> Task:
+    def task(self, task_id: str) -> Task:
         """The task with this id.
 
         Raises:
@@ -259,8 +259,8 @@ class Plan(Document):
         if self._task_index is None or self._task_index[0] is not self.tasks:
             self._task_index = (self.tasks, {task.id: task for task in self.tasks})
         tasks = self._task_index[1]
-        if (task := tasks.get(TaskId(id))) is None:
-            raise UnknownTask(id, did_you_mean(id, tasks))
+        if (task := tasks.get(TaskId(task_id))) is None:
+            raise UnknownTask(task_id, did_you_mean(task_id, tasks))
         return task
 
     def tool(self, name: str | None) -> ToolSpec | None:
@@ -275,9 +275,9 @@ class Plan(Document):
 
     def to_yaml(self) -> str:
         """The plan as the text of a YAML plan file."""
-        from replanning._loading import yaml_text
+        from replanning._yaml import write_yaml
 
-        return yaml_text(self._document())
+        return write_yaml(self._document())
 
     def content_hash(self) -> str:
         """SHA-256 of the canonical JSON of the plan: equal plans, and only they, have equal hashes."""
@@ -285,13 +285,20 @@ class Plan(Document):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _document(self) -> JsonObject:
-        document: JsonObject = self.model_dump(mode="json", exclude_defaults=True)
+        document = self.model_dump(mode="json", exclude_defaults=True)
+        if "tasks" in document:
+            document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
 
 
-def _chained(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The tasks, each depending on the one before it."""
-    return tasks[:1] + tuple(
-        task if before.id in task.depends_on else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
-        for before, task in pairwise(tasks)
-    )
+def _with_sequence(plan: Plan) -> Plan:
+    """The plan; where it is sequential, each task made to depend on the one before it."""
+    if plan.sequential:
+        tasks = plan.tasks[:1] + tuple(
+            task
+            if before.id in task.depends_on
+            else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
+            for before, task in pairwise(plan.tasks)
+        )
+        object.__setattr__(plan, "tasks", tasks)  # frozen, and not handed out yet
+    return plan

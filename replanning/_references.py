@@ -58,13 +58,14 @@ def texts_with_references(value: JsonValue) -> Iterator[str]:
     """The strings inside a value that hold a `${`, in order."""
     waiting = [value]
     while waiting:
-        match waiting.pop():
-            case str(text) if "${" in text:
-                yield text
-            case list(items):
-                waiting.extend(reversed(items))
-            case dict(items):
-                waiting.extend(reversed(items.values()))
+        value = waiting.pop()
+        if isinstance(value, str):
+            if "${" in value:
+                yield value
+        elif isinstance(value, dict):
+            waiting.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            waiting.extend(reversed(value))
 
 
 def resolve(

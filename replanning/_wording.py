@@ -1,23 +1,22 @@
-"""Words for what is wrong: places, near names, and pydantic's errors said plainly."""
+"""Words for what is wrong: places in a document, values and near names."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
+import reprlib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
-
-from replanning._errors import Problem
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+from typing import Final
 
 Path = tuple[str | int, ...]
 
 _MAX_COMPARED: Final = 20_000
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
+
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 80
 
 
 def place(path: Sequence[str | int]) -> str:
@@ -35,16 +34,12 @@ def place(path: Sequence[str | int]) -> str:
 
 def path_of(text: str) -> Path:
     """The path that `place` wrote."""
-    steps: list[str | int] = []
-    for match in _STEP.finditer(text):
-        steps.append(int(match[2]) if match[2] else match[1] or json.loads(match[3]))
-    return tuple(steps)
+    return tuple(int(m[2]) if m[2] else m[1] or json.loads(m[3]) for m in _STEP.finditer(text))
 
 
-def shown(value: object, limit: int = 80) -> str:
+def shown(value: object) -> str:
     """A value as a message shows it, cut where it is long."""
-    text = repr(value[: limit + 1] if isinstance(value, str) else value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return _BRIEF.repr(value)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -68,8 +63,3 @@ class Hints:
         self._left -= len(known)
         hint = did_you_mean(name, known)
         return f"; {hint}" if hint else ""
-
-
-def plain_problems(error: ValidationError, data: object, model: type[BaseModel]) -> list[Problem]:
-    """What pydantic found, in plain words and with the place of each."""
-    return [Problem(".".join(str(x) for x in e["loc"]), e["msg"]) for e in error.errors(include_url=False)]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import yaml
 from pydantic import JsonValue
 
 from replanning._errors import PlanError, Problem
-from replanning._wording import Path, place
+from replanning._wording import place
 
 if TYPE_CHECKING:
-    from yaml.events import AliasEvent, Event, MappingStartEvent, NodeEvent, ScalarEvent
+    from yaml.events import AliasEvent, CollectionStartEvent, Event, ScalarEvent
 
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -32,8 +32,9 @@ _WORDS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
 }
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 _NUMERIC: Final = frozenset("0123456789-+.")
+_SHOWN_STEPS: Final = 10
 _PREFIX: Final = "tag:yaml.org,2002:"
 
 
@@ -57,7 +58,7 @@ def read_yaml(text: str, max_depth: int) -> JsonValue:
         for event in events(text):
             builder.take(event)
     except yaml.YAMLError as error:
-        builder.problems.append(_syntax_problem(error))
+        builder.problems.append(_syntax_problem(error, text))
     if builder.problems:
         raise PlanError(builder.problems)
     return builder.document
@@ -103,7 +104,7 @@ class _Builder:
         self._nodes = 0
         self._aliased = 0
         self._documents = 0
-        self._take: dict[type[Event], Callable[[Event], None]] = {
+        self._take: dict[type[Event], Callable[[Any], None]] = {
             yaml.ScalarEvent: self._scalar,
             yaml.MappingStartEvent: lambda event: self._open(event, {}),
             yaml.SequenceStartEvent: lambda event: self._open(event, []),
@@ -152,7 +153,7 @@ class _Builder:
                 self._fail(event, "the number has too many digits")
         return text
 
-    def _open(self, event: Event, value: list[JsonValue] | dict[str, JsonValue]) -> None:
+    def _open(self, event: CollectionStartEvent, value: list[JsonValue] | dict[str, JsonValue]) -> None:
         if event.tag is not None:
             self._check_tag(event, "map" if isinstance(value, dict) else "seq")
         if len(self._stack) > self._max_depth:
@@ -173,15 +174,16 @@ class _Builder:
         self._put(frame.value, event)
 
     def _alias(self, event: AliasEvent) -> None:
-        if event.anchor not in self._anchors:
-            self._fail(event, f"the alias *{event.anchor} stands for nothing, or for what it is part of")
-        value, nodes, height = self._anchors[event.anchor]
+        name = str(event.anchor)
+        if name not in self._anchors:
+            self._fail(event, f"the alias *{name} stands for nothing, or for what it is part of")
+        value, nodes, height = self._anchors[name]
         self._nodes += nodes
         self._aliased += nodes
         if self._aliased > MAX_ALIASED:
             self._fail(event, f"aliases stand for more than {MAX_ALIASED} values; write them out")
         if len(self._stack) - 1 + height > self._max_depth:
-            self._fail(event, f"nested more than {self._max_depth} deep through the alias *{event.anchor}")
+            self._fail(event, f"nested more than {self._max_depth} deep through the alias *{name}")
         self._stack[-1].height = max(self._stack[-1].height, height)
         self._put(value, event)
 
@@ -207,18 +209,32 @@ class _Builder:
             self._problem(event, f"the key {value!r} is there twice")
         return value
 
-    def _check_tag(self, event: NodeEvent, kind: str) -> None:
+    def _check_tag(self, event: ScalarEvent | CollectionStartEvent, kind: str) -> None:
         if event.tag not in ("!", f"{_PREFIX}{kind}"):
             self._fail(event, f"the tag {event.tag} is not supported; a plan holds plain values")
 
     def _problem(self, event: Event, message: str) -> None:
-        mark = event.start_mark
         path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in self._stack[1:]]
-        where = place([step for step in path if step is not None])
-        self.problems.append(Problem(f"{mark.line + 1}:{mark.column + 1} {where}".rstrip(), message))
+        where = place([step for step in path[:_SHOWN_STEPS] if step is not None]) + "…" * (len(path) > _SHOWN_STEPS)
+        self.problems.append(Problem(f"{_at(event.start_mark)} {where}".rstrip(), message))
 
     def _fail(self, event: Event, message: str) -> NoReturn:
         """Give up: what follows would only repeat the problem."""
         self._problem(event, message)
         problems, self.problems = self.problems, []
         raise PlanError(problems)
+
+
+def _at(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which have no base in common
+    return f"{mark.line + 1}:{mark.column + 1}"
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        why = ", ".join(filter(None, (error.context, error.problem)))
+        return Problem(_at(error.problem_mark), f"this is not YAML: {why}")
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        return Problem(f"{line}:{column}", f"the character {chr(error.character)!r} is not allowed")
+    return Problem("", f"this is not YAML: {error}")

@@ -1,0 +1,187 @@
+"""Plan files: YAML and JSON read under limits, problems told with line and column, and the JSON Schema.
+
+What is read is untrusted: size, depth, aliases and kinds of values are bounded before anything is built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import JsonValue
+from pydantic.json_schema import GenerateJsonSchema
+
+from replanning._errors import PlanError, Problem
+from replanning._plan import JsonObject, Plan
+from replanning._positions import json_tokens, positions, repeated_keys, yaml_tokens
+from replanning._references import kind_of
+from replanning._wording import path_of, place
+from replanning._yaml import read_yaml
+
+Format = Literal["yaml", "json"]
+
+MAX_SIZE: Final = 64 * 1024 * 1024
+"""Largest plan file, in bytes."""
+
+MAX_DEPTH: Final = 100
+"""Deepest nesting of a plan file."""
+
+_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NO_BRACKET: Final = re.compile(r"[^\[\]{}]+")
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF_MESSAGE: Final = "here is half of a surrogate pair, which is no character"
+_WEIGHT: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+def load_plan(path: str | PathLike[str], *, max_size: int = MAX_SIZE) -> Plan:
+    """Read a plan file: JSON where its name ends in `.json`, otherwise YAML.
+
+    Args:
+        path: the file.
+        max_size: the most bytes it may have.
+
+    Raises:
+        PlanError: it cannot be read or is not valid; places are `file:line:column field`.
+    """
+    source = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(max_size + 1)
+    except OSError as error:
+        raise PlanError([Problem(source, f"the plan cannot be read: {error.strerror or error}")]) from error
+    if len(content) > max_size:
+        raise PlanError([Problem(source, f"the plan is larger than {max_size} bytes")])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PlanError([Problem(f"{source}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]) from error
+    return parse_plan(text, format="json" if source.lower().endswith(".json") else "yaml", source=source)
+
+
+def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", max_size: int = MAX_SIZE) -> Plan:  # noqa: A002 # the plain word
+    """The plan in a text.
+
+    Args:
+        text: the plan file.
+        format: how it is written.
+        source: what problems call the text.
+        max_size: the most characters it may have.
+
+    Raises:
+        PlanError: it is not valid; places are `source:line:column field`.
+    """
+    document = read_document(text, format=format, source=source, max_size=max_size)
+    if not isinstance(document, dict):
+        got = "it is empty" if document is None else f"this is {kind_of(document)}"
+        raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
+    try:
+        return Plan.model_validate(document)
+    except PlanError as error:
+        raise PlanError(_located(error.problems, text, format, source)) from None
+
+
+def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_SIZE) -> JsonValue:  # noqa: A002 # likewise
+    """The JSON value that a YAML or JSON text holds; None where the text is empty.
+
+    Raises:
+        PlanError: the text is malformed, too large, nested too deep, or ambiguous.
+    """
+    if len(text) > max_size:
+        raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
+    if not text.isascii() and (half := _HALF.search(text)):
+        line, column = text.count("\n", 0, half.start()) + 1, half.start() - text.rfind("\n", 0, half.start())
+        raise PlanError([Problem(f"{source}:{line}:{column}", _HALF_MESSAGE)])
+    try:
+        return read_yaml(text, MAX_DEPTH) if format == "yaml" else _read_json(text)
+    except PlanError as error:
+        problems = [Problem(f"{source}:{problem.place}".rstrip(":"), problem.message) for problem in error.problems]
+        raise PlanError(problems) from None
+
+
+def plan_schema() -> JsonObject:
+    """The JSON Schema (draft 2020-12) of plan files, for editors and for those who write plans by program."""
+    schema = Plan.model_json_schema(schema_generator=_Schema)
+    return {"$schema": _Schema.schema_dialect, **schema}
+
+
+class _Schema(GenerateJsonSchema):
+    """Leaves out the titles that would only repeat the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
+        return False
+
+
+def _read_json(text: str) -> JsonValue:
+    if not text.strip():
+        return None
+    _check_depth(text)
+    repeated = False
+
+    def build(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+        nonlocal repeated
+        built = dict(pairs)
+        repeated = repeated or len(built) < len(pairs)
+        return built
+
+    try:
+        document: JsonValue = json.loads(text, object_pairs_hook=build)
+    except json.JSONDecodeError as error:
+        raise _problem(error.lineno, error.colno, f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}") from None
+    except ValueError:
+        raise PlanError([Problem("", "a number has too many digits")]) from None
+    if repeated:
+        raise PlanError(
+            [
+                Problem(
+                    f"{token.line}:{token.column} {place(path[:-1])}".rstrip(), f"the key {path[-1]!r} is there twice"
+                )
+                for path, token in repeated_keys(json_tokens(text))
+            ]
+        )
+    if _ESCAPED_HALF.search(text):
+        _check_characters(text)
+    return document
+
+
+def _check_depth(text: str) -> None:
+    # Counting first is enough for most files; stripping the strings is the dear part.
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
+    if max(accumulate(map(_WEIGHT.__getitem__, brackets)), default=0) <= MAX_DEPTH:
+        return
+    depth = 0
+    for token in json_tokens(text):
+        depth += 1 if token.kind in ("[", "{") else -1 if token.kind == "end" else 0
+        if depth > MAX_DEPTH:
+            raise _problem(token.line, token.column, f"nested more than {MAX_DEPTH} deep")
+
+
+def _check_characters(text: str) -> None:
+    for token in json_tokens(text):
+        if _HALF.search(token.text):
+            raise _problem(token.line, token.column, _HALF_MESSAGE)
+
+
+def _problem(line: int, column: int, message: str) -> PlanError:
+    return PlanError([Problem(f"{line}:{column}", message)])
+
+
+def _located(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
+    """The problems with line and column before the field; of the nearest part where a field is missing."""
+    paths = [path_of(problem.place) for problem in problems]
+    wanted = {path[:length] for path in paths for length in range(1, len(path) + 1)}
+    found = positions(yaml_tokens(text) if format == "yaml" else json_tokens(text), wanted)
+    located = []
+    for problem, path in zip(problems, paths, strict=True):
+        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in found), None)
+        where = source if nearest is None else "{}:{}:{}".format(source, *found[nearest])
+        located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
+    return located
