@@ -1,0 +1,149 @@
+"""A store that keeps runs in memory, for as long as the process lives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from threading import Lock
+from typing import ClassVar, Final
+
+from replanning._errors import RunOwned
+from replanning._ids import RunId
+from replanning._interfaces import Lease, Message, Outcome, RunInfo, RunStore
+from replanning._records import Record
+from replanning.history._owner import is_free
+from replanning.history._rules import (
+    Status,
+    check_new_id,
+    exists_already,
+    lost,
+    out_of_order,
+    status_after,
+    title,
+    unknown,
+)
+
+_KEPT_OUTCOMES: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Run:
+    owner: str | None
+    until: float
+    created: float
+    epoch: int = 1
+    records: list[Record] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
+    posted: int = 0
+
+
+class MemoryStore(RunStore):
+    """Keeps runs in memory: fast, and gone when the process ends. Records are kept as the objects they are."""
+
+    durable: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._runs: dict[RunId, _Run] = {}
+        self._outcomes: deque[Outcome] = deque(maxlen=_KEPT_OUTCOMES)
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore runs={len(self._runs)}>"
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        check_new_id(run)
+        with self._lock:
+            if run in self._runs:
+                raise exists_already(run)
+            self._runs[run] = _Run(owner, at + ttl, at)
+        return Lease(run, 1, owner)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        kept = self._known(run)
+        with self._lock:
+            if not is_free(kept.owner, kept.until, at):
+                raise RunOwned(run, str(kept.owner))
+            kept.epoch += 1
+            kept.owner, kept.until = owner, at + ttl
+            return Lease(run, kept.epoch, owner)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        with self._lock:
+            self._owned(lease).until = at + ttl
+
+    def release(self, lease: Lease) -> None:
+        with self._lock:
+            kept = self._runs.get(lease.run)
+            if kept is not None and kept.epoch == lease.epoch:
+                kept.epoch += 1  # so that the lease is worth nothing from now on
+                kept.owner = None
+
+    def append(self, lease: Lease, record: Record) -> None:
+        with self._lock:
+            kept = self._runs.get(lease.run)
+            if kept is None or kept.epoch != lease.epoch:
+                raise lost(lease)
+            records = kept.records
+            if record.seq != len(records) + 1:
+                raise out_of_order(lease, record, len(records))
+            records.append(record)
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        return iter(self._known(run).records[after:])
+
+    def runs(self) -> Sequence[RunInfo]:
+        with self._lock:
+            listed = [_describe(run, kept) for run, kept in self._runs.items()]
+        return sorted(listed, key=lambda info: info.created)[::-1]
+
+    def post(self, run: RunId, message: Message) -> None:
+        kept = self._known(run)
+        with self._lock:
+            kept.posted += 1
+            kept.messages[kept.posted] = replace(message, id=kept.posted)
+
+    def inbox(self, run: RunId) -> Sequence[Message]:
+        with self._lock:
+            return list(self._known(run).messages.values())
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        with self._lock:
+            kept = self._owned(lease)
+            for number in messages:
+                kept.messages.pop(number, None)
+
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        with self._lock:
+            self._outcomes.extend(outcomes)
+
+    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        with self._lock:
+            newest = reversed(list(self._outcomes))
+        found = (
+            outcome
+            for outcome in newest
+            if (tool is None or outcome.tool == tool) and (capability is None or outcome.capability == capability)
+        )
+        return list(islice(found, limit))
+
+    def _known(self, run: RunId) -> _Run:
+        kept = self._runs.get(run)
+        if kept is None:
+            raise unknown(run, self._runs)
+        return kept
+
+    def _owned(self, lease: Lease) -> _Run:
+        kept = self._runs.get(lease.run)
+        if kept is None or kept.epoch != lease.epoch:
+            raise lost(lease)
+        return kept
+
+
+def _describe(run: RunId, kept: _Run) -> RunInfo:
+    turns = (status_after(record.body) for record in reversed(kept.records))
+    status: Status = next((turn for turn in turns if turn is not None), "running")
+    name, objective = title(kept.records[0].body if kept.records else None)
+    updated = kept.records[-1].at if kept.records else kept.created
+    return RunInfo(run, name, objective, status, kept.created, updated, len(kept.records), kept.owner)

@@ -1,0 +1,148 @@
+"""What every store keeps to: the ids of runs, the form of records, and who may write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json, to_json
+
+from replanning._errors import LeaseLost, StoreError, UnknownRun
+from replanning._ids import RunId
+from replanning._interfaces import Lease
+from replanning._records import Body, Record, RunEnded, RunOpened, RunResumed, RunStatus, dump_body, load_body
+from replanning._wording import did_you_mean, shown
+
+Status = RunStatus | Literal["running"]
+
+MAX_RUN_ID: Final = 200
+"""Longest id of a run, in bytes of UTF-8: with a suffix it still is a file name."""
+
+_TURNS: Final = (RunOpened, RunResumed, RunEnded)
+_SURELY_READABLE: Final = 400
+"""In so many characters fit neither nesting nor a number that goes beyond what a reader takes."""
+
+
+class Unstorable(StoreError):
+    """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
+
+
+def encode(record: Record) -> str:
+    """The JSON text of a record's body.
+
+    Raises:
+        Unstorable: it could not be read back as it is.
+    """
+    seq, at, body = record
+    try:
+        text = dump_body(body)
+        if not math.isfinite(at):
+            raise ValueError(f"its time is {at}")
+        if len(text) > _SURELY_READABLE:
+            from_json(text)
+        if "null" in text and not _is_finite(body):
+            raise ValueError("a number in it is infinite or not a number")
+    except (ValueError, RecursionError) as error:
+        raise Unstorable(f"record {seq} ({body.kind}) cannot be kept as JSON: {error}; nothing was written") from error
+    return text
+
+
+def to_text(value: JsonValue) -> str:
+    """The JSON text of a value that is no record: one line, and ASCII.
+
+    Raises:
+        Unstorable: it could not be read back as it is.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unstorable(f"{shown(value)} cannot be kept as JSON: {error}; nothing was written") from error
+
+
+def _is_finite(body: Body) -> bool:
+    """Whether each null stands for None: what is not finite is written as null, too."""
+    with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
+    return with_names == to_json(body, inf_nan_mode="null", serialize_unknown=True)
+
+
+def decode(kind: str, text: str | bytes) -> Body:
+    """The body that `encode` wrote.
+
+    Raises:
+        ValueError: the text is not such a body; says in one line why.
+    """
+    try:
+        return load_body(kind, text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise ValueError(f"this is no {kind}: {where}{': ' if where else ''}{first['msg']}") from error
+
+
+def title(body: Body | None) -> tuple[str, str]:
+    """Name and objective of the run that begins with this record."""
+    if not isinstance(body, RunOpened):
+        return "", ""
+    return body.plan.name or body.plan.id or "", body.plan.goal.objective
+
+
+def status_after(body: Body) -> Status | None:
+    """The status of a run from this record on, or None where it leaves the status as it was."""
+    if not isinstance(body, _TURNS):
+        return None
+    return body.status if isinstance(body, RunEnded) else "running"
+
+
+def check_new_id(run: RunId) -> None:
+    """Refuse ids that cannot be file names everywhere.
+
+    Raises:
+        StoreError: says what is wrong with it.
+    """
+    if reason := _fault(run):
+        raise StoreError(f"{shown(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'")
+
+
+def is_possible(run: RunId) -> bool:
+    """Whether there can be a run with this id."""
+    return not _fault(run)
+
+
+def _fault(run: str) -> str:
+    if not run or run.startswith("."):
+        return "it is empty or begins with '.'"
+    if "/" in run or "\\" in run:
+        return "it has a path separator"
+    if not run.isprintable():
+        return "it has characters that cannot be printed"
+    if len(run.encode()) > MAX_RUN_ID:
+        return f"it is longer than {MAX_RUN_ID} bytes"
+    return ""
+
+
+def unknown(run: RunId, known: Iterable[str]) -> UnknownRun:
+    """There is no such run, but perhaps one with a similar id."""
+    return UnknownRun(run, did_you_mean(run, list(known)))
+
+
+def exists_already(run: RunId) -> StoreError:
+    """A run was to be created that the store holds."""
+    return StoreError(f"there is a run {run!r} already; resume it, or give the new run another id")
+
+
+def lost(lease: Lease) -> LeaseLost:
+    """The lease is not the current one."""
+    return LeaseLost(
+        f"run {lease.run!r} is no longer owned under lease {lease.epoch} of {lease.owner}: "
+        "it was released, or somebody else has taken it over; nothing was written"
+    )
+
+
+def out_of_order(lease: Lease, record: Record, last: int) -> StoreError:
+    """A record does not follow the last one."""
+    return StoreError(
+        f"record {record.seq} of run {lease.run!r} does not follow record {last}, the last one; nothing was written"
+    )

@@ -1,0 +1,251 @@
+"""A store in one SQLite file: several processes read while one writes, and a killed process loses nothing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from threading import RLock
+from typing import ClassVar, Final
+
+from replanning._errors import JournalCorrupt, RunOwned, StoreError
+from replanning._ids import RunId
+from replanning._interfaces import Lease, Message, Outcome, RunInfo, RunStore
+from replanning._records import Record, RunOpened
+from replanning.history._owner import is_free
+from replanning.history._rules import (
+    Status,
+    check_new_id,
+    decode,
+    encode,
+    exists_already,
+    is_possible,
+    lost,
+    out_of_order,
+    status_after,
+    title,
+    to_text,
+    unknown,
+)
+from replanning.history._schema import Synchronous, connect, explained, transaction
+
+_BATCH: Final = 100
+
+# One statement checks lease and number and appends, so that nobody comes between.
+_APPEND: Final = """
+    INSERT INTO records (run, seq, at, kind, data)
+    SELECT number, ?1, ?2, ?3, ?4 FROM runs
+    WHERE id = ?5 AND epoch = ?6
+      AND ?1 = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
+"""
+_READ: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+_RUNS: Final = """
+    SELECT id, name, objective, status, created, coalesce(last.at, created), coalesce(last.seq, 0), owner
+    FROM runs LEFT JOIN records AS last
+      ON last.run = number AND last.seq = (SELECT max(seq) FROM records WHERE run = number)
+    ORDER BY created DESC, number DESC
+"""
+_OUTCOMES: Final = """
+    SELECT tool, capability, succeeded, at FROM outcomes
+    WHERE {} ORDER BY number DESC LIMIT :limit
+"""
+
+
+class SqliteStore(RunStore):
+    """Keeps runs in a SQLite file, made with its folder when it is missing.
+
+    Any number of processes may use the file; each run is written by the one that owns it. What was appended
+    outlives the process however it ends.
+
+    Args:
+        path: the file.
+        synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for the disk at
+            each record and survives a power failure, too; `off` never waits, and a power failure may damage
+            the file.
+
+    Raises:
+        StoreError: the file cannot be opened, is something else, or was written by a newer version.
+    """
+
+    durable: ClassVar[bool] = True
+
+    def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
+        self._path = Path(path)
+        self._lock = RLock()
+        self._connection = connect(self._path, synchronous)
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {str(self._path)!r}>"
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        check_new_id(run)
+        with self._step("take a new run") as database:
+            try:
+                database.execute(
+                    "INSERT INTO runs (id, created, owner, until) VALUES (?, ?, ?, ?)", (run, at, owner, at + ttl)
+                )
+            except sqlite3.IntegrityError as error:
+                raise exists_already(run) from error
+        return Lease(run, 1, owner)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        with self._step("hand over a run") as database, transaction(database):
+            number = self._number(run)
+            epoch, holder, until = database.execute(
+                "SELECT epoch, owner, until FROM runs WHERE number = ?", (number,)
+            ).fetchone()
+            if not is_free(holder, until, at):
+                raise RunOwned(run, holder)
+            database.execute(
+                "UPDATE runs SET epoch = ?, owner = ?, until = ? WHERE number = ?",
+                (epoch + 1, owner, at + ttl, number),
+            )
+        return Lease(run, epoch + 1, owner)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        with self._step("renew a lease") as database:
+            renewed = database.execute(
+                "UPDATE runs SET until = ? WHERE id = ? AND epoch = ?", (at + ttl, lease.run, lease.epoch)
+            )
+            if not renewed.rowcount:
+                raise lost(lease)
+
+    def release(self, lease: Lease) -> None:
+        with self._step("release a run") as database:
+            # The next epoch begins, so that the lease is worth nothing from now on.
+            database.execute(
+                "UPDATE runs SET owner = NULL, epoch = epoch + 1 WHERE id = ? AND epoch = ?", (lease.run, lease.epoch)
+            )
+
+    def append(self, lease: Lease, record: Record) -> None:
+        seq, at, body = record
+        row = (seq, at, body.kind, encode(record), lease.run, lease.epoch)
+        status = status_after(body)
+        with self._lock:
+            try:
+                if status is None:
+                    written = self._connection.execute(_APPEND, row).rowcount
+                else:
+                    written = self._append_turn(lease, record, row, status)
+            except sqlite3.Error as error:
+                raise explained(error, self._path, f"take record {seq} of run {lease.run!r}") from error
+            if not written:
+                raise self._refusal(lease, record)
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        with self._step("be read"):
+            return self._records(run, self._number(run), after)
+
+    def runs(self) -> Sequence[RunInfo]:
+        with self._step("be read") as database:
+            return [RunInfo(*row) for row in database.execute(_RUNS)]
+
+    def post(self, run: RunId, message: Message) -> None:
+        payload = to_text(message.payload)
+        with self._step("take a message") as database:
+            database.execute(
+                "INSERT INTO inbox (run, kind, at, sender, payload) VALUES (?, ?, ?, ?, ?)",
+                (self._number(run), message.kind, message.at, message.by, payload),
+            )
+
+    def inbox(self, run: RunId) -> Sequence[Message]:
+        with self._step("be read") as database:
+            rows = database.execute(
+                "SELECT kind, at, sender, payload, number FROM inbox WHERE run = ? ORDER BY number",
+                (self._number(run),),
+            )
+            return [Message(kind, at, by, json.loads(payload), number) for kind, at, by, payload, number in rows]
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        with self._step("discard messages") as database, transaction(database):
+            if not self._is_current(lease):
+                raise lost(lease)
+            number = self._number(lease.run)
+            database.executemany(
+                "DELETE FROM inbox WHERE run = ? AND number = ?", [(number, message) for message in messages]
+            )
+
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        rows = [(outcome.tool, outcome.capability, outcome.succeeded, outcome.at) for outcome in outcomes]
+        with self._step("take outcomes") as database, transaction(database):
+            database.executemany("INSERT INTO outcomes (tool, capability, succeeded, at) VALUES (?, ?, ?, ?)", rows)
+
+    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        wanted = {"tool": tool, "capability": capability}
+        # Only names of columns enter the statement; a column that is not asked for would keep the index from use.
+        where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
+        with self._step("be read") as database:
+            rows = database.execute(_OUTCOMES.format(where or "TRUE"), {**wanted, "limit": limit})
+            return [Outcome(name, kind, bool(succeeded), at) for name, kind, succeeded, at in rows]
+
+    def close(self) -> None:
+        with self._step("be closed") as database:
+            database.close()
+
+    def _append_turn(self, lease: Lease, record: Record, row: tuple[object, ...], status: Status) -> int:
+        """Append a record that changes how the run is listed, and the listing, as one step."""
+        with transaction(self._connection) as database:
+            written = database.execute(_APPEND, row).rowcount
+            if written:
+                database.execute("UPDATE runs SET status = ? WHERE id = ?", (status, lease.run))
+            if written and isinstance(record.body, RunOpened):
+                database.execute(
+                    "UPDATE runs SET name = ?, objective = ? WHERE id = ?", (*title(record.body), lease.run)
+                )
+        return written
+
+    def _refusal(self, lease: Lease, record: Record) -> StoreError:
+        with self._step("be read") as database:
+            if not self._is_current(lease):
+                return lost(lease)
+            (last,) = database.execute(
+                "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?", (self._number(lease.run),)
+            ).fetchone()
+        return out_of_order(lease, record, last)
+
+    def _records(self, run: RunId, number: int, after: int) -> Iterator[Record]:
+        # In batches, so that an unfinished loop holds no snapshot open and a long journal is never in memory at once.
+        last = after
+        while True:
+            with self._step("be read") as database:
+                rows = database.execute(_READ, (number, last, _BATCH)).fetchall()
+            for seq, at, kind, data in rows:
+                last += 1
+                if seq != last:
+                    raise self._corrupt(run, last, "it is missing")
+                try:
+                    body = decode(kind, data)
+                except ValueError as error:
+                    raise self._corrupt(run, seq, str(error)) from error
+                yield Record(seq, at, body)
+            if len(rows) < _BATCH:
+                return
+
+    def _corrupt(self, run: RunId, seq: int, reason: str) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self._path}: record {seq} of run {run!r} cannot be read: {reason}; "
+            "restore the file from a copy, or fork the run from a revision before this record"
+        )
+
+    def _number(self, run: RunId) -> int:
+        row = None
+        if is_possible(run):
+            row = self._connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchone()
+        if row is None:
+            raise unknown(run, [known for (known,) in self._connection.execute("SELECT id FROM runs")])
+        return int(row[0])
+
+    def _is_current(self, lease: Lease) -> bool:
+        row = self._connection.execute("SELECT epoch FROM runs WHERE id = ?", (lease.run,)).fetchone()
+        return row is not None and row[0] == lease.epoch
+
+    @contextmanager
+    def _step(self, doing: str) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except (sqlite3.Error, UnicodeEncodeError) as error:  # the latter for half a surrogate pair
+                raise explained(error, self._path, doing) from error
