@@ -74,9 +74,12 @@ class _Scope:
     def holes(self, tool: ToolSpec) -> dict[str, str]:
         """The arguments that the patterns of a tool name, each with the first field that names it."""
         if tool.name not in self._holes:
-            texts = ((name, text) for name in _PATTERNS for text in _texts(getattr(tool, name)))
-            found = [(hole, name) for name, text in texts for hole in holes(text)]
-            self._holes[tool.name] = dict(reversed(found))
+            found: dict[str, str] = {}
+            for name in _PATTERNS:
+                for text in _texts(getattr(tool, name)):
+                    for hole in holes(text):
+                        found.setdefault(hole, name)
+            self._holes[tool.name] = found
         return self._holes[tool.name]
 
 
@@ -181,14 +184,17 @@ def _check_arguments(body: TaskBody, tool: ToolSpec, scope: _Scope) -> Iterator[
     given, parameters = body.arguments, tool.parameters
     for name, kind in parameters.items():
         if name not in given:
-            yield ("arguments",), f"tool {tool.name!r} needs the argument {name!r} ({kind})"
+            yield ("arguments",), f"tool {tool.name!r} needs the argument {shown(name)} ({kind})"
         elif expected := _mismatch(given[name], kind, scope.objects):
-            text = f"argument {name!r} of tool {tool.name!r} is {shown(given[name])}, expected {expected}"
+            text = f"argument {shown(name)} of tool {tool.name!r} is {shown(given[name])}, expected {expected}"
             yield ("arguments", name), text
     for name in given if parameters else ():
         if name not in parameters:
             hint = scope.hints(name, parameters)
-            yield ("arguments", name), f"tool {tool.name!r} has no parameter {name!r}{hint}; it has {list(parameters)}"
+            yield (
+                ("arguments", name),
+                f"tool {tool.name!r} has no parameter {shown(name)}{hint}; it has {shown(list(parameters))}",
+            )
     for name, where in {} if parameters else scope.holes(tool).items():
         if name not in given:
             escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""

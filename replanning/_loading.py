@@ -6,11 +6,11 @@ What is read is untrusted: size, depth, aliases and kinds of values are bounded 
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 from collections.abc import Sequence
 from itertools import accumulate
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import JsonValue
@@ -18,9 +18,9 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from replanning._errors import PlanError, Problem
 from replanning._plan import JsonObject, Plan
-from replanning._positions import json_tokens, positions, repeated_keys, yaml_tokens
+from replanning._positions import Token, json_tokens, positions, repeated_keys, yaml_tokens
 from replanning._references import kind_of
-from replanning._wording import path_of, place
+from replanning._wording import Path, line_and_column, path_of, place
 from replanning._yaml import read_yaml
 
 Format = Literal["yaml", "json"]
@@ -51,7 +51,7 @@ def load_plan(path: str | PathLike[str], *, max_size: int = MAX_SIZE) -> Plan:
     """
     source = str(path)
     try:
-        with Path(path).open("rb") as file:
+        with pathlib.Path(path).open("rb") as file:
             content = file.read(max_size + 1)
     except OSError as error:
         raise PlanError([Problem(source, f"the plan cannot be read: {error.strerror or error}")]) from error
@@ -96,8 +96,7 @@ def read_document(text: str, *, format: Format, source: str = "<text>", max_size
     if len(text) > max_size:
         raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
     if not text.isascii() and (half := _HALF.search(text)):
-        line, column = text.count("\n", 0, half.start()) + 1, half.start() - text.rfind("\n", 0, half.start())
-        raise PlanError([Problem(f"{source}:{line}:{column}", _HALF_MESSAGE)])
+        raise PlanError([Problem(f"{source}:{line_and_column(text, half.start())}", _HALF_MESSAGE)])
     try:
         return read_yaml(text, MAX_DEPTH) if format == "yaml" else _read_json(text)
     except PlanError as error:
@@ -133,21 +132,20 @@ def _read_json(text: str) -> JsonValue:
     try:
         document: JsonValue = json.loads(text, object_pairs_hook=build)
     except json.JSONDecodeError as error:
-        raise _problem(error.lineno, error.colno, f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}") from None
+        why = f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        raise PlanError([Problem(f"{error.lineno}:{error.colno}", why)]) from None
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     if repeated:
-        raise PlanError(
-            [
-                Problem(
-                    f"{token.line}:{token.column} {place(path[:-1])}".rstrip(), f"the key {path[-1]!r} is there twice"
-                )
-                for path, token in repeated_keys(json_tokens(text))
-            ]
-        )
+        found = repeated_keys(json_tokens(text))
+        raise PlanError([Problem(_keyed(path, token), f"the key {path[-1]!r} is there twice") for path, token in found])
     if _ESCAPED_HALF.search(text):
         _check_characters(text)
     return document
+
+
+def _keyed(path: Path, token: Token) -> str:
+    return f"{token.line}:{token.column} {place(path[:-1])}".rstrip()
 
 
 def _check_depth(text: str) -> None:
@@ -157,21 +155,16 @@ def _check_depth(text: str) -> None:
     brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
     if max(accumulate(map(_WEIGHT.__getitem__, brackets)), default=0) <= MAX_DEPTH:
         return
-    depth = 0
-    for token in json_tokens(text):
-        depth += 1 if token.kind in ("[", "{") else -1 if token.kind == "end" else 0
-        if depth > MAX_DEPTH:
-            raise _problem(token.line, token.column, f"nested more than {MAX_DEPTH} deep")
+    plain = _STRING.sub(lambda string: " " * len(string[0]), text)
+    depths = accumulate(_WEIGHT.get(character, 0) for character in plain)
+    at = next(index for index, depth in enumerate(depths) if depth > MAX_DEPTH)
+    raise PlanError([Problem(line_and_column(text, at), f"nested more than {MAX_DEPTH} deep")])
 
 
 def _check_characters(text: str) -> None:
     for token in json_tokens(text):
         if _HALF.search(token.text):
-            raise _problem(token.line, token.column, _HALF_MESSAGE)
-
-
-def _problem(line: int, column: int, message: str) -> PlanError:
-    return PlanError([Problem(f"{line}:{column}", message)])
+            raise PlanError([Problem(f"{token.line}:{token.column}", _HALF_MESSAGE)])
 
 
 def _located(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise

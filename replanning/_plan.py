@@ -34,6 +34,20 @@ from replanning._patterns import as_text, fill, holes, normalise_fact
 from replanning._validation import plain_problems, remainder
 from replanning._wording import did_you_mean
 
+__all__ = [
+    "Budget",
+    "Document",
+    "Fallback",
+    "Goal",
+    "JsonObject",
+    "JsonValue",
+    "Plan",
+    "Retry",
+    "Task",
+    "TaskBody",
+    "ToolSpec",
+]
+
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
 
@@ -73,7 +87,9 @@ class Goal(Document):
 class Retry(Document):
     """How often a task is tried again after an error that may pass, and how long to wait before."""
 
-    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(default=3, description="Attempts, the first included.")
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
+        default=3, description="Attempts, the first included."
+    )
     delay: Amount = Field(default=1.0, description="Seconds before the second attempt.")
     exponential: Flag = Field(default=True, description="Double the delay after each attempt.")
     jitter: Flag = Field(default=True, description="Vary the delay at random, so that retries do not come all at once.")
@@ -107,9 +123,13 @@ class ToolSpec(Document):
     resources: Mapping[Name, Amount] = Field(default={}, description="How much of each resource one use takes.")
     cost: Amount | None = Field(default=None, description="What one use costs, to compare tools.")
     available: Flag = Field(default=True, description="Whether it can be used now.")
-    transient: tuple[Integer, ...] = Field(default=(), description="Exit codes or HTTP statuses that may pass on a retry.")
+    transient: tuple[Integer, ...] = Field(
+        default=(), description="Exit codes or HTTP statuses that may pass on a retry."
+    )
     dangerous: Flag = Field(default=False, description="Whether a person must agree before it is put into a plan.")
-    command: str | None = Field(default=None, description="shell: the command line; {name} is the argument, as one word.")
+    command: str | None = Field(
+        default=None, description="shell: the command line; {name} is the argument, as one word."
+    )
     method: Name | None = Field(default=None, description="http: the request method.")
     url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
     headers: Mapping[str, str] = Field(default={}, description="http: request headers.")
@@ -163,9 +183,13 @@ class TaskBody(Document):
 
     name: Text | None = Field(default=None, description="How people call it.")
     tool: Name | None = Field(default=None, description="The tool that executes it.")
-    arguments: JsonObject = Field(default={}, description="Given to the tool; may hold ${task.output} and ${context.name}.")
+    arguments: JsonObject = Field(
+        default={}, description="Given to the tool; may hold ${task.output} and ${context.name}."
+    )
     goal: Text | None = Field(default=None, description="What the task is for.")
-    priority: Integer = Field(default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order.")
+    priority: Integer = Field(
+        default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order."
+    )
     timeout: Seconds | None = Field(default=None, description="Seconds for one attempt; none by default.")
     retry: Retry | None = Field(default=None, description="What to do after an error that may pass.")
     optional: Flag = Field(default=False, description="Whether the plan may succeed without it.")

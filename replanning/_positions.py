@@ -15,6 +15,7 @@ import yaml
 from replanning._wording import Path
 from replanning._yaml import events
 
+_OPENING: Final = ("[", "{")
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
 
 
@@ -35,6 +36,16 @@ class _Frame:
         self.index = index  # of the next item; None in an object
         self.key: str | None = None
 
+    def step(self, token: Token) -> tuple[Path, bool]:
+        """The path of what a token stands for or begins, and whether it is a key."""
+        if self.index is not None:
+            self.index += 1
+            return (*self.path, self.index - 1), False
+        is_key = self.key is None
+        key = token.text if self.key is None else self.key
+        self.key = key if is_key else None
+        return (*self.path, key), is_key
+
 
 def yaml_tokens(text: str) -> Iterator[Token]:
     """The tokens of a YAML text that was read before without a problem."""
@@ -54,10 +65,10 @@ def yaml_tokens(text: str) -> Iterator[Token]:
                 yield Token("end", "", line, column)
 
 
-def json_tokens(text: str) -> Iterator[Token]:
+def json_tokens(source: str) -> Iterator[Token]:
     """The tokens of a JSON text."""
     line, start = 1, 0
-    for match in _TOKEN.finditer(text):
+    for match in _TOKEN.finditer(source):
         raw = match[0]
         column = match.start() - start + 1
         match raw[0]:
@@ -68,15 +79,19 @@ def json_tokens(text: str) -> Iterator[Token]:
             case "]" | "}":
                 yield Token("end", "", line, column)
             case '"':
-                yield Token("scalar", json.loads(raw, strict=False), line, column)
+                text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
+                yield Token("scalar", text, line, column)
             case _:
                 yield Token("scalar", raw, line, column)
 
 
 def positions(tokens: Iterable[Token], wanted: Collection[Path]) -> dict[Path, tuple[int, int]]:
-    """Line and column of those of the wanted parts that the document has; of a field, where its key stands."""
+    """Line and column of those of the wanted parts that the document has; of a field, where its key stands.
+
+    Parts inside a part that is not wanted itself are not looked for.
+    """
     found: dict[Path, tuple[int, int]] = {}
-    for path, token in _walk(tokens):
+    for path, token in _walk(tokens, wanted):
         if path in wanted:
             found.setdefault(path, (token.line, token.column))
     return found
@@ -91,25 +106,29 @@ def repeated_keys(tokens: Iterable[Token]) -> Iterator[tuple[Path, Token]]:
         seen.add(path)
 
 
-def _walk(tokens: Iterable[Token]) -> Iterator[tuple[Path, Token]]:
-    """Every field and item with its path: a field at its key, an item at its beginning."""
+def _walk(tokens: Iterable[Token], within: Collection[Path] | None = None) -> Iterator[tuple[Path, Token]]:
+    """Every field and item with its path: a field at its key, an item at its beginning.
+
+    With `within`, what is inside of other parts than these is passed over.
+    """
     stack: list[_Frame] = []
+    passed = 0  # open arrays and objects that are passed over
     for token in tokens:
+        if passed:
+            passed += (token.kind in _OPENING) - (token.kind == "end")
+            continue
         if token.kind == "end":
             stack.pop()
             continue
-        frame = stack[-1] if stack else _Frame((), None)
-        if frame.index is not None:
-            path: Path = (*frame.path, frame.index)
-            frame.index += 1
-            yield path, token
-        elif frame.key is not None:
-            path, frame.key = (*frame.path, frame.key), None
-        elif stack:
-            frame.key = token.text
-            yield (*frame.path, token.text), token
-            continue
-        else:
-            path = ()
-        if token.kind != "scalar":
-            stack.append(_Frame(path, 0 if token.kind == "[" else None))
+        path: Path = ()
+        if stack:
+            path, is_key = stack[-1].step(token)
+            if is_key or stack[-1].index is not None:
+                yield path, token
+            if is_key:
+                continue
+        if token.kind in _OPENING:
+            if within is None or not path or path in within:
+                stack.append(_Frame(path, 0 if token.kind == "[" else None))
+            else:
+                passed = 1

@@ -53,7 +53,7 @@ def _plain(details: ErrorDetails, model: type[BaseModel], hints: Hints) -> Probl
         return Problem(place(path), f"{path[-1]!r} is missing")
     if kind == "extra_forbidden":
         fields = list(getattr(_model_at(model, path[:-1]), "model_fields", ()))
-        return Problem(place(path), f"there is no field {path[-1]!r} here{hints(str(path[-1]), fields)}")
+        return Problem(place(path), f"there is no field {shown(path[-1])} here{hints(str(path[-1]), fields)}")
     return Problem(place(path), _message(details))
 
 
@@ -126,13 +126,14 @@ def _drop(rest: dict[str, Any], path: Path) -> bool:
     match path:
         case ("tasks" | "tools" as group, int(index), str(name), *_):
             part = rest[group][index]
-            if _bears(name, _BEARING_OF_TASK if group == "tasks" else _BEARING_OF_TOOL) or not isinstance(part, dict):
+            bearing = _BEARING_OF_TASK if group == "tasks" else _BEARING_OF_TOOL
+            if not isinstance(part, dict) or name not in part or _bears(name, bearing):
                 return False
             rest[group][index] = {key: value for key, value in part.items() if key != name}
         case ("goal", *_):
             rest["goal"] = {"objective": ""}
-        case (str(name), *_) if not _bears(name, _BEARING_OF_PLAN):
-            rest.pop(name)
+        case (str(name), *_) if name in rest and not _bears(name, _BEARING_OF_PLAN):
+            del rest[name]
         case _:
             return False
     return True

@@ -12,11 +12,13 @@ from typing import Final
 Path = tuple[str | int, ...]
 
 _MAX_COMPARED: Final = 20_000
+_LONGEST: Final = 200
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 
 _BRIEF: Final = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 80
+_BRIEF.maxlist = 12
 
 
 def place(path: Sequence[str | int]) -> str:
@@ -25,16 +27,22 @@ def place(path: Sequence[str | int]) -> str:
     for step in path:
         if isinstance(step, int):
             text += f"[{step}]"
-        elif _PLAIN_KEY.fullmatch(step):
+        elif len(step) <= _LONGEST and _PLAIN_KEY.fullmatch(step):
             text += f".{step}" if text else step
         else:
-            text += f"[{json.dumps(step)}]"
+            short = step if len(step) <= _LONGEST else f"{step[:_LONGEST]}…"
+            text += f"[{json.dumps(short, ensure_ascii=not short.isprintable())}]"
     return text
 
 
 def path_of(text: str) -> Path:
-    """The path that `place` wrote."""
+    """The path that `place` wrote; a key that was cut stays cut."""
     return tuple(int(m[2]) if m[2] else m[1] or json.loads(m[3]) for m in _STEP.finditer(text))
+
+
+def line_and_column(text: str, position: int) -> str:
+    """Where a character stands, as people count: `line:column`, both from 1."""
+    return f"{text.count(chr(10), 0, position) + 1}:{position - text.rfind(chr(10), 0, position)}"
 
 
 def shown(value: object) -> str:
@@ -44,7 +52,7 @@ def shown(value: object) -> str:
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """`did you mean 'x'?` for the nearest of the known names, or nothing."""
-    if len(known) > _MAX_COMPARED:
+    if len(known) > _MAX_COMPARED or len(name) > _LONGEST:  # comparing takes the product of the lengths
         return ""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -15,7 +15,7 @@ import yaml
 from pydantic import JsonValue
 
 from replanning._errors import PlanError, Problem
-from replanning._wording import place
+from replanning._wording import line_and_column, place
 
 if TYPE_CHECKING:
     from yaml.events import AliasEvent, CollectionStartEvent, Event, ScalarEvent
@@ -57,8 +57,12 @@ def read_yaml(text: str, max_depth: int) -> JsonValue:
     try:
         for event in events(text):
             builder.take(event)
-    except yaml.YAMLError as error:
-        builder.problems.append(_syntax_problem(error, text))
+    except yaml.MarkedYAMLError as error:
+        why = ", ".join(filter(None, (error.context, error.problem)))
+        builder.problems.append(Problem(_at(error.problem_mark), f"this is not YAML: {why}"))
+    except yaml.reader.ReaderError as error:
+        where = line_and_column(text, error.position)
+        builder.problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
     if builder.problems:
         raise PlanError(builder.problems)
     return builder.document
@@ -227,14 +231,3 @@ class _Builder:
 
 def _at(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which have no base in common
     return f"{mark.line + 1}:{mark.column + 1}"
-
-
-def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        why = ", ".join(filter(None, (error.context, error.problem)))
-        return Problem(_at(error.problem_mark), f"this is not YAML: {why}")
-    if isinstance(error, yaml.reader.ReaderError):
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
-        return Problem(f"{line}:{column}", f"the character {chr(error.character)!r} is not allowed")
-    return Problem("", f"this is not YAML: {error}")

@@ -1,0 +1,282 @@
+"""Conditions and references: what they read, what they refuse, and that they evaluate no code."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning._errors import ExpressionError, UnknownTask
+from replanning._expressions import Condition, Reference, find_references, resolve
+from replanning._ids import TaskId
+from replanning._plan import JsonObject, JsonValue
+
+CONTEXT: JsonObject = {
+    "region": "eu",
+    "n": 3,
+    "on": True,
+    "off": False,
+    "none": None,
+    "list": [1, {"k": "v"}],
+    "a b": 1,
+}
+RESULTS: JsonObject = {"build": {"path": "dist/x.whl", "sizes": [1, 2]}, "a-b": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("context.on", True),
+        ("context.off", False),
+        ("context.none", False),
+        ("not context.off", True),
+        ("context.region == 'eu' and context.n > 2", True),
+        ("context.region == 'us' or context.n >= 4", False),
+        ("context.off and context.missing", False),
+        ("context.on or context.missing", True),
+        ("1 < context.n < 3", False),
+        ("1 < context.n <= 3", True),
+        ("context.region in ['eu', 'us']", True),
+        ("context.n not in (1, -3, 2.5)", True),
+        ("context['a b'] != 2", True),
+        ("context.list[0] == 1", True),
+        ("context.list[-1].k == 'v'", True),
+        ("context.none == null", True),
+        ("context.on == true and context.off == false", True),
+        ("context.none == None", True),
+        ("'region' in context", True),
+        ("'zone' in context and context.zone == 1", False),
+        ("'zone' not in context", True),
+        ("results['a-b'] == null", True),
+        ("'build' in results and results.build.path == 'dist/x.whl'", True),
+        ("  context.n\n== 3\n", True),
+        ("true", True),
+    ],
+)
+def test_evaluate(text, expected):
+    """A condition holds as its text says."""
+    assert Condition.parse(text).evaluate(CONTEXT, RESULTS) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "column 1: cannot be read"),
+        ("context.n ==", "cannot be read"),
+        ("context.n =", "cannot be read"),
+        ("\x00", "cannot be read"),
+        ("context.region == '\ud800'", "cannot be read"),
+        ("(" * 300, "cannot be read"),
+        ("len(context.list)", "column 1: a condition has no calls"),
+        ("context.on and exec('x')", "column 16: a condition has no calls"),
+        ("context.n + 1 == 2", "has no arithmetic"),
+        ("-context.n == 2", "has no arithmetic"),
+        ("1 if context.on else 2", "has no if / else"),
+        ("(lambda: 1)", "has no functions"),
+        ("f'{context.n}' == '3'", "has no f-strings"),
+        ("[x for x in context.list]", "has no such construct"),
+        ("context.none is None", "has no `is`: use == or !="),
+        ("region == 'eu'", "column 1: a condition knows no 'region': write context.region"),
+        ("'x' in region", "knows no 'region'"),
+        ("region.x", "knows no 'region'"),
+        ("context.region == eu", "column 19: a condition knows no 'eu'"),
+        ("context.région == größe", "column 19: a condition knows no 'größe'"),
+        ("context", "names all of context"),
+        ("context == results", "names all of context"),
+        ("context[0]", "looks up context by a name"),
+        ("context[context.n]", "looks up context by a name"),
+        ("context.list[context.n]", "looks up by a literal"),
+        ("context.list[0:1]", "looks up by a literal"),
+        ("context.list[True]", "looks up by a literal"),
+        ("context.n == 1j", "has no literals such as 1j"),
+        ("context.n == b'x'", "has no literals such as b'x'"),
+        ("context.n == 1e999", "has no literals such as"),
+        ("not " * 30 + "true", "nested more than 20 deep"),
+        ("context.a" + ".b" * 30, "nested more than 20 deep"),
+        ("-" * 900 + "1", "has no arithmetic"),
+        ("x" * 1001, "has at most 1000 characters, this one has 1001"),
+    ],
+)
+def test_refused(text, reason):
+    """What the language does not have is refused with its column and the reason."""
+    with pytest.raises(ExpressionError) as refused:
+        Condition.parse(text)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("context.zone", "context.zone does not exist; there is 'region', 'n'"),
+        ("results.test", "results.test does not exist; there is 'build', 'a-b'"),
+        ("results.build.size", "results.build.size does not exist; there is 'path', 'sizes'"),
+        ("results.build.sizes[2]", "does not exist; the array has 2 items"),
+        ("context.region.x", "does not exist: it would be in a string"),
+        ("context.none.x", "does not exist: it would be in null"),
+        ("context.n['x']", "does not exist: it would be in a number"),
+        ("context.on.x", "does not exist: it would be in a boolean"),
+        ("context.list.x", "does not exist: it would be in an array"),
+        ("results.build[0]", "does not exist: it would be in an object"),
+        ("context.n < context.region", "compares a number with a string"),
+        ("context.region in context.n", "compares a string with a number"),
+    ],
+)
+def test_nothing_there(text, reason):
+    """A name without a value is an error that says what there is; it is never just false."""
+    with pytest.raises(ExpressionError) as missing:
+        Condition.parse(text).evaluate(CONTEXT, RESULTS)
+    assert reason in str(missing.value)
+    assert text in str(missing.value)
+
+
+def test_nothing_yet():
+    """A name in an empty context is told as such."""
+    with pytest.raises(ExpressionError, match="there is nothing yet"):
+        Condition.parse("context.x").evaluate({}, {})
+
+
+def test_many_names():
+    """An error lists a few of many names."""
+    with pytest.raises(ExpressionError, match=r"'k0', .*'k9', …"):
+        Condition.parse("context.x").evaluate({f"k{i}": i for i in range(50)}, {})
+
+
+def test_names():
+    """A condition tells which values of the context and which results it reads."""
+    condition = Condition.parse(
+        "context.a == 1 and not ('b' in context) or results['x-y'].context == results.z[0] == true"
+    )
+    assert condition.context_names() == {"a", "b"}
+    assert condition.result_names() == {"x-y", "z"}
+
+
+def test_names_ignore_other_memberships():
+    """A membership in a literal or a value names no key of the context."""
+    condition = Condition.parse("'x' in ['x'] and 'y' in context.list and 'z' == true")
+    assert condition.context_names() == {"list"}
+    assert not condition.result_names()
+
+
+def test_equal_conditions():
+    """Conditions of the same text are equal, and show it."""
+    condition = Condition.parse("context.on")
+    assert condition == Condition.parse("context.on")
+    assert repr(condition) == "Condition(text='context.on')"
+
+
+@given(st.text(max_size=40) | st.text("context.results[]()'\"=<>! andornt019-+*{}:,", max_size=60))
+def test_any_text(text):
+    """Any text is a condition that gives a truth value, or an ExpressionError; nothing else comes out."""
+    try:
+        outcome = Condition.parse(text).evaluate(CONTEXT, RESULTS)
+    except ExpressionError:
+        return
+    assert outcome in (True, False)
+
+
+def result(task_id: TaskId) -> JsonValue:
+    """The outputs of three tasks."""
+    outputs: JsonObject = {"build": RESULTS["build"], "a.output": {"x": 1}, "a": {"output": {"x": 2}}, "none": None}
+    if task_id not in outputs:
+        raise UnknownTask(task_id)
+    return outputs[task_id]
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("${build.output}", {"path": "dist/x.whl", "sizes": [1, 2]}),
+        ("${build.output.path}", "dist/x.whl"),
+        ("${build.output['path']}", "dist/x.whl"),
+        ('${build.output["path"]}', "dist/x.whl"),
+        ("${build.output.sizes[1]}", 2),
+        ("${build.output.sizes[-1]}", 2),
+        ("${context.region}", "eu"),
+        ("${context.list[1].k}", "v"),
+        ("${context.a b}", 1),
+        ("${none.output}", None),
+        ("in ${context.region}: ${build.output.path}", "in eu: dist/x.whl"),
+        ("${build.output.sizes} ${none.output} ${context.on}", "[1,2] null true"),
+        ("$${build.output}", "${build.output}"),
+        ("$${ and ${context.n}", "${ and 3"),
+        ("$$${context.n}", "$${context.n}"),
+        ("{x} $x $", "{x} $x $"),
+        ("${a.output.output.x}", 1),
+        ([{"k": ["${context.n}", 5, None]}], [{"k": [3, 5, None]}]),
+    ],
+)
+def test_resolve(argument, expected):
+    """A reference alone becomes the value itself; inside text it is written as text."""
+    arguments: JsonObject = {"${key}": argument}
+    assert resolve(arguments, context=CONTEXT, result=result) == {"${key}": expected}
+    assert arguments == {"${key}": argument}
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("${build.output.nothing}", "${build.output.nothing}: 'nothing' does not exist; there is 'path', 'sizes'"),
+        ("${build.output.sizes[2]}", "${build.output.sizes[2]}: 2 does not exist; the array has 2 items"),
+        ("${context.zone}", "${context.zone}: 'zone' does not exist; there is"),
+        ("${test.output}", "${test.output}: there is no task 'test'"),
+    ],
+)
+def test_resolve_nothing(argument, reason):
+    """A reference that finds nothing is an error that names it and says what there is."""
+    with pytest.raises(ExpressionError) as missing:
+        resolve({"x": argument}, context=CONTEXT, result=result)
+    assert reason in str(missing.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        (
+            "${HOME}",
+            "'${HOME}' is no reference: write ${TASK.output}, ${TASK.output.name[0]} or ${context.name}, or $${HOME}",
+        ),
+        ("${}", "'${}' is no reference"),
+        ("${.output}", "is no reference"),
+        ("${context.}", "is no reference"),
+        ("${build.outputs}", "is no reference"),
+        ("${build.output.}", "is no reference"),
+        ("${build.output[x]}", "is no reference"),
+        ("a ${build.output", "a ${ is not closed; write $${"),
+        ("${a${b}}", "a ${ is not closed"),
+    ],
+)
+def test_malformed_reference(argument, reason):
+    """A `${` that is no reference and not escaped is an error that shows the forms there are."""
+    with pytest.raises(ExpressionError) as refused:
+        find_references({"x": ["fine", argument]})
+    assert reason in str(refused.value)
+
+
+def test_find_references():
+    """References are found in order, wherever they stand in the arguments."""
+    found = find_references({"x": ["${a.output} $${no}", {"y": "${context.b.c}"}], "z": "${b.output[0].c d}", "n": 1})
+    assert found == (
+        Reference("a.output", TaskId("a"), ()),
+        Reference("context.b.c", None, ("b", "c")),
+        Reference("b.output[0].c d", TaskId("b"), (0, "c d")),
+    )
+    assert [str(reference) for reference in found] == ["${a.output}", "${context.b.c}", "${b.output[0].c d}"]
+
+
+def test_dotted_ids():
+    """An id may hold dots, also `.output`: the longest id that the plan has is meant."""
+    [first] = find_references("${v1.2-rc.output.path}")
+    assert (first.task, first.path) == ("v1.2-rc", ("path",))
+    text = "${a.output.output.x}"
+    assert [find_references(text, known)[0].task for known in ({"a", "a.output"}, {"a"}, ())] == ["a.output", "a", "a"]
+
+
+@given(st.text("${}.[]output context'\"\\0a-", max_size=40))
+def test_any_argument(text):
+    """Any text resolves to a value or is an ExpressionError; escaped, it comes back as it was."""
+    with suppress(ExpressionError):
+        resolve({"x": text}, context=CONTEXT, result=result)
+    escaped = text.replace("${", "$${")
+    assert resolve({"x": escaped}, context=CONTEXT, result=result) == {"x": text}

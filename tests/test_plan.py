@@ -1,0 +1,557 @@
+"""The plan document: what it takes, what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from replanning._checks import check_task
+from replanning._errors import PlanError, UnknownTask
+from replanning._ids import TaskId
+from replanning._plan import Fallback, Goal, JsonObject, Plan, Retry, Task, ToolSpec
+
+GOAL = {"objective": "ship it"}
+
+
+def plan_of(*tasks: JsonObject, **fields: object) -> Plan:
+    """A plan of these tasks."""
+    return Plan.model_validate({"goal": GOAL, "tasks": tasks, **fields})
+
+
+def problems_of(*tasks: JsonObject, **fields: object) -> list[tuple[str, str]]:
+    """Place and message of everything that is wrong with such a plan."""
+    with pytest.raises(PlanError) as refused:
+        plan_of(*tasks, **fields)
+    return [(problem.place, problem.message) for problem in refused.value.problems]
+
+
+def test_minimal():
+    """A goal alone is a plan: it has no tasks and states no facts."""
+    plan = Plan(goal=Goal(objective="ship it"))
+    assert (plan.tasks, plan.tools, plan.facts) == ((), (), None)
+
+
+def test_frozen():
+    """No field of a plan can be set after it was made."""
+    plan = plan_of({"id": "a"})
+    with pytest.raises(ValidationError, match="frozen"):
+        plan.name = "other"
+    with pytest.raises(ValidationError, match="frozen"):
+        plan.tasks[0].priority = 3
+
+
+def test_lookup():
+    """Tasks and tools are found by name, and a near name is proposed for one that is not there."""
+    plan = plan_of({"id": "build", "tool": "make"}, tools=[{"name": "make"}])
+    assert plan.task("build") is plan.tasks[0]
+    assert plan.tool("make") is plan.tools[0]
+    assert plan.tool("cmake") is None
+    assert plan.tool(None) is None
+    with pytest.raises(UnknownTask, match="no task 'biuld'; did you mean 'build'"):
+        plan.task("biuld")
+
+
+def test_lookup_after_copy():
+    """A copy with other tasks and tools finds its own, not those of the original."""
+    plan = plan_of({"id": "a", "tool": "x"}, tools=[{"name": "x"}])
+    assert (plan.task("a"), plan.tool("x")) == (plan.tasks[0], plan.tools[0])
+    copy = plan.model_copy(update={"tasks": (Task(id=TaskId("b")),), "tools": (ToolSpec(name="y"),)})
+    assert copy.task("b").id == "b"
+    assert copy.tool("x") is None
+    with pytest.raises(UnknownTask):
+        copy.task("a")
+
+
+def test_sequential():
+    """In a sequential plan each task depends on the one before it, stated once."""
+    plan = plan_of({"id": "a"}, {"id": "b"}, {"id": "c", "depends_on": ["b"]}, sequential=True)
+    assert [task.depends_on for task in plan.tasks] == [(), ("a",), ("b",)]
+    assert Plan.parse(plan.to_yaml()) == plan
+
+
+def test_retry_undeclared():
+    """A retry that was declared with its defaults is told from one that was not declared."""
+    plan = plan_of({"id": "a", "retry": {}}, {"id": "b"})
+    again = Plan.parse(plan.to_json(), format="json")
+    assert [task.retry for task in again.tasks] == [Retry(max_attempts=3, delay=1.0), None]
+
+
+def test_facts_have_one_spelling():
+    """Whitespace around commas makes no other fact."""
+    plan = plan_of(facts=["on( a ,  b )"])
+    assert plan.facts == ("on( a,b )",)
+
+
+def test_grounding():
+    """Facts before, after and no longer after a use are its tool's patterns filled with the arguments."""
+    move = ToolSpec(
+        name="move",
+        requires=("on({x}, {y})", "idle"),
+        adds=("on({x},{z})",),
+        removes=("on({x},{y})",),
+        needs=("{x}.key",),
+        produces=("log",),
+    )
+    arguments: JsonObject = {"x": "a, b", "y": 2, "z": {"k": True}}
+    assert move.preconditions(arguments) == ("on(a,b,2)", "idle", "artifact(a,b.key)")
+    assert move.additions(arguments) == ('on(a,b,{"k":true})', "artifact(log)")
+    assert move.deletions(arguments) == ("on(a,b,2)",)
+
+
+def test_grounding_lacks_argument():
+    """A pattern that names an argument which is not given is an error that says which."""
+    with pytest.raises(PlanError, match=r"tool 'move': 'on\(\{x\}\)' in removes needs the arguments \['x'\]"):
+        ToolSpec(name="move", removes=("on({x})",)).deletions({"y": 1})
+
+
+def test_literal_braces():
+    """Doubled braces and shell variables are no holes."""
+    tool = ToolSpec(name="t", adds=("{{x}} ${HOME} {x y} {}",))
+    assert tool.additions({}) == ("{x} ${HOME} {x y} {}",)
+
+
+def test_hash():
+    """Equal plans have equal hashes, and a changed argument changes the hash."""
+    one, other = plan_of({"id": "a", "arguments": {"n": 1}}), plan_of({"id": "a", "arguments": {"n": 2}})
+    assert one.content_hash() == plan_of({"arguments": {"n": 1}, "id": "a"}).content_hash()
+    assert one.content_hash() != other.content_hash()
+
+
+def test_validated_again():
+    """A plan that is validated again is the same object."""
+    plan = plan_of({"id": "a"})
+    assert Plan.model_validate(plan) is plan
+
+
+def test_id_comes_first():
+    """A plan that is written begins each task with its id."""
+    assert plan_of({"tool": "x", "id": "a"}).to_yaml().endswith("tasks:\n- id: a\n  tool: x\n")
+
+
+def test_duplicate_names():
+    """Ids of tasks and names of tools are unique."""
+    assert problems_of({"id": "a"}, {"id": "a"}, tools=[{"name": "x"}, {"name": "x"}]) == [
+        ("tools[1].name", "tool 'x' is there already, as tools[0]; each needs its own name"),
+        ("tasks[1].id", "task 'a' is there already, as tasks[0]; each needs its own id"),
+    ]
+
+
+def test_dependencies():
+    """Dangling, own and repeated dependencies are each reported."""
+    assert problems_of({"id": "build"}, {"id": "b", "depends_on": ["biuld", "b", "build", "build"]}) == [
+        (
+            "tasks[1].depends_on[0]",
+            "task 'b' depends on 'biuld', which is no task of the plan; did you mean 'build'?",
+        ),
+        ("tasks[1].depends_on[1]", "task 'b' depends on itself"),
+        ("tasks[1].depends_on[3]", "task 'b' depends on 'build' twice"),
+    ]
+
+
+def test_cycles():
+    """Each set of tasks that wait for one another is reported by its shortest cycle."""
+    found = problems_of(
+        {"id": "a", "depends_on": ["b"]},
+        {"id": "b", "depends_on": ["c", "a"]},
+        {"id": "c", "depends_on": ["a"]},
+        {"id": "d", "depends_on": ["c", "e"]},
+        {"id": "e", "depends_on": ["d"]},
+        {"id": "f", "depends_on": ["e"]},
+    )
+    circle = "the tasks depend on one another in a circle: {}; remove one of these dependencies"
+    assert found == [
+        ("tasks[0].depends_on", circle.format("'a' → 'b' → 'a'")),
+        ("tasks[3].depends_on", circle.format("'d' → 'e' → 'd'")),
+    ]
+
+
+def test_sequential_cycle():
+    """A dependency against the order of a sequential plan is a cycle."""
+    [(_, message)] = problems_of({"id": "a", "depends_on": ["b"]}, {"id": "b"}, sequential=True)
+    assert "'a' → 'b' → 'a'" in message
+
+
+@pytest.mark.parametrize("name", ["", " a", "a\t", "a\x00b", "a\x9f", "x" * 201])
+def test_bad_ids(name):
+    """An id is short text without control characters and without whitespace at its ends."""
+    [(place, _)] = problems_of({"id": name})
+    assert place == "tasks[0].id"
+
+
+def test_strange_ids():
+    """Dots, dashes, spaces inside and letters of any language make an id."""
+    plan = plan_of({"id": "a.b-c d"}, {"id": "größe ✓", "depends_on": ["a.b-c d"]})
+    assert plan.task("größe ✓").depends_on == ("a.b-c d",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"priority": "1"}, "expected a whole number, got '1'"),
+        ({"priority": True}, "expected a whole number, got True"),
+        ({"timeout": 0}, "must be more than 0, got 0"),
+        ({"timeout": float("inf")}, "expected a finite number, got inf"),
+        ({"optional": "yes"}, "expected true or false, got 'yes'; yes, no, on and off are text here"),
+        ({"name": 5}, "expected text, got 5; put it in quotes"),
+        ({"name": "a\x1bb"}, "'a\\x1bb' must not contain control characters"),
+        ({"tool": " x"}, "' x' must not begin or end with whitespace"),
+        ({"tool": ""}, "must not be empty"),
+        ({"tool": "x" * 201}, "has 201 characters, at most 200 are allowed"),
+        ({"depends_on": "a"}, "expected a list, got 'a'"),
+        ({"resources": []}, "expected a mapping of names to values, got []"),
+        ({"resources": {"cpu": -1}}, "must be at least 0, got -1"),
+        ({"retry": 3}, "expected a mapping of fields to values, got 3"),
+        ({"retry": {"max_attempts": 0}}, "must be at least 1, got 0"),
+        ({"metadata": {"body": {"x": [float("nan")]}}}, "expected a finite number, got nan"),
+        ({"arguments": {"x": {"dict": object}}}, "expected a JSON value, got <class 'object'>"),
+        (
+            {"name": "\ud800"},
+            "Input should be a valid string, unable to parse raw data as a unicode string, got '\\ud800'",
+        ),
+        ({"dependson": []}, "there is no field 'dependson' here; did you mean 'depends_on'?"),
+        ({"fallbacks": [{"id": "b"}]}, "there is no field 'id' here"),
+    ],
+)
+def test_field_messages(fields, message):
+    """A field that cannot be used is told in plain words: what was expected, and what is there."""
+    assert [text for _, text in problems_of({"id": "a", **fields})] == [message]
+
+
+def test_places():
+    """The place of a problem is the path in the document, quoted where a key is no plain name."""
+    found = problems_of(
+        {"id": "a", "arguments": {"a b": {"list": [1, {"dict": float("nan")}]}}, "resources": {"x y": -1, " ": 1}},
+        tools=[{"name": "t", "body": {"str": [float("inf")]}}],
+    )
+    assert [place for place, _ in found] == [
+        "tools[0].body.str[0]",
+        'tasks[0].arguments["a b"].list[1].dict',
+        'tasks[0].resources["x y"]',
+        'tasks[0].resources[" "]',
+    ]
+
+
+def test_missing_fields():
+    """A field that must be there is named."""
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate({"tasks": [{}], "tools": [{}]})
+    assert [str(problem) for problem in refused.value.problems] == [
+        "goal: 'goal' is missing",
+        "tools[0].name: 'name' is missing",
+        "tasks[0].id: 'id' is missing",
+    ]
+
+
+def test_everything_at_once():
+    """Wrong fields do not hide what else is wrong with the plan."""
+    found = problems_of(
+        {"id": "a", "timeout": -1, "colour": "red"},
+        {"id": "b", "tool": "y"},
+        {"id": "c", "depends_on": ["nobody"]},
+        tools=[{"name": "x", "cost": -1}],
+        budget={"calls": -1},
+        goal={},
+        sequential=True,
+    )
+    assert [place for place, _ in found] == [
+        "goal.objective",
+        "tools[0].cost",
+        "tasks[0].timeout",
+        "tasks[0].colour",
+        "budget.calls",
+        "tasks[1].tool",
+        "tasks[2].depends_on[1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tasks": [{"id": " a"}, {"id": "b", "depends_on": ["a"]}]},
+        {"tasks": [{"id": "a"}, {"id": "b", "dependson": ["a"], "arguments": {"x": "${a.output}"}}]},
+        {"tasks": [{"id": "a", "tool": "x"}], "tools": [{"name": 1}]},
+        {"tasks": 5},
+        {"tasks": [5]},
+    ],
+)
+def test_no_blame(fields):
+    """What is right is not blamed for a wrong field that it depends on."""
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate({"goal": GOAL, **fields})
+    assert len(refused.value.problems) == 1
+
+
+def test_not_a_mapping():
+    """Something that is no mapping at all is refused as such."""
+    with pytest.raises(PlanError, match="expected a mapping of fields to values, got 5"):
+        Plan.model_validate(5)
+
+
+def test_partly_built():
+    """Problems beside tasks that were built before are reported too."""
+    with pytest.raises(PlanError, match="expected text, got 5"):
+        Plan.model_validate({"goal": Goal(objective="x"), "tasks": [Task(id=TaskId("a"))], "name": 5})
+
+
+def test_unknown_tool():
+    """A plan that describes tools describes all that it names, in fallbacks and undos as well."""
+    found = problems_of(
+        {"id": "a", "tool": "pyest", "fallbacks": [{"tool": "none", "undo": {"tool": "gone"}}]},
+        {"id": "b", "tool": "pytest"},
+        {"id": "c"},
+        tools=[{"name": "pytest"}],
+    )
+    assert found == [
+        ("tasks[0].tool", "task 'a': there is no tool 'pyest'; did you mean 'pytest'?; describe it under `tools`"),
+        ("tasks[0].fallbacks[0].tool", "task 'a': there is no tool 'none'; describe it under `tools`"),
+        ("tasks[0].fallbacks[0].undo.tool", "task 'a': there is no tool 'gone'; describe it under `tools`"),
+    ]
+
+
+def test_undescribed_tools():
+    """A plan that describes no tools may name any."""
+    assert plan_of({"id": "a", "tool": "anything"}).tools == ()
+
+
+def test_arguments():
+    """Arguments that are missing, unknown or of another type than the parameter are each reported."""
+    parameters = {"s": "string", "i": "integer", "n": "number", "l": "array", "b": "block", "any": "any"}
+    found = problems_of(
+        {"id": "a", "tool": "t", "arguments": {"s": 1, "i": True, "n": "1", "l": {}, "b": "table", "colour": "red"}},
+        {"id": "b", "tool": "t", "arguments": {"s": "", "i": 1, "n": 1.5, "l": [], "b": "b1", "any": None}},
+        {"id": "c", "tool": "t", "depends_on": ["b"], "arguments": dict.fromkeys(parameters, "${b.output}")},
+        tools=[{"name": "t", "parameters": parameters}],
+        objects={"b1": "block", "table": "surface"},
+    )
+    assert found == [
+        ("tasks[0].arguments.s", "task 'a': argument 's' of tool 't' is 1, expected string, not a number"),
+        ("tasks[0].arguments.i", "task 'a': argument 'i' of tool 't' is True, expected integer, not a boolean"),
+        ("tasks[0].arguments.n", "task 'a': argument 'n' of tool 't' is '1', expected number, not a string"),
+        ("tasks[0].arguments.l", "task 'a': argument 'l' of tool 't' is {}, expected array, not an object"),
+        (
+            "tasks[0].arguments.b",
+            "task 'a': argument 'b' of tool 't' is 'table', expected an object of type 'block' as `objects` states them",
+        ),
+        ("tasks[0].arguments", "task 'a': tool 't' needs the argument 'any' (any)"),
+        (
+            "tasks[0].arguments.colour",
+            "task 'a': tool 't' has no parameter 'colour'; it has ['s', 'i', 'n', 'l', 'b', 'any']",
+        ),
+    ]
+
+
+def test_arguments_that_a_command_names():
+    """A tool without parameters needs the arguments that its command and patterns name."""
+    tool = {"name": "t", "kind": "shell", "command": "awk '{print}' {file}", "headers": {"H": "{h}"}, "adds": ["{f}"]}
+    assert problems_of({"id": "a", "tool": "t", "arguments": {"file": "x"}}, tools=[tool]) == [
+        ("tasks[0].arguments", "task 'a': tool 't' names {f} in its adds: give that argument"),
+        (
+            "tasks[0].arguments",
+            (
+                "task 'a': tool 't' names {print} in its command: give that argument; "
+                "write {{print}} there if the braces are meant"
+            ),
+        ),
+        ("tasks[0].arguments", "task 'a': tool 't' names {h} in its headers: give that argument"),
+    ]
+
+
+def test_tools():
+    """A tool lacks nothing that its kind needs, and its parameters have types that exist."""
+    found = problems_of(
+        tools=[
+            {"name": "s", "kind": "shell"},
+            {"name": "h", "kind": "http", "method": "GET"},
+            {"name": "p", "kind": "python", "callable": "module"},
+            {"name": "q", "kind": "other", "parameters": {"x": "strin"}, "adds": ["on({x},{y})"]},
+        ]
+    )
+    assert found == [
+        ("tools[0]", "tool 's' is of kind shell and has no command"),
+        ("tools[1]", "tool 'h' is of kind http and has no url"),
+        ("tools[2].callable", "tool 'p': 'module' is not of the form module:function"),
+        (
+            "tools[3].parameters.x",
+            (
+                "tool 'q': there is no type 'strin'; did you mean 'string'?; expected one of "
+                "string, integer, number, boolean, array, object, any, or a type that `objects` states"
+            ),
+        ),
+        ("tools[3].adds", "tool 'q': {y} in adds is no parameter of it"),
+    ]
+
+
+def test_unknown_type_is_reported_once():
+    """An argument is not blamed for the unknown type of its parameter."""
+    found = problems_of(
+        {"id": "a", "tool": "t", "arguments": {"x": 1}}, tools=[{"name": "t", "parameters": {"x": "foo"}}]
+    )
+    assert [place for place, _ in found] == ["tools[0].parameters.x"]
+
+
+def test_resources():
+    """A demand is for a resource that the plan has, and not above its capacity."""
+    found = problems_of(
+        {"id": "a", "resources": {"cpu": 5}},
+        {"id": "b", "tool": "big"},
+        {"id": "c", "tool": "big", "resources": {"cpu": 4, "gpu": 1}},
+        resources={"cpu": 4},
+        tools=[{"name": "big", "resources": {"cpu": 8, "disc": 1}}],
+    )
+    assert found == [
+        (
+            "tools[0].resources.disc",
+            "tool 'big': the plan has no resource 'disc'; state its capacity under `resources`",
+        ),
+        ("tasks[0].resources.cpu", "task 'a': it takes 5 of 'cpu', and the plan has 4 in all"),
+        ("tasks[1].tool", "task 'b': its tool 'big' takes 8 of 'cpu', and the plan has 4 in all"),
+        (
+            "tasks[2].resources.gpu",
+            "task 'c': the plan has no resource 'gpu'; did you mean 'cpu'?; state its capacity under `resources`",
+        ),
+    ]
+
+
+def test_references():
+    """An argument or condition reads only what a task that is surely done before has put out."""
+    plan = plan_of(
+        {"id": "a"},
+        {"id": "b", "depends_on": ["a"]},
+        {"id": "c", "depends_on": ["b"], "arguments": {"x": "${a.output} ${b.output.y}"}, "when": "results.a"},
+    )
+    assert len(plan.tasks) == 3
+    found = problems_of(
+        {"id": "a"},
+        {"id": "d", "arguments": {"x": ["${a.output.p}"]}, "when": "results.a.ok"},
+        {"id": "e", "arguments": {"x": "${e.output}"}, "undo": {"arguments": {"x": "${e.output}"}}},
+    )
+    assert found == [
+        (
+            "tasks[1].arguments",
+            "task 'd' refers to ${a.output.p} and does not depend on 'a': add 'a' to its depends_on",
+        ),
+        ("tasks[1].when", "task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on"),
+        ("tasks[2].arguments", "task 'e' refers to its own output with ${e.output}"),
+    ]
+
+
+def test_references_to_unknown_tasks():
+    """A reference or condition that names no task of the plan is reported, in fallbacks as well."""
+    found = problems_of(
+        {"id": "build"},
+        {"id": "d", "fallbacks": [{"when": "results.z"}]},
+        {"id": "e", "arguments": {"x": "${biuld.output}"}},
+    )
+    assert found == [
+        ("tasks[1].fallbacks[0].when", "task 'd' refers to results.z, and 'z' is no task of the plan"),
+        (
+            "tasks[2].arguments",
+            "task 'e' refers to ${biuld.output}, and 'biuld' is no task of the plan; did you mean 'build'?",
+        ),
+    ]
+
+
+def test_malformed_expressions():
+    """Conditions and references that cannot be read are reported once each, with the reason."""
+    found = problems_of({"id": "a", "when": "f(1)", "arguments": {"x": "${HOME}"}})
+    assert [place for place, _ in found] == ["tasks[0].when", "tasks[0].arguments"]
+    assert "has no calls" in found[0][1]
+    assert "write ${TASK.output}" in found[1][1]
+
+
+def test_check_task():
+    """One task can be checked by itself, its fallbacks with it."""
+    task = Task(id=TaskId("a"), tool="x", fallbacks=(Fallback(tool="y", resources={"gpu": 1}), Fallback()))
+    assert check_task(task, {"x": ToolSpec(name="x")}, {}, {}) == [
+        "fallbacks[0]: there is no tool 'y'; describe it under `tools`",
+        "fallbacks[0]: the plan has no resource 'gpu'; state its capacity under `resources`",
+    ]
+    assert check_task(Task(id=TaskId("b"), when="("), {}, {}, {})[0].startswith("condition '('")
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=12)
+prose = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | numbers | st.text(st.characters(codec="utf-8"), max_size=20)
+tricky = st.sampled_from(
+    ["yes", "on", "012", "1e3", "0x1F", "1_000", "~", "<<", "2024-01-01", ".5", "1.", "-", "${", "="]
+)
+escaped = (scalars | tricky).map(lambda value: value.replace("${", "$${") if isinstance(value, str) else value)
+values = st.recursive(
+    escaped,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(prose | tricky, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(prose | tricky, values, max_size=3)
+amounts = st.floats(0, 1e9)
+bodies = {
+    "name": prose,
+    "tool": names | tricky,
+    "arguments": objects,
+    "goal": prose,
+    "priority": st.integers(-5, 5),
+    "timeout": st.floats(0.001, 1e6),
+    "retry": st.builds(Retry, max_attempts=st.integers(1, 9), delay=amounts, jitter=st.booleans()),
+    "optional": st.booleans(),
+    "acceptance": st.lists(prose, max_size=2),
+    "metadata": objects,
+}
+fallbacks = st.fixed_dictionaries({}, optional=bodies)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any plan: a random DAG, each task depending on some of those before it."""
+    ids = draw(st.lists(names, max_size=6, unique=True))
+    tasks = []
+    for index, name in enumerate(ids):
+        before = draw(st.lists(st.sampled_from(ids[:index]), unique=True)) if index else []
+        body = draw(st.fixed_dictionaries({}, optional={**bodies, "fallbacks": st.lists(fallbacks, max_size=2)}))
+        tasks.append({"id": name, "depends_on": before, **body})
+    optional = {
+        "name": prose,
+        "context": objects,
+        "resources": st.dictionaries(names, amounts, max_size=2),
+        "facts": st.lists(names, max_size=3),
+        "objects": st.dictionaries(names, names, max_size=2),
+        "sequential": st.booleans(),
+        "budget": st.fixed_dictionaries({}, optional={"calls": st.integers(0, 9), "money": amounts}),
+    }
+    fields = draw(st.fixed_dictionaries({"goal": st.fixed_dictionaries({"objective": prose})}, optional=optional))
+    return Plan.model_validate({**fields, "tasks": tasks})
+
+
+@given(plans())
+def test_round_trip(plan):
+    """A plan that is written and read again is the same plan, in both formats."""
+    assert Plan.parse(plan.to_yaml()) == plan
+    assert Plan.parse(plan.to_json(), format="json") == plan
+    assert Plan.parse(plan.to_yaml()).content_hash() == plan.content_hash()
+
+
+@given(
+    st.integers(2, 9).flatmap(lambda n: st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20))
+)
+def test_reachability(edges):
+    """References are accepted exactly where a path of dependencies leads, and cycles are found exactly where they are."""
+    count = 10
+    needs = [[f"t{b}" for a, b in dict.fromkeys(edges) if a == i and b != i] for i in range(count)]
+    reach = {f"t{i}": set(needed) for i, needed in enumerate(needs)}
+    for _ in range(count):
+        reach = {name: seen.union(*(reach[other] for other in seen)) for name, seen in reach.items()}
+    tasks: list[JsonObject] = [
+        {"id": f"t{i}", "depends_on": needs[i], "arguments": {f"t{j}": f"${{t{j}.output}}" for j in range(count)}}
+        for i in range(count)
+    ]
+    circular = {name for name, seen in reach.items() if name in seen}
+    found = problems_of(*tasks)
+    if circular:
+        groups = {
+            frozenset(other for other in circular if name in reach[other] and other in reach[name]) for name in circular
+        }
+        assert len(found) == len(groups)
+        assert all("in a circle" in message for _, message in found)
+    else:
+        assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))

@@ -1,0 +1,216 @@
+"""Hostile plan files: each is refused in bounded time and memory, with a message that helps."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+
+import pytest
+
+from replanning._errors import PlanError
+from replanning._loading import Format, parse_plan, read_document
+from replanning._plan import JsonObject, Plan
+
+COUNT = 100_000
+GENEROUS = 60.0
+"""Seconds: far more than any of these takes, far less than what a quadratic walk would."""
+
+
+def problem_of(text: str, form: Format) -> str:
+    """The one problem of a plan file, cut to a line."""
+    with pytest.raises(PlanError) as refused:
+        parse_plan(text, format=form, source="plan")
+    [problem] = refused.value.problems
+    return str(problem)
+
+
+@pytest.fixture
+def in_time():
+    """Fail a test that takes unreasonably long."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < GENEROUS
+
+
+def chain(count: int) -> list[JsonObject]:
+    """Tasks that each depend on the one before, refer to the first and to the one halfway."""
+    tasks: list[JsonObject] = [{"id": "t0", "arguments": {"a": 1}}]
+    for i in range(1, count):
+        arguments = {"first": "${t0.output}", "half": f"${{t{i // 2}.output}}"}
+        tasks.append({"id": f"t{i}", "depends_on": [f"t{i - 1}"], "arguments": arguments})
+    return tasks
+
+
+def document(tasks: list[JsonObject]) -> JsonObject:
+    """A plan of these tasks."""
+    return {"goal": {"objective": "x"}, "tasks": tasks}
+
+
+@pytest.mark.slow
+def test_many_tasks_in_json(in_time):
+    """A chain of 100,000 tasks with references far back is read and checked, and the last task is found at once."""
+    plan = parse_plan(json.dumps(document(chain(COUNT))), format="json")
+    assert plan.task(f"t{COUNT - 1}").depends_on == (f"t{COUNT - 2}",)
+
+
+@pytest.mark.slow
+def test_many_tasks_in_yaml(in_time):
+    """A YAML file of 100,000 tasks is read."""
+    tasks = "".join(f"- id: t{i}\n  tool: work\n  arguments: {{n: {i}}}\n" for i in range(COUNT))
+    plan = parse_plan(f"goal: {{objective: x}}\nsequential: true\ntasks:\n{tasks}")
+    assert plan.tasks[-1].depends_on == (f"t{COUNT - 2}",)
+
+
+@pytest.mark.slow
+def test_long_cycle(in_time):
+    """A cycle through 100,000 tasks is found, and told in one line."""
+    tasks = chain(COUNT)
+    tasks[0]["depends_on"] = [f"t{COUNT - 1}"]
+    message = problem_of(json.dumps(document(tasks)), "json")
+    assert "plan:1:76 tasks[0].depends_on: " in message
+    assert "'t0' → 't99999' → 't99998'" in message
+    assert "(99991 more)" in message
+    assert len(message) < 400
+
+
+@pytest.mark.slow
+def test_many_cycles(in_time):
+    """Fifty thousand cycles are each reported."""
+    tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"t{i ^ 1}"]} for i in range(COUNT)]
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate(document(tasks))
+    assert len(refused.value.problems) == COUNT // 2
+
+
+@pytest.mark.slow
+def test_many_problems(in_time):
+    """As many problems as tasks are all reported, without looking for near names for ever."""
+    tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"x{i}"], "tool": f"y{i}"} for i in range(COUNT)]
+    tools = [{"name": f"z{i}"} for i in range(100)]
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate({**document(tasks), "tools": tools})
+    assert len(refused.value.problems) == 2 * COUNT
+    wrong: list[JsonObject] = [{"id": f"t{i}", "colour": i} for i in range(COUNT)]
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate(document(wrong))
+    assert len(refused.value.problems) == COUNT
+
+
+@pytest.mark.slow
+def test_dense_references(in_time):
+    """Every task referring to many unrelated ones is checked without a walk for each."""
+    tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"t{i - 1}"] if i % 1000 else []} for i in range(20_000)]
+    for i, task in enumerate(tasks):
+        task["arguments"] = {str(k): f"${{t{(i * 7919 + k * 104_729) % 20_000}.output}}" for k in range(5)}
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate(document(tasks))
+    assert len(refused.value.problems) > 90_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_ten_megabytes(in_time, form):
+    """Ten megabytes in one value are read; as one key they are refused without being repeated."""
+    long = "x" * 10_000_000
+    text = json.dumps({**document([]), "context": {"a": long}})
+    assert parse_plan(text, format="json").context == {"a": long}
+    assert parse_plan(f"goal: {{objective: x}}\ncontext: {{a: {long}}}\n").context == {"a": long}
+    key = (
+        f'{{"goal": {{"objective": "x"}}, "{long}": 1}}' if form == "json" else f"goal: {{objective: x}}\n? {long}\n: 1"
+    )
+    message = problem_of(key, form)
+    assert "there is no field 'xxx" in message
+    assert len(message) < 500
+    assert "nested more than 100 deep" in problem_of("[" * 10_000_000, form)
+
+
+def test_too_large():
+    """A text over the limit is refused before it is read."""
+    with pytest.raises(PlanError, match="the text has more than 10 characters"):
+        parse_plan("x" * 11, max_size=10)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+def test_deep_nesting(form, opening, closing):
+    """A hundred levels are read, one more is refused, and a hundred thousand are refused as fast."""
+    levels = 100 // (1 + (opening[-1] == ":" and opening[0] == "["))
+    assert read_document(opening * levels + "1" + closing * levels, format=form) is not None
+    for deep in (levels + 1, 100_000):
+        message = problem_of(opening * deep + "1" + closing * deep, form)
+        assert "nested more than 100 deep" in message
+        assert message.startswith("plan:1:")
+
+
+def test_deep_block_nesting():
+    """Indentation cannot go deeper than brackets."""
+    assert "nested more than 100 deep" in problem_of("- " * 5000 + "x", "yaml")
+    assert "nested more than 100 deep" in problem_of("\n".join(" " * i + "a:" for i in range(300)), "yaml")
+
+
+def test_deep_strings_are_no_nesting():
+    """Brackets inside strings do not count as nesting."""
+    text = json.dumps({**document([]), "context": {"a": '["\\[' * 200, "b": "}" * 200}})
+    assert len(parse_plan(text, format="json").context) == 2
+
+
+def test_billion_laughs(in_time):
+    """Aliases of aliases are refused before they are expanded."""
+    lines = ["a0: &a0 [" + ", ".join(["lol"] * 10) + "]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    tracemalloc.start()
+    message = problem_of("\n".join(lines), "yaml")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "aliases stand for more than 100000 values; write them out" in message
+    assert peak < 10_000_000
+
+
+def test_deep_aliases():
+    """Aliases cannot nest deeper than the limit, each step shallow as it may be."""
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 200)]
+    assert "nested more than 100 deep through the alias *a" in problem_of("\n".join(lines), "yaml")
+
+
+def test_json_has_no_laughs():
+    """What would be an alias in YAML is a syntax error in JSON."""
+    assert "this is not JSON" in problem_of('{"a": &a ["lol"], "b": [*a, *a]}', "json")
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_control_characters(form):
+    """Control characters are refused raw, and escaped wherever a terminal would show them."""
+    raw = '{"goal": {"objective": "\x1b[31m"}}'
+    escaped = '{"goal": {"objective": "\\u001b[31m"}, "tasks": [{"id": "a\\u0007"}]}'
+    assert "\x1b" not in problem_of(raw, form)
+    with pytest.raises(PlanError) as refused:
+        parse_plan(escaped, format=form)
+    assert [problem.message for problem in refused.value.problems] == [
+        "'\\x1b[31m' must not contain control characters",
+        "'a\\x07' must not contain control characters",
+    ]
+    with pytest.raises(PlanError) as refused:
+        parse_plan('{"goal": {"objective": "x"}, "\\u001b[31m": 1}', format=form)
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_many_duplicate_keys(in_time):
+    """A hundred thousand repeated keys are each reported."""
+    pairs = '"a": 1, ' * COUNT + '"a": 1'
+    for form in ("yaml", "json"):
+        with pytest.raises(PlanError) as refused:
+            parse_plan(f"{{{pairs}}}", format=form)
+        assert len(refused.value.problems) == COUNT
+
+
+def test_deep_fallbacks():
+    """Fallbacks of fallbacks are checked as far down as they go."""
+    body: JsonObject = {"tool": "gone"}
+    for _ in range(40):
+        body = {"fallbacks": [body]}
+    with pytest.raises(PlanError) as refused:
+        Plan.model_validate({**document([{"id": "a", **body}]), "tools": [{"name": "x"}]})
+    [problem] = refused.value.problems
+    assert problem.place == "tasks[0]" + ".fallbacks[0]" * 40 + ".tool"
