@@ -6,8 +6,9 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from replanning._errors import ChangeRefused, Problem
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 
@@ -151,3 +152,23 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
             task["depends_on"] = [names.get(dep, dep) for dep in task.get("depends_on", ())]
     text = json.dumps([{**change, "kind": type(original).__name__} for change, original in zip(document, changes, strict=True)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_changes(data: object) -> tuple[PlanChange, ...]:
+    """Changes from JSON, such as a person's or a model's.
+
+    Raises:
+        ChangeRefused: something is no change; names every offender and its place.
+    """
+    try:
+        return _CHANGES.validate_python(data)
+    except ValidationError as error:
+        raise ChangeRefused(
+            [
+                Problem("changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]), e["msg"])
+                for e in error.errors(include_url=False, include_context=False)
+            ]
+        ) from None
+
+
+_CHANGES: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

@@ -62,6 +62,25 @@ class Draft:
         for step in self._steps:
             step()
 
+    def diff(self) -> str:
+        """What becomes of the tasks concerned, one line each: `-` before, `+` after, then who waits for what."""
+        graph = self._graph
+        known = [i for i in dict.fromkeys([*self._states, *self._tasks, *self._removed]) if i in graph]
+        before = {i: f"{task_line(graph.entry(i).task)} [{graph.entry(i).state}]" for i in known}
+        after: dict[TaskId, str] = {}
+        for i in dict.fromkeys([*known, *self._added]):
+            if i not in self._removed and self._state(i) is not TaskState.REPLACED_BY_REPLAN:
+                task = self._tasks[i] if i in self._tasks else graph.entry(i).task
+                after[i] = f"{task_line(task)} [{self._state(i)}]"
+        lines = [f"- {line}" for i, line in before.items() if after.get(i) != line]
+        lines += [f"+ {line}" for i, line in after.items() if before.get(i) != line]
+        for i, sinks in self._sinks.items():
+            waiting = list(graph.waiting_for(i)) if i in graph else []
+            if waiting:
+                more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
+                lines.append(f"  {', '.join(waiting[:8])}{more}: waiting for {', '.join(sinks)} instead of {i}")
+        return "\n".join(lines)
+
     # Staging one change of each kind
 
     def _add(self, change: AddTask) -> None:
@@ -411,3 +430,11 @@ _STAGE: dict[type, Callable[[Draft, object], None]] = {
     CancelTask: Draft._cancel,
     AbortRun: Draft._abort,
 }
+
+
+def task_line(task: Task) -> str:
+    """A task in one line: its id and the fields that say something."""
+    fields = task.model_dump(mode="json", exclude_defaults=True)
+    lead = fields.pop("id")
+    rest = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    return f"{lead}: {rest}" if rest else str(lead)

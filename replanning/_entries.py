@@ -77,7 +77,7 @@ class Entry:
         self.failure: Failure | None = None
         self.reason = ""
         self.condition: int | None = None
-        self.claimed = False
+        self.claimed = 0
         self.held = 0
         self.passed = 0
         self.removed = False

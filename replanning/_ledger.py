@@ -133,9 +133,12 @@ class Ledger:
         self.reminded.add(body.question)
 
     def _answered(self, body: QuestionAnswered, at: float) -> None:
-        self.questions.pop(body.question, None)
-        for trigger_id in self.attached.pop(body.question, ()):
-            self.open.pop(trigger_id, None)
+        asked = self.questions.pop(body.question, None)
+        self.attached.pop(body.question, None)
+        if asked is not None and body.verdict != "withdrawn":
+            # What was attached meanwhile, and everything when the question is withdrawn, is considered anew.
+            for trigger_id in asked.triggers:
+                self.open.pop(trigger_id, None)
         since = min(self.asked_at.values(), default=at)
         self.asked_at.pop(body.question, None)
         following = min(self.asked_at.values(), default=at)

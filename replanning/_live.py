@@ -15,7 +15,7 @@ from replanning._draft import Draft
 from replanning._entries import Entry
 from replanning._errors import ChangeRefused, Problem, RevisionConflict
 from replanning._ids import TaskId
-from replanning._plan import Plan, ToolSpec
+from replanning._plan import Plan, Task, ToolSpec
 from replanning._records import (
     AttemptFailed,
     AttemptInterrupted,
@@ -56,6 +56,7 @@ class LivePlan(TaskGraph):
         self.hash = plan.content_hash()
         self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
         self.durations = (0, 0.0)
+        self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
         self._holds: dict[str, tuple[TaskId, ...]] = {}
 
@@ -75,11 +76,38 @@ class LivePlan(TaskGraph):
         """Whether every required lineage ended in DONE or SKIPPED and the facts of the goal hold."""
         return not self.unsatisfied and not self.missing_facts
 
+    def document(self) -> Plan:
+        """The plan as it stands now: what replaced a task in its place, dependencies as they are followed."""
+        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=lambda e: e.order)
+        tasks = tuple(self._current(entry) for entry in entries)
+        return self.plan.model_copy(
+            update={"tasks": tasks, "tools": tuple(self.tools.values()), "context": dict(self.context)}
+        )
+
+    def _current(self, entry: Entry) -> Task:
+        task = entry.task
+        if all(not self.entry(dep).replaced_by for dep in task.depends_on):
+            return task
+        found: dict[TaskId, None] = {}
+        stack = list(reversed(task.depends_on))
+        while stack:
+            needed = self.entry(stack.pop())
+            if needed.replaced_by:
+                stack.extend(reversed(self.sinks(needed)))
+            else:
+                found[needed.id] = None
+        return task.model_copy(update={"depends_on": tuple(found)})
+
     # Changing
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against changes; nothing if `apply` would take them."""
         return tuple(Draft(self, changes).problems)
+
+    def diff(self, changes: Sequence[PlanChange]) -> str:
+        """What changes would do, in lines for people; if they do not fit, why."""
+        draft = Draft(self, changes)
+        return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
 
     def apply(
         self,
@@ -134,7 +162,7 @@ class LivePlan(TaskGraph):
         entry = self.entry(body.task)
         self._move(entry, TaskEvent.START)
         if entry.claimed:
-            entry.claimed = False
+            entry.claimed = 0
             self._claims -= 1
         elif self._pooled:
             entry.taken = self.demand(entry.task)
@@ -155,9 +183,10 @@ class LivePlan(TaskGraph):
         entry.output, entry.recoverable = body.output, body.recoverable
         entry.failure, entry.failures = None, 0
         entry.duration = at - entry.started
+        self.ended_attempts += 1
         count, total = self.durations
         self.durations = (count + 1, total + entry.duration)
-        tool = self._used(entry, True, at)
+        tool = self._used(entry, True)
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             arguments = self.arguments(entry)
             for fact in tool.deletions(arguments):
@@ -171,7 +200,8 @@ class LivePlan(TaskGraph):
         self._end_attempt(entry)
         entry.failure = failure_of(body)
         entry.duration = at - entry.started
-        self._used(entry, False, at)
+        self.ended_attempts += 1
+        self._used(entry, False)
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
             entry.failures += 1
             entry.round = 0
@@ -179,7 +209,7 @@ class LivePlan(TaskGraph):
             entry.due = body.retry_at
             self._deadlines.add(body.retry_at, entry, None)
 
-    def _used(self, entry: Entry, succeeded: bool, at: float) -> ToolSpec | None:
+    def _used(self, entry: Entry, succeeded: bool) -> ToolSpec | None:
         """Count an outcome for the tool of a task."""
         name = entry.task.tool
         if name is None:

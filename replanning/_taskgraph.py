@@ -43,6 +43,7 @@ class TaskGraph:
         self._parked: list[Entry] = []
         self._deadlines = Deadlines()
         self._claims = 0
+        self._claim_number = 0
         self._pooled = bool(plan.resources) or any(t.resources for t in plan.tools)
         for task in plan.tasks:
             self._insert(task, None)
@@ -131,7 +132,7 @@ class TaskGraph:
             return True
         found = self.claim()
         if found is not None:
-            self.unclaim(found.id)
+            self.unclaim(found, found.claimed)
         return found is None
 
     # Handing out
@@ -159,14 +160,14 @@ class TaskGraph:
             entry.passed += found is not None
             self._queue.push(entry)
         if found is not None:
-            found.claimed = True
+            self._claim_number += 1
+            found.claimed = self._claim_number
             self._claims += 1
         return found
 
-    def unclaim(self, task_id: TaskId) -> None:
-        """Return a task that was claimed and not started."""
-        entry = self.entry(task_id)
-        if entry.claimed:
+    def unclaim(self, entry: Entry, claim: int) -> None:
+        """Return a task that was claimed and not started; nothing happens when that claim is over."""
+        if claim and entry.claimed == claim:
             self._unclaim(entry)
             if entry.state is _READY:
                 self._queue.push(entry)
@@ -267,7 +268,7 @@ class TaskGraph:
 
     def _unclaim(self, entry: Entry) -> None:
         if entry.claimed:
-            entry.claimed = False
+            entry.claimed = 0
             self._claims -= 1
             self._free(entry)
 

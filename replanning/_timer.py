@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 
 from replanning._interfaces import Clock
 

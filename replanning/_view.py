@@ -158,6 +158,21 @@ class PlanView:
         """How many attempts have succeeded."""
         return self._live.durations[0]
 
+    @property
+    def attempts(self) -> int:
+        """How many attempts have ended."""
+        return self._live.ended_attempts
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long successful attempts took, added up."""
+        return self._live.durations[1]
+
+    @property
+    def counts(self) -> Mapping[TaskState, int]:
+        """How many tasks are in each state, past ones included."""
+        return MappingProxyType(self._live.counts)
+
     def holds(self, condition: str) -> bool:
         """Whether a `when` expression holds now.
 

@@ -65,7 +65,7 @@ VERSION: Final = len(_MIGRATIONS)
 """The version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
 _ADVICE: Final = {
-    "SQLITE_FULL": "the disk is full; make room and resume the run",
+    "SQLITE_FULL": "make room on the disk and resume the run",
     "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
     "SQLITE_PERM": "the file may not be opened; check its permissions",
     "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",

@@ -1,7 +1,25 @@
 """Tools for plans that describe theirs: shell commands, HTTP requests and Python functions.
 
-`ToolExecutor` is the work of an orchestrator; `check_tools` and `check_machine` look at a plan before it
-runs. See `replanning.tools._artifacts` for how an output comes by what its tool `produces`.
+`ToolExecutor` is the work of an orchestrator. `check_tools` and `check_machine` look at a plan before it
+runs, `kill_leftovers` cleans up before a run that was killed is resumed.
+
+`shell`: `command` is a script for `/bin/sh`, which stops at the first command that fails. `{name}` is an
+argument as one word, a list several words; they reach the shell as variables and are never parsed by it. A
+command works in a process group of its own. When it ends, fails, prints too much or is cancelled, nothing of
+that group is left.
+
+`http`: `{name}` is an argument, encoded in `url`, as text in `headers`, with its type in `body` where it is
+the whole string. Requests that change something carry the idempotency key of the attempt.
+
+`python`: `callable` is `package.module:function`; the arguments are keywords.
+
+What a tool `produces` is a part of its output, so that `${build.output.wheel}` finds it: the key `wheel` of
+the JSON object that the tool prints or answers; else its argument `wheel`; else the file that the command
+made or changed, named by an argument or directly in a directory named by one, and called `wheel`, or the
+only one that ends in `.wheel`, or the only one.
+
+`{env:NAME}` in `env`, `url`, `headers` and `body` is a variable of the environment. It is looked up when the
+tool is run, and its value is hidden in whatever comes back.
 """
 
 from replanning.tools._call import Kind, ToolCall, WorkContext
@@ -24,26 +42,23 @@ from replanning.tools._leftovers import kill_leftovers
 from replanning.tools._templates import Secrets
 
 __all__ = [
-    # executing
-    "Kind",
-    "Secrets",
-    "ToolCall",
-    "ToolExecutor",
-    "WorkContext",
-    # before a run, and before it is resumed
-    "check_machine",
-    "check_tools",
-    "kill_leftovers",
-    # what can go wrong
     "CommandFailed",
     "HttpStatusFailed",
     "HttpUnreachable",
     "InvalidArguments",
     "InvalidTool",
+    "Kind",
+    "Secrets",
+    "ToolCall",
+    "ToolExecutor",
     "ToolOutputTooLarge",
     "ToolTimedOut",
     "ToolUnavailable",
     "TransientCommandFailed",
     "TransientHttpStatusFailed",
     "UnknownTool",
+    "WorkContext",
+    "check_machine",
+    "check_tools",
+    "kill_leftovers",
 ]

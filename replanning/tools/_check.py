@@ -10,11 +10,12 @@ from typing import Final
 
 from replanning._errors import Problem
 from replanning._plan import Plan, TaskBody, ToolSpec
-from replanning._wording import did_you_mean
-from replanning.tools._commands import command_problems, programs
+from replanning._wording import Path, did_you_mean, place
+from replanning.tools._commands import programs
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
-from replanning.tools._templates import missing_arguments, templates_of, unset_variables
+from replanning.tools._shell import shell_problems
+from replanning.tools._templates import missing_arguments, texts_of, unset_variables
 
 _OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
@@ -22,14 +23,8 @@ _OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def _shell_problems(tool: ToolSpec) -> list[str]:
-    if tool.command is None:
-        return ["its kind is 'shell', so it needs a `command`"]
-    return command_problems(tool.command)
-
-
 _CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
-    "shell": _shell_problems,
+    "shell": shell_problems,
     "http": request_problems,
     "python": lambda tool: callable_problems(tool.callable),
 }
@@ -60,7 +55,7 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     """
     known = os.environ if environ is None else environ
     return [
-        Problem(f"tools.{index}", f"tool {tool.name!r} needs {missing}")
+        Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
         for index, tool in enumerate(plan.tools)
         for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
     ]
@@ -69,16 +64,16 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
 def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:
     used = {task.tool for task in plan.tasks}
     for index, tool in enumerate(plan.tools):
-        place = f"tools.{index}"
+        at = f"tools[{index}]"
         if tool.kind is None or tool.kind not in kinds:
             if tool.name in used:
-                yield Problem(place, _unknown_kind(tool, kinds))
+                yield Problem(at, _unknown_kind(tool, kinds))
             continue
         for problem in _CHECKS[tool.kind](tool) if tool.kind in _CHECKS else ():
-            yield Problem(place, f"tool {tool.name!r}: {problem}")
+            yield Problem(at, f"tool {tool.name!r}: {problem}")
         for name in sorted(_OWN_NAMES.get(tool.kind, frozenset()).intersection(tool.produces)):
             yield Problem(
-                f"{place}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
+                f"{at}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
             )
 
 
@@ -92,23 +87,23 @@ def _unknown_kind(tool: ToolSpec, kinds: frozenset[str]) -> str:
 
 
 def _task_problems(plan: Plan) -> Iterator[Problem]:
+    """Arguments that the body of a request needs; a plan checks those of commands and addresses itself."""
     for index, task in enumerate(plan.tasks):
-        for place, body in _bodies(f"tasks.{index}", task):
+        for path, body in _bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
-            missing = missing_arguments(templates_of(tool), body.arguments) if tool is not None else []
+            missing = missing_arguments(texts_of(tool.body), body.arguments) if tool is not None else []
             if missing:
-                given = list(body.arguments)
-                message = f"tool {body.tool!r} needs the arguments {missing}, task {task.id!r} gives {given}"
-                yield Problem(f"{place}.arguments", message)
+                message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
+                yield Problem(place((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
 
 
-def _bodies(place: str, body: TaskBody) -> Iterator[tuple[str, TaskBody]]:
+def _bodies(path: Path, body: TaskBody) -> Iterator[tuple[Path, TaskBody]]:
     """A task, its fallbacks and its undo, and theirs, each with its place."""
-    yield place, body
+    yield path, body
     for index, fallback in enumerate(body.fallbacks):
-        yield from _bodies(f"{place}.fallbacks.{index}", fallback)
+        yield from _bodies((*path, "fallbacks", index), fallback)
     if body.undo is not None:
-        yield from _bodies(f"{place}.undo", body.undo)
+        yield from _bodies((*path, "undo"), body.undo)
 
 
 def _missing_programs(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:

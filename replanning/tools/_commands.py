@@ -45,10 +45,10 @@ _REFUSED: Final = {
 }
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
-_RESERVED: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())
+_RESERVED: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
 _BUILTIN: Final = frozenset(
-    ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill "
-    "local printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
+    ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
+    " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
 )
 
 

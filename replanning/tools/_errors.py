@@ -27,6 +27,8 @@ from replanning._wording import did_you_mean
 TAIL = 2_000
 """How much of what a tool wrote an error message quotes, in characters."""
 
+_LONGEST_COMMAND = 200
+
 
 def tail(text: str) -> str:
     """The end of a text, marked where something was left out."""
@@ -151,6 +153,11 @@ class ToolOutputTooLarge(ToolError, OutputError):
             f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
             "let it write to a file and name the file, or raise the output limit"
         )
+
+
+def _brief(command: str) -> str:
+    """A command as a message shows it."""
+    return command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]} …"
 
 
 def _signal(exit_code: int) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 from pydantic import JsonValue
@@ -15,10 +15,12 @@ from replanning._plan import Plan, Task, ToolSpec
 from replanning.tools._arguments import argument_problems
 from replanning.tools._call import Kind, ToolCall, WorkContext
 from replanning.tools._errors import InvalidArguments, InvalidTool, ToolTimedOut, ToolUnavailable, UnknownTool
-from replanning.tools._http import HttpKind
 from replanning.tools._python import PythonKind
 from replanning.tools._shell import run_shell
 from replanning.tools._templates import Secrets, unset_variables
+
+if TYPE_CHECKING:
+    from replanning.tools._http import HttpKind
 
 MEBIBYTE: Final = 1024 * 1024
 
@@ -61,8 +63,13 @@ class ToolExecutor:
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = grace
-        self._http = HttpKind()
-        self._kinds: dict[str, Kind] = {"shell": run_shell, "http": self._http, "python": PythonKind(), **(kinds or {})}
+        self._http: HttpKind | None = None
+        self._kinds: dict[str, Kind] = {
+            "shell": run_shell,
+            "http": self._run_http,
+            "python": PythonKind(),
+            **(kinds or {}),
+        }
 
     def __repr__(self) -> str:
         return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._kinds))}>"
@@ -77,7 +84,8 @@ class ToolExecutor:
 
     async def aclose(self) -> None:
         """Close the connections of HTTP tools; using one afterwards opens them again."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
 
     async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
         """Execute one task.
@@ -133,3 +141,10 @@ class ToolExecutor:
             output_limit=self._output_limit,
             grace=self._grace,
         )
+
+    async def _run_http(self, call: ToolCall) -> JsonValue:
+        if self._http is None:
+            from replanning.tools._http import HttpKind  # httpx takes its time, and many plans need none
+
+            self._http = HttpKind()
+        return await self._http(call)

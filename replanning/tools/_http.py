@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email.utils
+import re
 import ssl
+import zlib
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
@@ -27,6 +29,7 @@ from replanning.tools._templates import read_json
 
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
 _HOPS: Final = 5
+_PACKINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _CHARSETS: Final = ("utf", "us-ascii", "iso-8859", "latin", "windows-", "cp125", "koi8", "gb", "big5", "shift", "euc")
 """What an answer may say it is written in: some of Python's other codecs are no text, or slow on purpose."""
 _KEPT: Final = (
@@ -49,9 +52,6 @@ class HttpKind:
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
-
-    def __repr__(self) -> str:
-        return f"<HttpKind {'closed' if self._client is None else 'open'}>"
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Send the request of a tool.
@@ -77,7 +77,8 @@ class HttpKind:
             request = fill_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
-        response, body = await self._answer(call, request)
+        response, packed = await self._answer(call, request)
+        body = _unpack(call, request, response, packed)
         if not response.is_success:
             raise _failure(call, request, response, body)
         return _output(call, response, body)
@@ -98,35 +99,62 @@ class HttpKind:
             if _is_untrusted(error):
                 raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.shown})", cause) from error
             raise HttpUnreachable(call.tool.name, request.shown, cause) from error
-        except httpx.DecodingError as error:
-            cause = f"it cannot be unpacked ({error})"
-            raise HttpUnreachable(call.tool.name, request.shown, cause) from error
 
     async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
-        """The answer at the end of all redirects to the same host, with its content."""
+        """The answer at the end of all redirects to the same host, with its content as it was sent."""
         if self._client is None:
             # How long an answer may take is the business of the attempt's deadline, not of the connection.
-            self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0))
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=10.0), headers={"Accept-Encoding": "gzip, deflate"}
+            )
         url, hops = request.url, 0
         headers = [(name.encode(), value.encode()) for name, value in request.headers.items()]
         while True:
             sent = self._client.stream(request.method, url, headers=headers, content=request.content)
             async with sent as response:
                 body = await _read(call, response)
-            target = urljoin(url, response.headers.get("location", url))
-            follows = request.is_safe and response.has_redirect_location and _same_host(url, target)
-            if not follows or hops == _HOPS:
+            target = _target(url, response)
+            if not request.is_safe or target is None or hops == _HOPS:
                 return response, body
             url, hops = target, hops + 1
 
 
 async def _read(call: ToolCall, response: httpx.Response) -> bytes:
+    """What the server sends, as it sends it."""
     body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > call.output_limit:
-            raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > call.output_limit:
+                # A closed answer ends by itself. Left in the middle, its generators would be stranded.
+                await response.aclose()
+    except httpx.TransportError:
+        if len(body) <= call.output_limit:
+            raise
+    if len(body) > call.output_limit:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
     return bytes(body)
+
+
+def _unpack(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
+    """The content of an answer; never more of it than may be kept."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity" or not packed:
+        return packed
+    if encoding not in _PACKINGS:
+        cause = f"its answer is packed as {encoding!r}, which was not asked for"
+        raise HttpUnreachable(call.tool.name, request.shown, cause)
+    unpacking = zlib.decompressobj(_PACKINGS[encoding])
+    try:
+        body = unpacking.decompress(packed, call.output_limit + 1)
+    except zlib.error as error:
+        cause = f"its answer is not the {encoding} that it states"
+        raise HttpUnreachable(call.tool.name, request.shown, cause) from error
+    if len(body) > call.output_limit:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+    if not unpacking.eof:
+        raise HttpUnreachable(call.tool.name, request.shown, f"its answer is not the {encoding} that it states")
+    return body
 
 
 def _failure(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
@@ -183,17 +211,26 @@ def _decode(response: httpx.Response, body: bytes) -> tuple[str, bool]:
 def _retry_after(response: httpx.Response) -> float | None:
     """How many seconds the server asks to wait, by its own clock where it names a time."""
     stated = response.headers.get("retry-after", "").strip()
-    if stated.isdecimal():
+    if re.fullmatch(r"[0-9]{1,9}", stated):
         return float(stated)
     until, now = (email.utils.parsedate_tz(text) for text in (stated, response.headers.get("date", "")))
     if until is None or now is None:
         return None
-    return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
+    try:
+        return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
+    except (ValueError, OverflowError):  # a date that no calendar has
+        return None
 
 
-def _same_host(url: str, target: str) -> bool:
-    """Whether a redirect stays with scheme, host and port."""
-    return urlsplit(url)[:2] == urlsplit(target)[:2]
+def _target(url: str, response: httpx.Response) -> str | None:
+    """Where a redirect leads, if it stays with scheme, host and port."""
+    if not response.has_redirect_location:
+        return None
+    try:
+        target = urljoin(url, response.headers["location"])
+        return target if urlsplit(url)[:2] == urlsplit(target)[:2] else None
+    except ValueError:  # no address at all
+        return None
 
 
 def _is_untrusted(error: BaseException) -> bool:

@@ -94,7 +94,7 @@ async def run_process(launch: Launch) -> Finished:
 
 async def _open_gate(process: Process) -> None:
     assert process.stdin is not None
-    with suppress(anyio.BrokenResourceError):  # it has ended already: its exit code says why
+    with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
         await process.stdin.send(b"\n")
         await process.stdin.aclose()
 

@@ -35,9 +35,6 @@ class PythonKind:
         # Threads of its own, so that functions that never end do not starve the rest of the program.
         self._threads: anyio.CapacityLimiter | None = None
 
-    def __repr__(self) -> str:
-        return "<PythonKind>"
-
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Call the function of a tool with the arguments of the task as keywords.
 
@@ -122,4 +119,4 @@ def _bind(call: ToolCall, function: Function) -> Callable[[], object]:
 
 
 def _is_async(function: Function) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

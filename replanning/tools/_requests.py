@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from pydantic import JsonValue
 
-from replanning._patterns import holes
 from replanning._plan import ToolSpec
 from replanning.tools._templates import MARK, MARKED, Secrets, mark, render, sole_hole, texts_of, variables, word
 
@@ -20,6 +19,7 @@ _METHOD: Final = re.compile(r"[A-Za-z]{1,20}")
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _ADDRESS: Final = re.compile(r"https?://[^/?#]", re.IGNORECASE)
+_COMPLETE: Final = re.compile(r"https?://(?:[^/?#@]*@)?[^/?#@%]+(?:[/?#]|\Z)", re.IGNORECASE)
 _BASE: Final = re.compile(rf"{MARKED.pattern}|{{env:\w+}}")
 """An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
 
@@ -63,7 +63,7 @@ def fill_request(tool: ToolSpec, arguments: Mapping[str, JsonValue], secrets: Se
         if "content-type" not in names:
             headers["Content-Type"] = "application/json"
     if method not in _SAFE_METHODS and "idempotency-key" not in names:
-        headers["Idempotency-Key"] = idempotency_key
+        headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
     url = _url(tool.url or "", arguments, secrets)
     return Request(method, url, headers, content, secrets.hide(f"{method} {url}"))
 
@@ -127,11 +127,20 @@ def _url(template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) ->
 
     url = base + render(path, secrets, segment, form=quoted) + mark_of_query
     url += render(query, secrets, lambda name: quoted(_scalar(name, arguments[name])), form=quoted)
-    if not _ADDRESS.match(url) or _CONTROL.search(url) or " " in url:
+    if not _is_address(url):
         raise ValueError(f"they make the url {secrets.hide(url)!r}, which is no address of http:// or https://")
     if any(part in {".", ".."} for part in re.split(r"[?#]", url, maxsplit=1)[0].split("/")):
         raise ValueError(f"they make the url {secrets.hide(url)!r}, which leads out of its path")
     return url
+
+
+def _is_address(url: str) -> bool:
+    if not _COMPLETE.match(url) or _CONTROL.search(url) or " " in url:
+        return False
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 def _header(name: str, template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:

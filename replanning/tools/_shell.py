@@ -9,7 +9,7 @@ from typing import Final
 import anyio.to_thread
 from pydantic import JsonValue
 
-from replanning._plan import JsonObject
+from replanning._plan import JsonObject, ToolSpec
 from replanning.tools._artifacts import Snapshot, artifact_names, find_artifacts, snapshot
 from replanning.tools._call import ToolCall
 from replanning.tools._commands import Script, command_problems, compile_command
@@ -23,7 +23,7 @@ from replanning.tools._errors import (
 )
 from replanning.tools._leftovers import IDEMPOTENCY_VARIABLE
 from replanning.tools._process import GATE, Finished, Launch, TooMuchOutput, run_process
-from replanning.tools._templates import read_json
+from replanning.tools._templates import MARK, read_json
 
 _SHELL: Final = "/bin/sh"
 _NOT_FOUND: Final = 127
@@ -49,20 +49,28 @@ async def run_shell(call: ToolCall) -> JsonValue:
     look = partial(anyio.to_thread.run_sync, snapshot, call.arguments, call.cwd)
     before: Snapshot = await look() if names else {}
     finished = await _run(call, script)
-    output = _output(call, finished)
+    output = _output(finished)
     after: Snapshot = await look() if names else {}
     artifacts = find_artifacts(names, call.arguments, said=output.get("json"), before=before, after=after)
     return {**artifacts, **output}
 
 
+def shell_problems(tool: ToolSpec) -> list[str]:
+    """Everything that is wrong with the description of a command."""
+    problems = ["its kind is 'shell', so it needs a `command`"] if tool.command is None else []
+    problems += command_problems(tool.command) if tool.command is not None else []
+    problems += [
+        f"{name!r} cannot be the name of a variable" for name in tool.env if not name or set(name) & {"=", MARK}
+    ]
+    problems += [f"{value!r} cannot be the value of a variable" for value in tool.env.values() if MARK in value]
+    return problems
+
+
 def _script(call: ToolCall) -> Script:
-    command = call.tool.command
-    if command is None:
-        raise InvalidTool(call.tool.name, ["its kind is 'shell', so it needs a `command`"])
-    if problems := command_problems(command):
+    if problems := shell_problems(call.tool):
         raise InvalidTool(call.tool.name, problems)
     try:
-        return compile_command(command, call.arguments)
+        return compile_command(call.tool.command or "", call.arguments)
     except ValueError as error:
         raise InvalidArguments(call.tool.name, [str(error)]) from None
 
@@ -113,7 +121,7 @@ def _unknown_program(tool: str, stderr: str) -> str | None:
     return said[-1] if said else None
 
 
-def _output(call: ToolCall, finished: Finished) -> JsonObject:
+def _output(finished: Finished) -> JsonObject:
     streams = {"stdout": finished.stdout, "stderr": finished.stderr}
     output: JsonObject = {"exit_code": finished.exit_code}
     output |= {name: data.decode(errors="replace").rstrip("\r\n") for name, data in streams.items()}

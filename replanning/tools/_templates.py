@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from replanning._patterns import as_text, fill, holes
 from replanning._plan import ToolSpec
+from replanning._redaction import MASK
 
 MARK: Final = "\0"
 """Stands around the name of a hole while a template is worked on; no template, value or variable holds it."""
@@ -23,7 +24,6 @@ MARKED: Final = re.compile(f"{MARK}([^{MARK}]+){MARK}")
 """A hole in a marked template."""
 
 _VARIABLE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_HIDDEN: Final = "***"
 _SHORTEST_SECRET: Final = 4
 
 
@@ -63,9 +63,9 @@ class Secrets:
             self._values.add(value)
 
     def hide(self, text: str) -> str:
-        """`text` with every known secret replaced by asterisks, the longest first."""
+        """`text` with every known secret replaced by a mark, the longest first."""
         for value in sorted(self._values, key=lambda value: (-len(value), value)):
-            text = text.replace(value, _HIDDEN)
+            text = text.replace(value, MASK)
         return text
 
     def hide_in(self, value: JsonValue) -> JsonValue:

@@ -1,0 +1,216 @@
+"""One execution of one task, as the code that executes it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+import anyio
+
+from replanning._errors import TransientError
+from replanning._ids import AttemptId
+from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._records import Failure, Usage
+from replanning._taskgraph import Results
+
+if TYPE_CHECKING:
+    from replanning._entries import Entry
+    from replanning._run import PlanRun
+
+_MAX_MESSAGE = 8_000
+
+
+class TaskContext:
+    """What work gets beside its task.
+
+    Attributes:
+        attempt_id: the attempt this is.
+        arguments: the task's arguments with every `${...}` reference replaced by its value.
+    """
+
+    __slots__ = ("_run", "_task_id", "arguments", "attempt_id")
+
+    def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
+        self._run = run
+        self._task_id = task.id
+        self.attempt_id = attempt_id
+        self.arguments: JsonObject = task.arguments
+
+    def __repr__(self) -> str:
+        return f"<TaskContext of {self.attempt_id!r}>"
+
+    @property
+    def run_id(self) -> str:
+        """The run that this attempt belongs to."""
+        return self._run.id
+
+    @property
+    def results(self) -> Mapping[str, JsonValue]:
+        """Outputs of finished tasks by id; what replaced a task is found under the id of what it replaced."""
+        return Results(self._run.live)
+
+    @property
+    def context(self) -> Mapping[str, JsonValue]:
+        """The context of the run now."""
+        return MappingProxyType(self._run.live.context)
+
+    @property
+    def tool(self) -> ToolSpec | None:
+        """The tool of the task, where the plan describes it."""
+        return self._run.live.tools.get(self._run.live.entry(self._task_id).task.tool or "")
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at the task in this run, so that a service can recognise a repetition."""
+        return f"{self._run.id}/{self._task_id}"
+
+    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
+        """Tell the budget what the work used."""
+        self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
+
+    def note_process(self, group: int) -> None:
+        """Journal the process group that the work started, to be killed if this process dies."""
+        self._run._note_process(self.attempt_id, group)
+
+
+class Attempt:
+    """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
+
+    An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and cancellation
+    are recorded as an interruption and go on.
+
+    Attributes:
+        task: the task.
+        id: the id of this attempt.
+        output: what the body assigns.
+    """
+
+    __slots__ = ("_run", "_scope", "cancelled", "context", "id", "output", "task")
+
+    def __init__(self, run: PlanRun, task: Task) -> None:
+        self._run = run
+        self.task = task
+        self.id = AttemptId("")
+        self.output: object = None
+        self.cancelled = False
+        self.context: TaskContext
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at the task in this run."""
+        return self.context.idempotency_key
+
+    def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
+        """Tell the budget what the work used."""
+        self.context.charge(calls=calls, tokens=tokens, money=money)
+
+    def cancel(self) -> None:
+        """Stop the body; nothing it still reports is taken."""
+        self.cancelled = True
+        self._scope.cancel()
+
+    async def __aenter__(self) -> Attempt:
+        started = self._run._begin(self)
+        if not started:
+            started = await self._run._begin_later(self)
+        self.context = TaskContext(self._run, self.task, self.id)
+        self._scope = anyio.CancelScope()
+        self._scope.__enter__()
+        if not started:
+            self.cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if error is None or (swallowed and self.cancelled):
+            if not self.cancelled:
+                self._run.succeeded(self.id, self.output)
+            return True
+        if isinstance(error, Exception):
+            self._run.failed(self.id, error)
+            return True
+        self._run._interrupted(self.id, f"{type(error).__name__} in the worker")
+        return False
+
+
+def failure_from(error: BaseException | str) -> Failure:
+    """The record of an exception; a group of exceptions is one failure, transient if all its parts are."""
+    if isinstance(error, str):
+        return Failure("Error", _bounded(error))
+    message = str(error) or repr(error)
+    if isinstance(error, BaseExceptionGroup):
+        parts = [failure_from(part) for part in error.exceptions]
+        message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
+        return Failure(type(error).__name__, _bounded(message), all(part.transient for part in parts))
+    return Failure(type(error).__name__, _bounded(message), is_transient(error))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error may pass: TransientError, connection errors, and HTTP statuses 429 and 5xx.
+
+    Errors of other libraries are recognised by what they carry (`status_code`, also of their `response`, and
+    connection errors as their cause), never by the words in them.
+    """
+    if isinstance(error, TransientError | ConnectionError):
+        return True
+    status = getattr(error, "status_code", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status == 429 or 500 <= status <= 599
+    return any(base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore")) for base in type(error).__mro__)
+
+
+_TRANSPORT_ERRORS = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    half = _MAX_MESSAGE // 2
+    return f"{message[:half]}\n[... {len(message) - 2 * half} characters left out ...]\n{message[-half:]}"
+
+
+class ReadyTasks:
+    """Hands out tasks the moment they may run; ends when the run does. Each worker takes one of its own.
+
+    A task that was handed out and not attempted goes back into the queue on the next pull, or when this
+    object is dropped.
+    """
+
+    __slots__ = ("_claim", "_entry", "_run")
+
+    def __init__(self, run: PlanRun) -> None:
+        self._run = run
+        self._entry: Entry | None = None
+        self._claim = 0
+
+    def __repr__(self) -> str:
+        return f"<ReadyTasks of {self._run!r}>"
+
+    def __aiter__(self) -> ReadyTasks:
+        return self
+
+    async def __anext__(self) -> Task:
+        self._give_back()
+        found = await self._run._life.next_task()
+        if found is None:
+            raise StopAsyncIteration
+        self._entry, task = found
+        self._claim = self._entry.claimed
+        return task
+
+    def _give_back(self) -> None:
+        entry = self._entry
+        if entry is not None and entry.claimed == self._claim:
+            self._run._life.give_back(entry, self._claim)
+        self._entry = None
+
+    def __del__(self) -> None:
+        self._give_back()

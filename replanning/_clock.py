@@ -1,0 +1,51 @@
+"""Real time, chance and ids, for when none are passed in."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from replanning._interfaces import Clock
+
+
+class SystemClock:
+    """The clock of this machine: the time of day at the start, and steady from then on."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __repr__(self) -> str:
+        return "<SystemClock>"
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return self._offset + time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for real."""
+        await anyio.sleep(seconds)
+
+
+def new_run_id() -> str:
+    """An id for a run that sorts by time and will not come again."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where a run takes time, chance and ids from; pass others to make it deterministic.
+
+    Attributes:
+        clock: time.
+        chance: numbers in [0, 1), for the jitter of retries.
+        new_id: ids of runs.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    chance: Callable[[], float] = random.random
+    new_id: Callable[[], str] = new_run_id

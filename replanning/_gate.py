@@ -1,0 +1,54 @@
+"""Gates that come with the library."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from replanning._interfaces import Answer, Question
+
+Ask = Callable[[Question], Awaitable[Answer] | Answer]
+
+
+class CallbackGate:
+    """Asks by calling a function, sync or async, that returns the answer.
+
+    Args:
+        ask: gets the question.
+        remind: gets it again when the deadline comes near.
+    """
+
+    def __init__(self, ask: Ask, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
+        self._ask = ask
+        self._remind = remind
+
+    def __repr__(self) -> str:
+        return f"<CallbackGate {getattr(self._ask, '__qualname__', self._ask)}>"
+
+    async def ask(self, question: Question) -> Answer:
+        """The answer that the function returns."""
+        answer = self._ask(question)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def remind(self, question: Question) -> None:
+        """Call the function for reminders, if there is one."""
+        said = self._remind(question) if self._remind is not None else None
+        if inspect.isawaitable(said):
+            await said
+
+
+class StoreGate:
+    """Keeps the run waiting until somebody answers through the store, as `replanning approve` does."""
+
+    def __repr__(self) -> str:
+        return "<StoreGate>"
+
+    async def ask(self, question: Question) -> Answer:
+        """Wait; the answer comes through the store, which ends this wait."""
+        await anyio.sleep_forever()
+        raise AssertionError("sleep_forever returned")
+
+    async def remind(self, question: Question) -> None:
+        """Nobody is there to be reminded."""

@@ -1,0 +1,350 @@
+"""How a run goes on and ends: commits records, hands out tasks, notices quiescence, survives its store."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from replanning._entries import Entry
+from replanning._errors import ExpressionError, LeaseLost, NotRunning, StoreError
+from replanning._ids import AttemptId, TaskId
+from replanning._interfaces import Clock
+from replanning._journal import Journal
+from replanning._ledger import HANDLERS as LEDGER_KINDS
+from replanning._ledger import Ledger
+from replanning._live import LivePlan
+from replanning._plan import Task
+from replanning._records import (
+    Body,
+    ConditionEvaluated,
+    Failure,
+    Record,
+    RunEnded,
+    RunQuiescent,
+    RunStatus,
+)
+from replanning._settings import Settings
+from replanning._states import WAITING, TaskState
+from replanning._timer import Timer
+
+PULLS_PER_CHECKPOINT: Final = 32
+"""Pulls that found a task at once before the event loop gets a turn all the same."""
+
+_ACTIVE = (TaskState.RUNNING, TaskState.READY, TaskState.BACKOFF)
+Observer = Callable[[Record], None]
+
+
+class Lifecycle:
+    """The machinery under a `PlanRun`.
+
+    Args:
+        live: the plan.
+        ledger: the memory of replanning.
+        journal: where records go before they take effect.
+        clock: time.
+        settings: what to do when the store fails.
+    """
+
+    def __init__(self, live: LivePlan, ledger: Ledger, journal: Journal, clock: Clock, settings: Settings) -> None:
+        self.live = live
+        self.ledger = ledger
+        self.journal = journal
+        self.clock = clock
+        self.settings = settings
+        self.timer = Timer(clock, live.next_deadline, self._on_deadline)
+        self.observers: dict[type[Body], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
+        self.taps: list[Observer] = []
+        self.busy: Callable[[], bool] = lambda: False
+        self.on_overdue: Callable[[Entry, AttemptId], None] = lambda entry, attempt: None
+        self.on_bad_arguments: Callable[[Entry, Failure], None] = lambda entry, failure: None
+        self.on_end: Callable[[], None] = lambda: None
+        self.end: RunEnded | None = None
+        self.ended = anyio.Event()
+        self.started_at = clock.now()
+        self.cancelling = False
+        self._waiters: deque[anyio.Event] = deque()
+        self._pulls = 0
+        self._buffer: list[Body] = []
+        self._store_works = True
+        self._store_delay = 0.1
+        self._failing_since: float | None = None
+        self._store_back: anyio.Event | None = None
+
+    # Records
+
+    def commit(self, body: Body) -> Record:
+        """Journal a record and let it take effect, in one step.
+
+        Raises:
+            StoreError: it could not be journaled; nothing has changed.
+        """
+        record = self.append(body)
+        self.live.fold(record)
+        self.publish(record)
+        return record
+
+    def append(self, body: Body) -> Record:
+        """Journal a record whose effect the caller brings about in the same step.
+
+        Raises:
+            StoreError: it could not be journaled.
+        """
+        if not self._store_works:
+            raise StoreError("the store is failing; nothing new is begun until it works again")
+        try:
+            record = self.journal.append(body)
+        except StoreError as error:
+            self._on_store_failure(error)
+            raise
+        if self._failing_since is not None:
+            self._failing_since, self._store_delay = None, 0.1
+        return record
+
+    def observe(self, body: Body) -> None:
+        """Commit something that has happened; while the store fails it is kept and committed later."""
+        if not self._store_works:
+            self._buffer.append(body)
+            return
+        try:
+            self.commit(body)
+        except StoreError:
+            self._buffer.append(body)
+
+    def publish(self, record: Record) -> None:
+        """Tell observers of a record that has taken effect."""
+        observers = self.observers.get(type(record.body))
+        if observers is not None:
+            for observer in observers:
+                observer(record)
+        for tap in self.taps:
+            tap(record)
+
+    # The store fails
+
+    @property
+    def store_works(self) -> bool:
+        """Whether the journal takes records."""
+        return self._store_works
+
+    async def store_back(self) -> None:
+        """Wait until the store works again.
+
+        Raises:
+            NotRunning: it did not, and the run is paused.
+        """
+        while not self._store_works and self.end is None:
+            if self._store_back is None:
+                self._store_back = anyio.Event()
+            await self._store_back.wait()
+        if self.end is not None:
+            raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
+
+    def _on_store_failure(self, error: StoreError) -> None:
+        now = self.clock.now()
+        if self._failing_since is None:
+            self._failing_since = now
+        if isinstance(error, LeaseLost):
+            self._stop_unrecorded(f"another process has taken the run over: {error}")
+        elif now - self._failing_since >= self.settings.store_patience:
+            self._stop_unrecorded(f"the store has failed for {now - self._failing_since:g} s: {error}")
+        else:
+            self._store_works = False
+            self.timer.at(now + self._store_delay, self._try_store)
+            self._store_delay = min(2 * self._store_delay, 5.0)
+
+    def _try_store(self) -> None:
+        """Write what was kept; with nothing kept, the next start is the test."""
+        if self.end is not None:
+            return
+        self._store_works = True
+        waiting, self._buffer = self._buffer, []
+        while waiting:
+            try:
+                self.commit(waiting[0])
+            except StoreError:
+                self._buffer = [*waiting, *self._buffer]
+                return
+            waiting.pop(0)
+        if self._store_back is not None:
+            self._store_back.set()
+            self._store_back = None
+        self.wake()
+        self.check()
+
+    def lose(self, error: LeaseLost) -> None:
+        """Stop: another process owns the run now."""
+        if self.end is None:
+            self._stop_unrecorded(f"another process has taken the run over: {error}")
+
+    def _stop_unrecorded(self, reason: str) -> None:
+        """End as paused without a record, which the store would not take."""
+        self._store_works = False
+        self._finish(RunEnded("paused", reason))
+
+    # Handing out
+
+    async def next_task(self) -> tuple[Entry, Task] | None:
+        """The next task, with its arguments resolved; waits for one, and returns None when the run has ended."""
+        self._pulls += 1
+        if self._pulls >= PULLS_PER_CHECKPOINT:
+            self._pulls = 0
+            await anyio.lowlevel.checkpoint()
+        while self.end is None:
+            found = self._claim()
+            if found is not None:
+                return found
+            self.check()
+            if self.end is not None:
+                break
+            self._pulls = 0
+            await self._wait()
+        return None
+
+    def give_back(self, entry: Entry, claim: int) -> None:
+        """Return a task that was handed out and not started."""
+        self.live.unclaim(entry, claim)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let as many waiting pullers look as there are ready tasks."""
+        waiters = self._waiters
+        if waiters:
+            for _ in range(min(len(waiters), self.live.counts[TaskState.READY])):
+                waiters.popleft().set()
+
+    async def _wait(self) -> None:
+        event = anyio.Event()
+        self._waiters.append(event)
+        try:
+            await event.wait()
+        except BaseException:
+            if event.is_set():
+                self.wake()  # somebody else may take what this one was woken for
+            else:
+                self._waiters.remove(event)
+            raise
+
+    def _claim(self) -> tuple[Entry, Task] | None:
+        if not self._store_works or self.ledger.pausing is not None or self.live.aborted is not None:
+            return None
+        live = self.live
+        while (entry := live.claim()) is not None:
+            try:
+                if entry.task.when is not None and entry.condition != live.revision and not self._admitted(entry):
+                    continue
+                if (task := self._resolved(entry)) is not None:
+                    return entry, task
+            except StoreError:
+                live.unclaim(entry, entry.claimed)
+                return None
+        return None
+
+    def _admitted(self, entry: Entry) -> bool:
+        """Evaluate the condition of a task, journal it, and say whether the task may run."""
+        try:
+            value: bool | None = self.live.evaluate(entry.task.when or "")
+            error = ""
+        except ExpressionError as problem:
+            value, error = None, str(problem)
+        self.commit(ConditionEvaluated(entry.id, value, error))
+        return bool(value)
+
+    def _resolved(self, entry: Entry) -> Task | None:
+        if not entry.task.arguments:
+            return entry.task
+        try:
+            return entry.task.model_copy(update={"arguments": self.live.arguments(entry)})
+        except ExpressionError as error:
+            self.on_bad_arguments(entry, Failure("ArgumentError", str(error), kind="arguments"))
+            return None
+
+    # The end
+
+    def check(self) -> None:
+        """End the run, or say that it is quiescent, when that is so."""
+        if self.end is not None or not self._store_works or self.cancelling:
+            return
+        live, ledger = self.live, self.ledger
+        if live.aborted is not None:
+            self.finish("aborted", live.aborted)
+        elif over := ledger.spending.exceeded(self.clock.now() - self.started_at - ledger.waiting(self.clock.now())):
+            self.finish("aborted", f"the run {over}")
+        elif self._goal_reached():
+            open_tasks = tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING)
+            self.finish("succeeded", "the goal was reached early", open_tasks)
+        elif ledger.pausing is not None:
+            if not live.counts[TaskState.RUNNING]:
+                self.finish("paused", ledger.pausing.reason)
+        elif not self.busy() and live.quiescent:
+            self._quiescent()
+
+    def _goal_reached(self) -> bool:
+        goal = self.live.plan.goal
+        return goal.stop_when_reached and bool(goal.facts) and not self.live.missing_facts
+
+    def _quiescent(self) -> None:
+        live, ledger = self.live, self.ledger
+        if live.complete:
+            self.finish("succeeded", "every required task is done")
+        elif ledger.questions:
+            count = len(ledger.questions)
+            self.finish("needs_human", f"{count} question{'s' * (count != 1)} to a person must be answered first")
+        elif ledger.quiescent_at != live.revision and self.settings.enabled:
+            unsatisfied = tuple(e.id for e in live if e.counted)[:100]
+            self._try(RunQuiescent(live.revision, unsatisfied, live.missing_facts))
+            if not self.busy():
+                self.finish("failed", self._why_failed())
+        else:
+            self.finish("failed", self._why_failed())
+
+    def _why_failed(self) -> str:
+        live = self.live
+        stuck = [f"{e.id!r} {e.state.lower()}" + (f" ({e.failure.message[:200]})" if e.failure else "") for e in map(live.entry, live.stuck)]
+        if stuck:
+            return "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
+        if live.missing_facts:
+            return f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
+        left = [repr(e.id) for e in live if e.counted][:5]
+        return f"nothing can run, and {', '.join(left)} still must"
+
+    def _try(self, body: Body) -> None:
+        try:
+            self.commit(body)
+        except StoreError:
+            pass  # the store is retried, and what was to be recorded is found again
+
+    def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
+        """Record the end of the run and let everybody go."""
+        if self.end is not None:
+            return
+        body = RunEnded(status, reason, cancelled)
+        self._try(body)
+        if self._store_works:
+            self._finish(body)
+
+    def _finish(self, body: RunEnded) -> None:
+        self.end = body
+        self.on_end()
+        self.ended.set()
+        while self._waiters:
+            self._waiters.popleft().set()
+        if self._store_back is not None:
+            self._store_back.set()
+
+    def after_observation(self) -> None:
+        """What follows when something happened: pullers look, and the run may be over."""
+        self.wake()
+        counts = self.live.counts
+        if not (counts[TaskState.RUNNING] or counts[TaskState.READY]) or self.live.plan.goal.stop_when_reached:
+            self.check()
+        elif self.ledger.pausing is not None or self.live.aborted is not None:
+            self.check()
+
+    def _on_deadline(self, now: float) -> None:
+        for entry, attempt in self.live.advance(now):
+            self.on_overdue(entry, attempt)
+        self.after_observation()

@@ -1,0 +1,379 @@
+"""Decides about the triggers of one run, one after another, and applies what is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+
+from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError
+from replanning._generator import AlternativeGenerator, Generated, ProviderSpan, Setting
+from replanning._ids import ReplanId, TaskId, TriggerId
+from replanning._policy import Decision, ReplanPolicy
+from replanning._questions import Questions, holds_for
+from replanning._records import (
+    AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Candidate,
+    Contained,
+    Decided,
+    OutcomeKnown,
+    QuestionAnswered,
+    Record,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning._run import PlanRun
+from replanning._states import FINISHED, STUCK
+from replanning._triggers import ResourceChanged, Trigger
+from replanning._view import PlanView
+
+
+class Replanner:
+    """The replanning of one run.
+
+    Args:
+        run: whose plan is changed.
+        generator: where alternatives come from.
+        policy: what becomes of them.
+        questions: what people are asked.
+        observe_only: record what would have been done, and do nothing.
+        past: earlier outcomes of a tool, across runs.
+        span: traces the asking of a provider.
+    """
+
+    def __init__(
+        self,
+        run: PlanRun,
+        generator: AlternativeGenerator,
+        policy: ReplanPolicy,
+        questions: Questions,
+        *,
+        observe_only: bool,
+        past: PastOutcomes,
+        span: ProviderSpan | None = None,
+    ) -> None:
+        self._run = run
+        self._life = run._life
+        self._generator = generator
+        self._policy = policy
+        self._questions = questions
+        self._observe_only = observe_only
+        self._past = past
+        self._span = span
+        self._queue: list[Trigger] = []
+        self._deferred: dict[TriggerId, Trigger] = {}
+        self._deciding = False
+        self._work = anyio.Event()
+        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted):
+            self._life.observers.setdefault(kind, []).append(self._on_attempt_ended)
+        self._life.observers[TriggerFired].append(self._on_trigger)
+        self._life.observers[TriggerDropped].append(self._on_dropped)
+        self._life.observers[QuestionAnswered].append(lambda record: self.requeue())
+
+    def __repr__(self) -> str:
+        return f"<Replanner of {self._run.id!r} queued={len(self._queue)} deferred={len(self._deferred)}>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being decided, is about to be, or a person is being asked."""
+        return self._deciding or bool(self._queue) or bool(self._deferred) or self._questions.waiting
+
+    def requeue(self) -> None:
+        """Take up the triggers that are recorded as undecided and wait for nobody, as after a resume."""
+        ledger = self._life.ledger
+        parked = {t for attached in ledger.attached.values() for t in attached}
+        waiting = {trigger.id for trigger in self._queue} | self._deferred.keys() | parked
+        for trigger in ledger.open.values():
+            if trigger.id not in waiting:
+                self._enqueue(trigger)
+
+    async def run(self) -> None:
+        """Decide about triggers as they come, until cancelled."""
+        while True:
+            while not self._queue:
+                self._work = anyio.Event()
+                await self._work.wait()
+            self._deciding = True
+            try:
+                await self._consider_next()
+            finally:
+                self._deciding = False
+            self._life.check()
+
+    # Taking triggers in
+
+    def _on_trigger(self, record: Record) -> None:
+        assert isinstance(record.body, TriggerFired)
+        self._enqueue(record.body.trigger)
+
+    def _enqueue(self, trigger: Trigger) -> None:
+        self._queue.append(trigger)
+        self._work.set()
+
+    def _on_dropped(self, record: Record) -> None:
+        assert isinstance(record.body, TriggerDropped)
+        dropped = record.body.trigger
+        self._queue = [trigger for trigger in self._queue if trigger.id != dropped]
+
+    def _drop(self, trigger: Trigger, reason: str) -> None:
+        self._life.commit(TriggerDropped(trigger.id, reason))
+
+    async def _consider_next(self) -> None:
+        trigger = self._queue.pop(0)
+        batch = [trigger]
+        try:
+            if not self._current(trigger) or self._deferred_for_cooldown(trigger) or self._attached(trigger):
+                return
+            batch = self._coalesce(trigger)
+            await self._replan(batch)
+        except (StoreError, NotRunning):
+            if self._life.end is None:
+                self._queue[:0] = batch
+                await self._wait_for_store()
+        except Exception as error:  # law 7: the engine never makes things worse
+            where = "replanning"
+            self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
+            for failed in batch:
+                self._life.observe(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
+
+    async def _wait_for_store(self) -> None:
+        try:
+            await self._life.store_back()
+        except NotRunning:
+            self._queue.clear()
+
+    def _current(self, trigger: Trigger) -> bool:
+        """Whether a trigger still holds; one that the plan has moved past is dropped."""
+        reason = moved_past(trigger, self._run)
+        if reason:
+            self._drop(trigger, reason)
+        return not reason
+
+    def _deferred_for_cooldown(self, trigger: Trigger) -> bool:
+        """Put a repetition off until the cooldown of its fingerprint is over."""
+        acted = self._life.ledger.acted.get(trigger.fingerprint)
+        due = None if acted is None else acted + self._life.settings.cooldown
+        if due is None or due <= self._life.clock.now():
+            return False
+        same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
+        if same is not None:
+            self._drop(trigger, f"the same trigger waits for its cooldown as {same.id}")
+            return True
+        self._deferred[trigger.id] = trigger
+        self._life.timer.at(due, lambda: self._release(trigger))
+        return True
+
+    def _release(self, trigger: Trigger) -> None:
+        self._deferred.pop(trigger.id)
+        self._enqueue(trigger)
+
+    def _attached(self, trigger: Trigger) -> bool:
+        """Let a trigger wait with an open question about the same tasks."""
+        questions = self._life.ledger.questions
+        if not questions or trigger.kind in ("goal-unreachable", "human-request"):
+            return False
+        footprint = self._footprint(trigger)
+        for asked in questions.values():
+            if not footprint.isdisjoint(asked.holds):
+                self._life.commit(TriggerAttached(asked.question, trigger.id))
+                return True
+        return False
+
+    def _coalesce(self, first: Trigger) -> list[Trigger]:
+        """The first trigger with all waiting ones whose footprints overlap."""
+        batch = [first]
+        if not self._queue:
+            return batch
+        footprint = self._footprint(first)
+        rest: list[Trigger] = []
+        waiting, self._queue = self._queue, []
+        for trigger in waiting:
+            if self._current(trigger):
+                other = self._footprint(trigger)
+                if footprint.isdisjoint(other):
+                    rest.append(trigger)
+                else:
+                    batch.append(trigger)
+                    footprint |= other
+        self._queue[:0] = rest
+        return batch
+
+    def _footprint(self, trigger: Trigger) -> set[TaskId]:
+        live = self._run.live
+        found: set[TaskId] = set()
+        stack = [task_id for task_id in trigger.tasks if task_id in live]
+        while stack:
+            task_id = stack.pop()
+            if task_id not in found:
+                found.add(task_id)
+                stack.extend(live.waiting_for(task_id))
+        return found
+
+    # Deciding and applying
+
+    async def _replan(self, triggers: list[Trigger]) -> None:
+        life = self._life
+        began = life.clock.now()
+        replan = ReplanId(f"r{life.ledger.replans + 1}")
+        refusal = self._policy.refuse(triggers, PlanView(self._run.live), life.ledger)
+        if refusal is not None:
+            self._record(replan, triggers, refusal, began)
+            return
+        while True:
+            setting = self._setting(began)
+            request = self._generator.analyzer.analyse(triggers, setting, life.settings)
+            try:
+                generated = await self._generator.generate(request, setting, life.settings)
+                break
+            except StaleView:
+                triggers = [trigger for trigger in triggers if self._current(trigger)]
+                if not triggers:
+                    return
+        if life.end is not None:
+            return
+        self._decide(replan, triggers, generated, request.view, began)
+
+    def _setting(self, now: float) -> Setting:
+        life = self._life
+        wall = life.ledger.spending.budget.wall_clock
+        left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
+        setting = Setting(life.live, life.ledger, life.timer, self._past, now, left, self._run.charge)
+        return setting if self._span is None else setting._replace(span=self._span)
+
+    def _decide(
+        self, replan: ReplanId, triggers: list[Trigger], generated: Generated, view: PlanView, began: float
+    ) -> None:
+        life = self._life
+        ids = tuple(trigger.id for trigger in triggers)
+        redact = self._run._redactor.text
+        notes = tuple(redact(note) for note in generated.notes)
+        life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
+        decision = self._policy.decide(triggers, generated.candidates, view)
+        if decision.kind == "ask" and not self._observe_only:
+            holds = holds_for(generated.candidates, triggers, life.live)
+            self._questions.ask(replan, triggers, decision, generated.candidates, holds)
+        elif decision.chosen is not None and not self._observe_only:
+            decision = self._apply(replan, ids, decision, generated.candidates[decision.chosen], view)
+        self._record(replan, triggers, decision, began)
+
+    def _apply(
+        self, replan: ReplanId, triggers: tuple[TriggerId, ...], decision: Decision, candidate: Candidate, view: PlanView
+    ) -> Decision:
+        alternative = candidate.alternative
+        try:
+            self._run._revise(
+                tuple(alternative.changes),
+                alternative.reason,
+                "policy",
+                expected_revision=view.revision,
+                triggers=triggers,
+                replan=replan,
+                chosen=decision.chosen,
+            )
+        except ChangeRefused as error:
+            return Decision("keep", "refused", str(error))
+        return decision
+
+    def _record(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
+        if self._life.end is not None:
+            return
+        self._life.commit(
+            Decided(
+                replan,
+                tuple(trigger.id for trigger in triggers),
+                decision.kind,
+                decision.rule,
+                decision.reason,
+                decision.chosen,
+                "observe" if self._observe_only else "policy",
+                decision.blocks,
+                self._life.clock.now() - began,
+            )
+        )
+
+    # What became of it
+
+    def _on_attempt_ended(self, record: Record) -> None:
+        watching = self._life.ledger.watching
+        if not watching:
+            return
+        live = self._run.live
+        entry = live.entry(record.body.task)  # type: ignore[union-attr]
+        applied = watching.get(entry.root)
+        if applied is None:
+            return
+        failed = entry.state in STUCK
+        done = all(live.entry(root).satisfied for root in applied.roots)
+        if failed or done:
+            self._life.observe(OutcomeKnown(applied.replan, done, record.at - applied.at))
+
+
+class EarlierOutcomes(Protocol):
+    """Finds outcomes of earlier runs, oldest first."""
+
+    def __call__(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
+        """The outcomes of a tool, or of a capability."""
+        ...
+
+
+class PastOutcomes:
+    """Evidence of past success: this run's outcomes of a tool, then those of earlier runs, then its capability's.
+
+    Args:
+        run: whose outcomes come first.
+        earlier: finds outcomes of earlier runs by tool or capability.
+    """
+
+    def __init__(self, run: PlanRun, earlier: EarlierOutcomes) -> None:
+        self._run = run
+        self._earlier = earlier
+
+    def __call__(self, tool: str) -> Sequence[bool]:
+        """The last outcomes of a tool."""
+        live = self._run.live
+        own = list(live.outcomes.get(tool, ()))
+        if len(own) < 50:
+            own = [*self._earlier(tool=tool, capability=None), *own][-50:]
+        if own:
+            return own
+        spec = live.tools.get(tool)
+        if spec is None or spec.capability is None:
+            return ()
+        same = [t.name for t in live.tools.values() if t.capability == spec.capability]
+        found = [outcome for name in same for outcome in live.outcomes.get(name, ())]
+        return [*self._earlier(tool=None, capability=spec.capability), *found][-50:]
+
+
+def moved_past(trigger: Trigger, run: PlanRun) -> str:
+    """Why a trigger no longer holds; empty when it does."""
+    live = run.live
+    entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+    if trigger.kind in ("task-failed", "timeout"):
+        return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
+    if trigger.kind == "goal-unreachable":
+        if trigger.revision != live.revision:
+            return "the plan has changed since"
+        return "" if live.quiescent else "something can run again"
+    if trigger.kind == "better-path-found" and trigger.revision != live.revision:
+        return "the plan has changed since"
+    if isinstance(trigger, ResourceChanged) and not _still_lacking(trigger, run):
+        return "the resource is there again"
+    if trigger.kind in ("context-changed", "resource-changed") and entries:
+        skipped = [entry for entry in entries if entry.state == "SKIPPED"]
+        if not skipped and all(entry.state in FINISHED for entry in entries):
+            return "nothing that still has to run depends on it"
+    return ""
+
+
+def _still_lacking(trigger: ResourceChanged, run: PlanRun) -> bool:
+    live = run.live
+    tool = live.tools.get(trigger.name)
+    if tool is not None:
+        return not tool.available
+    return any(not live.pool.possible(live.demand(live.entry(t).task)) for t in trigger.tasks if t in live)

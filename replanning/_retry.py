@@ -1,0 +1,40 @@
+"""When a failed task is run again by itself."""
+
+from __future__ import annotations
+
+from replanning._entries import Entry
+from replanning._plan import Retry
+from replanning._records import Failure
+
+_MAX_DELAY = 3600.0
+
+
+def next_attempt(
+    entry: Entry, failure: Failure, default: Retry, threshold: int, now: float, chance: float
+) -> tuple[float | None, bool]:
+    """When to run a task again after a failed attempt, and whether its own retries are used up.
+
+    Args:
+        entry: the task, whose attempt has failed.
+        failure: why.
+        default: how tasks that declare nothing are retried.
+        threshold: the number of consecutive used-up failures at which the task is given up.
+        now: seconds since the epoch.
+        chance: a number in [0, 1) that spreads the delay.
+
+    Returns:
+        The time of the next attempt or None, and whether the task's retries are used up.
+    """
+    policy = entry.task.retry or default
+    if failure.kind == "interrupted":
+        return (now, False) if entry.task.idempotent else (None, True)
+    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
+    delay = policy.delay * (2 ** (entry.round - 1) if policy.exponential else 1)
+    if policy.jitter:
+        delay *= 0.5 + chance
+    due = now + min(delay, _MAX_DELAY)
+    if repeatable and entry.round < policy.max_attempts:
+        return due, False
+    if entry.failures + 1 < threshold and failure.kind != "timeout":
+        return due, True
+    return None, True

@@ -1,0 +1,49 @@
+"""What plugins implement and are given."""
+
+from __future__ import annotations
+
+from replanning._interfaces import (
+    AlternativeProvider,
+    Answer,
+    Clock,
+    Exporter,
+    HumanGate,
+    Lease,
+    Message,
+    Outcome,
+    Question,
+    ReplanRequest,
+    RunInfo,
+    RunStore,
+    TriggerDetector,
+)
+from replanning._view import (
+    PlanView,
+    TaskView,
+)
+from replanning._states import (
+    TaskState,
+)
+from replanning._plan import (
+    JsonObject,
+)
+
+__all__ = [
+    "AlternativeProvider",
+    "Answer",
+    "Clock",
+    "Exporter",
+    "HumanGate",
+    "JsonObject",
+    "Lease",
+    "Message",
+    "Outcome",
+    "PlanView",
+    "Question",
+    "ReplanRequest",
+    "RunInfo",
+    "RunStore",
+    "TaskState",
+    "TaskView",
+    "TriggerDetector",
+]
