@@ -224,6 +224,7 @@ class _Edges:
             self._index.setdefault(task.id, index)
 
     def check(self) -> list[Finding]:
+        """Everything that is wrong between tasks."""
         findings = [finding for index in range(len(self._tasks)) for finding in self._check_dependencies(index)]
         graph = [[self._index[i] for i in t.depends_on if i in self._index and i != t.id] for t in self._tasks]
         circles = cycles(graph)

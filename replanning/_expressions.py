@@ -205,6 +205,7 @@ class _Evaluation:
     roots: Mapping[str, object]
 
     def value(self, node: ast.expr) -> object:
+        """What a part of the condition stands for."""
         match node:
             case ast.Constant(value=value):
                 return value

@@ -20,12 +20,12 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     StringConstraints,
     ValidationError,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from replanning._checks import check_plan
 from replanning._errors import PlanError, Problem, UnknownTask

@@ -92,7 +92,7 @@ def resolve(
         readings = _readings(match, text)
         return _look_up(readings, context, result) if readings else "${"
 
-    def replaced(value: JsonValue) -> JsonValue:
+    def replaced(value: JsonValue) -> JsonValue:  # as deep as a plan may nest
         match value:
             case str(text) if "${" in text:
                 whole = _REFERENCE.fullmatch(text)

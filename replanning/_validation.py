@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -122,14 +122,15 @@ def remainder(problems: list[Problem], data: object) -> dict[str, object] | None
     return rest if all(_drop(rest, path_of(problem.place)) for problem in problems) else None
 
 
-def _drop(rest: dict[str, Any], path: Path) -> bool:
+def _drop(rest: dict[str, object], path: Path) -> bool:
+    """Take a wrong field out; False where that would not do."""
     match path:
         case ("tasks" | "tools" as group, int(index), str(name), *_):
-            part = rest[group][index]
-            bearing = _BEARING_OF_TASK if group == "tasks" else _BEARING_OF_TOOL
+            parts = cast("list[object]", rest[group])  # a path with an index leads through a list
+            part, bearing = parts[index], _BEARING_OF_TASK if group == "tasks" else _BEARING_OF_TOOL
             if not isinstance(part, dict) or name not in part or _bears(name, bearing):
                 return False
-            rest[group][index] = {key: value for key, value in part.items() if key != name}
+            parts[index] = {key: value for key, value in part.items() if key != name}
         case ("goal", *_):
             rest["goal"] = {"objective": ""}
         case (str(name), *_) if name in rest and not _bears(name, _BEARING_OF_PLAN):

@@ -167,6 +167,14 @@ def test_cycles():
     ]
 
 
+def test_long_cycle():
+    """A long cycle is shown by its first tasks."""
+    tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"t{(i + 1) % 20}"]} for i in range(20)]
+    [(_, message)] = problems_of(*tasks)
+    assert "'t0' → 't1' → " in message
+    assert "'t8' → … (11 more) … → 't0';" in message
+
+
 def test_sequential_cycle():
     """A dependency against the order of a sequential plan is a cycle."""
     [(_, message)] = problems_of({"id": "a", "depends_on": ["b"]}, {"id": "b"}, sequential=True)
@@ -231,6 +239,13 @@ def test_places():
         'tasks[0].resources["x y"]',
         'tasks[0].resources[" "]',
     ]
+
+
+def test_long_keys():
+    """A key of any length is told in a line, and compared with nothing."""
+    [(place, message)] = problems_of({"id": "a", "x" * 300: 1})
+    assert place == f'tasks[0]["{"x" * 200}…"]'
+    assert len(message) < 120
 
 
 def test_missing_fields():
