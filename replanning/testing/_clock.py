@@ -1,0 +1,160 @@
+"""A clock on which days pass in milliseconds, and always in the same way."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+EPOCH: Final = 1_700_000_000.0
+"""Where a virtual clock starts unless it is told otherwise: November 2023, in seconds since the epoch."""
+
+QUIET_ROUNDS: Final = 20
+"""Rounds of the event loop without a look at the clock, after which nothing else is taken to happen."""
+
+THREAD_POLL: Final = 0.001
+"""Real seconds between looks at whether a thread still works."""
+
+
+class VirtualClock:
+    """Time that stands still while anything happens, and jumps to the earliest sleeper when nothing does.
+
+    Pass it in an `Environment`, and let scripted work and providers sleep on it::
+
+        async with VirtualClock() as clock:
+            engine = ReplanningEngine(environment=Environment(clock=clock))
+            result = await engine.execute(plan, work)
+        assert clock.elapsed < 60
+
+    Outside of `async with`, time moves by `advance` alone.
+
+    It takes the program to be idle when nobody has looked at the clock for some twenty rounds of the event loop;
+    every journal record looks at the clock. It waits for threads started through `anyio.to_thread`, but cannot
+    see what else happens elsewhere: work that waits for a real thing (a process, a connection, `anyio.sleep`)
+    looks idle, and time jumps past it. On asyncio the same program runs in the same way each time; trio runs
+    tasks that are ready at the same time in random order.
+
+    Args:
+        start: the first moment, in seconds since the epoch.
+    """
+
+    def __init__(self, start: float = EPOCH) -> None:
+        self._start = self._now = start
+        self._activity = 0
+        self._slept = 0
+        self._sleepers: list[tuple[float, int, anyio.Event]] = []
+        self._wanted: anyio.Event | None = None
+        self._running: AbstractAsyncContextManager[None] | None = None
+
+    def __repr__(self) -> str:
+        moves = "running" if self._running is not None else "by hand"
+        return f"<VirtualClock at +{self.elapsed:g} s, {moves}, sleepers={len(self._sleepers)}>"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._now - self._start
+
+    def now(self) -> float:
+        """The virtual time, in seconds since the epoch."""
+        self._activity += 1
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when this much virtual time has passed; infinity sleeps until cancelled."""
+        if math.isnan(seconds):
+            raise ValueError("sleep takes a number of seconds, got nan")
+        self._activity += 1
+        if seconds <= 0:
+            await anyio.lowlevel.checkpoint()
+            return
+        if math.isinf(seconds):
+            await anyio.sleep_forever()
+        self._slept += 1
+        sleeper = (self._now + seconds, self._slept, anyio.Event())
+        heapq.heappush(self._sleepers, sleeper)
+        if self._wanted is not None:
+            self._wanted.set()
+        try:
+            await sleeper[2].wait()
+        finally:
+            self._activity += 1
+            if not sleeper[2].is_set():  # cancelled: time must not wait for it
+                self._sleepers.remove(sleeper)
+                heapq.heapify(self._sleepers)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and wake everybody who is due by then, the earliest first.
+
+        Whoever is due in between wakes at the new time, as from a machine that was suspended.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"time goes forward only, got {seconds!r} seconds")
+        self._wake(self._now + seconds)
+
+    async def __aenter__(self) -> Self:
+        if self._running is not None:
+            raise RuntimeError("this clock runs already; enter it once, around everything that uses it")
+        self._running = self._jumping()
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._running is not None
+        try:
+            return await self._running.__aexit__(kind, error, trace)
+        finally:
+            self._running = None
+
+    @asynccontextmanager
+    async def _jumping(self) -> AsyncIterator[None]:
+        failure: BaseException | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._jump)
+            try:
+                yield
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _jump(self) -> None:
+        while True:
+            await self._quiet()
+            if self._sleepers:
+                self._wake(self._sleepers[0][0])
+            else:
+                self._wanted = anyio.Event()
+                await self._wanted.wait()
+                self._wanted = None
+
+    async def _quiet(self) -> None:
+        threads = anyio.to_thread.current_default_thread_limiter()
+        rounds, seen = 0, self._activity
+        while rounds < QUIET_ROUNDS:
+            await anyio.lowlevel.checkpoint()
+            rounds += 1
+            if rounds == QUIET_ROUNDS and threads.borrowed_tokens:
+                await anyio.sleep(THREAD_POLL)  # noqa: TID251 - a thread works in real time
+                rounds = 0
+            if seen != self._activity:
+                rounds, seen = 0, self._activity
+
+    def _wake(self, until: float) -> None:
+        self._activity += 1
+        self._now = until
+        while self._sleepers and self._sleepers[0][0] <= until:
+            heapq.heappop(self._sleepers)[2].set()
