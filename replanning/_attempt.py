@@ -198,8 +198,9 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        self._give_back()
-        found = await self._run._life.next_task()
+        if self._entry is not None:
+            self._give_back()
+        found = self._run._life.next_now() or await self._run._life.next_task()
         if found is None:
             raise StopAsyncIteration
         self._entry, task = found

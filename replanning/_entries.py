@@ -10,6 +10,8 @@ from replanning._plan import JsonValue, Task
 from replanning._records import Failure
 from replanning._states import SATISFIED, TaskState
 
+_READY = TaskState.READY
+
 SKIP_AHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
 
@@ -138,19 +140,20 @@ class ReadyQueue:
         """Put an entry in."""
         heapq.heappush(self._heap, (entry.priority, entry.order, entry))
 
-    def drain(self) -> Iterator[Entry]:
-        """Take entries out in order, for as long as the caller asks."""
+    def pop(self) -> Entry | None:
+        """Take the first entry out; None when there is none."""
         heap = self._heap
         while heap:
             priority, order, entry = heapq.heappop(heap)
             if (
-                entry.state is TaskState.READY
+                entry.state is _READY
                 and not entry.claimed
                 and not entry.held
                 and priority == entry.priority
                 and order == entry.order
             ):
-                yield entry
+                return entry
+        return None
 
 
 class Deadlines:

@@ -16,6 +16,10 @@ class Journal:
         clock: stamps the records.
         seq: the number of the last record so far.
         optional: whether the run goes on unjournaled when the store fails.
+
+    Attributes:
+        blocked: set while the store fails and nothing is to be tried.
+        failing_since: when the store began to fail; None when the last record was taken.
     """
 
     def __init__(self, store: RunStore, lease: Lease, clock: Clock, *, seq: int = 0, optional: bool = False) -> None:
@@ -23,6 +27,8 @@ class Journal:
         self.lease = lease
         self.seq = seq
         self.unjournaled = False
+        self.blocked = False
+        self.failing_since: float | None = None
         self._clock = clock
         self._optional = optional
 
@@ -36,10 +42,13 @@ class Journal:
             LeaseLost: another process has taken the run over.
             StoreError: it could not be written; nothing has changed.
         """
+        if self.blocked:
+            raise StoreError("the store is failing; nothing new is begun until it works again")
         record = Record(self.seq + 1, self._clock.now(), body)
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
+                self.failing_since = None
             except LeaseLost:
                 raise
             except Exception as error:  # a third party's store may raise anything

@@ -34,7 +34,7 @@ from replanning._timer import Timer
 PULLS_PER_CHECKPOINT: Final = 32
 """Pulls that found a task at once before the event loop gets a turn all the same."""
 
-_ACTIVE = (TaskState.RUNNING, TaskState.READY, TaskState.BACKOFF)
+_READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 Observer = Callable[[Record], None]
 
 
@@ -68,10 +68,9 @@ class Lifecycle:
         self.cancelling = False
         self._waiters: deque[anyio.Event] = deque()
         self._pulls = 0
+        self._check_always = live.plan.goal.stop_when_reached
         self._buffer: list[Body] = []
-        self._store_works = True
         self._store_delay = 0.1
-        self._failing_since: float | None = None
         self._store_back: anyio.Event | None = None
 
     # Records
@@ -82,9 +81,16 @@ class Lifecycle:
         Raises:
             StoreError: it could not be journaled; nothing has changed.
         """
-        record = self.append(body)
+        try:
+            record = self.journal.append(body)
+        except StoreError as error:
+            self._on_store_failure(error)
+            raise
         self.live.fold(record)
-        self.publish(record)
+        for observer in self.observers.get(type(body), ()):
+            observer(record)
+        if self.taps:
+            self._tap(record)
         return record
 
     def append(self, body: Body) -> Record:
@@ -93,20 +99,15 @@ class Lifecycle:
         Raises:
             StoreError: it could not be journaled.
         """
-        if not self._store_works:
-            raise StoreError("the store is failing; nothing new is begun until it works again")
         try:
-            record = self.journal.append(body)
+            return self.journal.append(body)
         except StoreError as error:
             self._on_store_failure(error)
             raise
-        if self._failing_since is not None:
-            self._failing_since, self._store_delay = None, 0.1
-        return record
 
     def observe(self, body: Body) -> None:
         """Commit something that has happened; while the store fails it is kept and committed later."""
-        if not self._store_works:
+        if self.journal.blocked:
             self._buffer.append(body)
             return
         try:
@@ -116,10 +117,11 @@ class Lifecycle:
 
     def publish(self, record: Record) -> None:
         """Tell observers of a record that has taken effect."""
-        observers = self.observers.get(type(record.body))
-        if observers is not None:
-            for observer in observers:
-                observer(record)
+        for observer in self.observers.get(type(record.body), ()):
+            observer(record)
+        self._tap(record)
+
+    def _tap(self, record: Record) -> None:
         for tap in self.taps:
             tap(record)
 
@@ -128,7 +130,7 @@ class Lifecycle:
     @property
     def store_works(self) -> bool:
         """Whether the journal takes records."""
-        return self._store_works
+        return not self.journal.blocked
 
     async def store_back(self) -> None:
         """Wait until the store works again.
@@ -136,7 +138,7 @@ class Lifecycle:
         Raises:
             NotRunning: it did not, and the run is paused.
         """
-        while not self._store_works and self.end is None:
+        while self.journal.blocked and self.end is None:
             if self._store_back is None:
                 self._store_back = anyio.Event()
             await self._store_back.wait()
@@ -144,15 +146,19 @@ class Lifecycle:
             raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
 
     def _on_store_failure(self, error: StoreError) -> None:
+        if self.journal.blocked:
+            return
         now = self.clock.now()
-        if self._failing_since is None:
-            self._failing_since = now
+        since = self.journal.failing_since
+        if since is None:
+            self.journal.failing_since = since = now
+            self._store_delay = 0.1
         if isinstance(error, LeaseLost):
-            self._stop_unrecorded(f"another process has taken the run over: {error}")
-        elif now - self._failing_since >= self.settings.store_patience:
-            self._stop_unrecorded(f"the store has failed for {now - self._failing_since:g} s: {error}")
+            self.lose(error)
+        elif now - since >= self.settings.store_patience:
+            self._stop_unrecorded(f"the store has failed for {now - since:g} s: {error}")
         else:
-            self._store_works = False
+            self.journal.blocked = True
             self.timer.at(now + self._store_delay, self._try_store)
             self._store_delay = min(2 * self._store_delay, 5.0)
 
@@ -160,7 +166,7 @@ class Lifecycle:
         """Write what was kept; with nothing kept, the next start is the test."""
         if self.end is not None:
             return
-        self._store_works = True
+        self.journal.blocked = False
         waiting, self._buffer = self._buffer, []
         while waiting:
             try:
@@ -182,17 +188,22 @@ class Lifecycle:
 
     def _stop_unrecorded(self, reason: str) -> None:
         """End as paused without a record, which the store would not take."""
-        self._store_works = False
+        self.journal.blocked = True
         self._finish(RunEnded("paused", reason))
 
     # Handing out
 
+    def next_now(self) -> tuple[Entry, Task] | None:
+        """The next task if there is one and the event loop need not have a turn first."""
+        self._pulls += 1
+        if self._pulls < PULLS_PER_CHECKPOINT and self.end is None:
+            return self._claim()
+        self._pulls = 0
+        return None
+
     async def next_task(self) -> tuple[Entry, Task] | None:
         """The next task, with its arguments resolved; waits for one, and returns None when the run has ended."""
-        self._pulls += 1
-        if self._pulls >= PULLS_PER_CHECKPOINT:
-            self._pulls = 0
-            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         while self.end is None:
             found = self._claim()
             if found is not None:
@@ -200,7 +211,6 @@ class Lifecycle:
             self.check()
             if self.end is not None:
                 break
-            self._pulls = 0
             await self._wait()
         return None
 
@@ -229,7 +239,7 @@ class Lifecycle:
             raise
 
     def _claim(self) -> tuple[Entry, Task] | None:
-        if not self._store_works or self.ledger.pausing is not None or self.live.aborted is not None:
+        if self.journal.blocked or self.ledger.pausing is not None or self.live.aborted is not None:
             return None
         live = self.live
         while (entry := live.claim()) is not None:
@@ -266,7 +276,7 @@ class Lifecycle:
 
     def check(self) -> None:
         """End the run, or say that it is quiescent, when that is so."""
-        if self.end is not None or not self._store_works or self.cancelling:
+        if self.end is not None or self.journal.blocked or self.cancelling:
             return
         live, ledger = self.live, self.ledger
         if live.aborted is not None:
@@ -323,7 +333,7 @@ class Lifecycle:
             return
         body = RunEnded(status, reason, cancelled)
         self._try(body)
-        if self._store_works:
+        if not self.journal.blocked:
             self._finish(body)
 
     def _finish(self, body: RunEnded) -> None:
@@ -337,9 +347,10 @@ class Lifecycle:
 
     def after_observation(self) -> None:
         """What follows when something happened: pullers look, and the run may be over."""
-        self.wake()
+        if self._waiters:
+            self.wake()
         counts = self.live.counts
-        if not (counts[TaskState.RUNNING] or counts[TaskState.READY]) or self.live.plan.goal.stop_when_reached:
+        if not (counts[_READY] or counts[_RUNNING]) or self._check_always:
             self.check()
         elif self.ledger.pausing is not None or self.live.aborted is not None:
             self.check()

@@ -39,6 +39,8 @@ from replanning._states import TaskEvent, TaskState
 from replanning._taskgraph import TaskGraph
 
 
+_START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
+
 OUTCOMES = 50
 """How many outcomes of a tool are kept as evidence of past success."""
 
@@ -154,13 +156,14 @@ class LivePlan(TaskGraph):
             IllegalTransition: the record does not fit the state of its task; nothing has changed.
             UnknownTask: the record names a task that does not exist.
         """
-        handler = _HANDLERS.get(type(record.body))
+        _, at, body = record
+        handler = _HANDLERS.get(type(body))
         if handler is not None:
-            handler(self, record.body, record.at)
+            handler(self, body, at)
 
     def _on_started(self, body: AttemptStarted, at: float) -> None:
-        entry = self.entry(body.task)
-        self._move(entry, TaskEvent.START)
+        entry = self._entries.get(body.task) or self.entry(body.task)
+        self._move(entry, _START)
         if entry.claimed:
             entry.claimed = 0
             self._claims -= 1
@@ -177,8 +180,8 @@ class LivePlan(TaskGraph):
             self._deadlines.add(body.deadline, entry, body.attempt)
 
     def _on_succeeded(self, body: AttemptSucceeded, at: float) -> None:
-        entry = self.entry(body.task)
-        self._move(entry, TaskEvent.SUCCEED)
+        entry = self._entries.get(body.task) or self.entry(body.task)
+        self._move(entry, _SUCCEED)
         self._end_attempt(entry)
         entry.output, entry.recoverable = body.output, body.recoverable
         entry.failure, entry.failures = None, 0
@@ -186,7 +189,7 @@ class LivePlan(TaskGraph):
         self.ended_attempts += 1
         count, total = self.durations
         self.durations = (count + 1, total + entry.duration)
-        tool = self._used(entry, True)
+        tool = self._used(entry, True) if entry.task.tool is not None else None
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             arguments = self.arguments(entry)
             for fact in tool.deletions(arguments):

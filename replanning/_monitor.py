@@ -59,12 +59,16 @@ class PlanMonitor:
         """
         name = self._types.setdefault(event_type, f"{event_type.__module__}.{event_type.__qualname__}")
         self._emitter.add_listener(name, handler)
+        for watch in self._watches.values():
+            watch.listen()
         return lambda: self._emitter.remove_listener(name, handler)
 
     def watch(self, run: PlanRun, triggers: Sequence[TriggerKind]) -> None:
         """Begin to watch a run, for these kinds of trigger."""
         watch = _Watch(run, self._detectors(triggers), self)
         self._watches[run.id] = watch
+        if self._types:
+            watch.listen()
         self._tell(watch, MonitorNotice(run.id, "started"))
 
     def unwatch(self, run: PlanRun) -> None:
@@ -94,7 +98,7 @@ class PlanMonitor:
         return [handler for name in names for handler in self._emitter.listeners(name)]
 
     def _tell(self, watch: _Watch, event: object) -> None:
-        if self._types and self._handlers(event):
+        if self._handlers(event):
             watch.put(event)
 
     def _detectors(self, kinds: Sequence[TriggerKind]) -> list[TriggerDetector]:
@@ -120,7 +124,11 @@ class _Watch:
                 self._by_type.setdefault(kind, []).append(detector)
         for kind in self._by_type:
             self._life.observers.setdefault(kind, []).append(self._detect)
-        self._life.taps.append(self._tap)
+
+    def listen(self) -> None:
+        """Tell the monitor of every record, from now on."""
+        if self._tap not in self._life.taps:
+            self._life.taps.append(self._tap)
 
     def put(self, event: object) -> None:
         """Queue an event for the handlers."""
@@ -143,7 +151,8 @@ class _Watch:
         for observers in self._life.observers.values():
             if self._detect in observers:
                 observers.remove(self._detect)
-        self._life.taps.remove(self._tap)
+        if self._tap in self._life.taps:
+            self._life.taps.remove(self._tap)
         self._send.close()
 
     def _tap(self, record: Record) -> None:

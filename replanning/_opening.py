@@ -278,7 +278,7 @@ class _Outcomes:
         self._run = run
         self._outcomes: list[Outcome] = []
         observers = run._life.observers
-        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut):
+        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if run.live.users else ():
             observers.setdefault(kind, []).append(self._note)
 
     def _note(self, record: Record) -> None:

@@ -24,6 +24,7 @@ from replanning._records import (
     OutcomeKnown,
     QuestionAnswered,
     Record,
+    Revised,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
@@ -70,8 +71,9 @@ class Replanner:
         self._deferred: dict[TriggerId, Trigger] = {}
         self._deciding = False
         self._work = anyio.Event()
-        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted):
-            self._life.observers.setdefault(kind, []).append(self._on_attempt_ended)
+        self._life.observers[Revised].append(self._on_revised)
+        self._watching = False
+        self._watch_outcomes()
         self._life.observers[TriggerFired].append(self._on_trigger)
         self._life.observers[TriggerDropped].append(self._on_dropped)
         self._life.observers[QuestionAnswered].append(lambda record: self.requeue())
@@ -298,6 +300,16 @@ class Replanner:
         )
 
     # What became of it
+
+    def _on_revised(self, record: Record) -> None:
+        self._watch_outcomes()
+
+    def _watch_outcomes(self) -> None:
+        """Look at the ends of attempts, from the first alternative on whose outcome is wanted."""
+        if self._life.ledger.watching and not self._watching:
+            self._watching = True
+            for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted):
+                self._life.observers.setdefault(kind, []).append(self._on_attempt_ended)
 
     def _on_attempt_ended(self, record: Record) -> None:
         watching = self._life.ledger.watching

@@ -191,7 +191,7 @@ class PlanRun(PlanEdits):
         if entry is None:
             return
         try:
-            value, recoverable = self._storable(output)
+            value, recoverable = (None, True) if output is None else self._storable(output)
         except OutputError as error:
             self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
             return

@@ -14,9 +14,10 @@ from replanning._expressions import Condition
 from replanning._ids import AttemptId, TaskId
 from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
 from replanning._references import find_references, resolve
-from replanning._states import STUCK, TaskEvent, TaskState, transition
+from replanning._states import STUCK, TRANSITIONS, TaskEvent, TaskState, transition
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
+_SATISFY = TaskEvent.SATISFY
 _OPEN = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
@@ -141,8 +142,8 @@ class TaskGraph:
         """Take the next ready task for which tool and resources are there; `unclaim` gives it back."""
         passed: list[Entry] = []
         found = None
-        for entry in self._queue.drain():
-            if self._unavailable(entry):
+        while (entry := self._queue.pop()) is not None:
+            if (self._pooled or entry.task.tool is not None) and self._unavailable(entry):
                 self._parked.append(entry)
                 continue
             if self._pooled:
@@ -233,7 +234,7 @@ class TaskGraph:
 
     def _move(self, entry: Entry, event: TaskEvent) -> None:
         state = entry.state
-        follows = transition(state, event, entry.id)
+        follows = TRANSITIONS.get((state, event)) or transition(state, event, entry.id)
         counts = self.counts
         counts[state] -= 1
         counts[follows] += 1
@@ -258,7 +259,7 @@ class TaskGraph:
             for waiting in done.dependents:
                 waiting.missing -= 1
                 if not waiting.missing and waiting.state is _PENDING:
-                    self._move(waiting, TaskEvent.SATISFY)
+                    self._move(waiting, _SATISFY)
                     self._queue.push(waiting)
             original = done.stands_for
             if original is not None:

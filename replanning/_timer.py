@@ -58,6 +58,7 @@ class Timer:
         """Say that there is a deadline now that may be earlier than what is slept for."""
         if self._changed is not None:
             self._changed.set()
+            self._changed = None
         elif self._until is not None and when < self._until and self._scope is not None:
             self._scope.cancel()
 
@@ -66,9 +67,8 @@ class Timer:
         while True:
             when = self._next()
             if when is None:
-                self._changed = anyio.Event()
-                await self._changed.wait()
-                self._changed = None
+                self._changed = changed = anyio.Event()
+                await changed.wait()
             elif (delay := when - self._clock.now()) > 0:
                 self._until = when
                 with anyio.CancelScope() as self._scope:
