@@ -419,7 +419,7 @@ class Draft:
             graph._release(entry)
 
 
-_STAGE: dict[type, Callable[[Draft, object], None]] = {
+_STAGE: dict[type, Callable[..., None]] = {
     AddTask: Draft._add,
     RemoveTask: Draft._remove,
     ReplaceTask: Draft._replace,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import NewType, TypeAlias
 
-TaskId = NewType("TaskId", str)
+TaskId: TypeAlias = str
+"""Written by people, in plan files and in Python, so it is a plain string; the others are made by the library."""
+
 AttemptId = NewType("AttemptId", str)
 RunId = NewType("RunId", str)
 QuestionId = NewType("QuestionId", str)
 TriggerId = NewType("TriggerId", str)
 ReplanId = NewType("ReplanId", str)
-AlternativeId = NewType("AlternativeId", str)

@@ -164,8 +164,7 @@ class Ledger:
         self.ended = body
 
 
-_Handler = Callable[[Ledger, Body, float], None]
-HANDLERS: dict[type[Body], _Handler] = {
+HANDLERS: dict[type[Body], Callable[..., None]] = {
     TriggerFired: Ledger._fired,
     TriggerDropped: Ledger._dropped,
     AlternativesConsidered: Ledger._considered,

@@ -295,8 +295,7 @@ def failure_of(body: AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> Fa
     return Failure("Interrupted", body.reason, kind="interrupted")
 
 
-_Handler = Callable[[LivePlan, Body, float], None]
-_HANDLERS: dict[type[Body], _Handler] = {
+_HANDLERS: dict[type[Body], Callable[..., None]] = {
     AttemptStarted: LivePlan._on_started,
     AttemptSucceeded: LivePlan._on_succeeded,
     AttemptFailed: LivePlan._on_failed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -150,7 +150,7 @@ class Opener:
 @asynccontextmanager
 async def opened(
     run: PlanRun,
-    services: Sequence[Callable[[anyio.abc.TaskGroup], Awaitable[None]]] = (),
+    services: Sequence[Callable[[anyio.abc.TaskGroup], Coroutine[object, object, None]]] = (),
     *,
     on_message: Callable[[Message], None] | None = None,
     before_close: Callable[[], Awaitable[None]] | None = None,

@@ -19,6 +19,7 @@ from replanning._records import (
     Candidate,
     Contained,
     Decided,
+    DecisionKind,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -145,7 +146,7 @@ class Questions:
         if changes:
             reason = asked.candidates[answer.choice].alternative.reason if chosen is not None else answer.comment
             self._run._revise(changes, reason, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen)
-        kind = "keep" if not changes else "execute"
+        kind: DecisionKind = "keep" if not changes else "execute"
         reason = answer.comment or f"{answer.verdict} by {answer.by or 'a person'}"
         self._life.commit(Decided(asked.replan, asked.triggers, kind, f"person-{answer.verdict}", reason, chosen, by))
 
@@ -176,8 +177,12 @@ class Questions:
         try:
             with scope:
                 async with anyio.create_task_group() as group:
+
+                    def remind() -> None:
+                        group.start_soon(self._remind, asked, gate, question)
+
                     if asked.remind_at is not None and asked.question not in self._life.ledger.reminded:
-                        alarms.append(timer.at(asked.remind_at, lambda: group.start_soon(self._remind, asked, gate, question)))
+                        alarms.append(timer.at(asked.remind_at, remind))
                     await self._ask_until_taken(asked, gate, question)
                     group.cancel_scope.cancel()
         except Exception as error:  # law 7: a failing gate is contained, and the question stays open
@@ -222,7 +227,7 @@ class Questions:
             stuck = [t for t in asked.holds if live.entry(t).state in STUCK or live.entry(t).state is TaskState.READY]
             changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in stuck)
         self._close(asked, QuestionAnswered(asked.question, outcome, "timeout"))
-        kind = "abort" if outcome == "abort" else "execute" if changes else "keep"
+        kind: DecisionKind = "abort" if outcome == "abort" else "execute" if changes else "keep"
         if changes:
             self._run._revise(changes, reason, "timeout", triggers=asked.triggers, replan=asked.replan)
         self._life.commit(Decided(asked.replan, asked.triggers, kind, f"timeout-{outcome}", reason, by="timeout"))

@@ -227,12 +227,12 @@ class Replanner:
         if refusal is not None:
             self._record(replan, triggers, refusal, began)
             return
-        while True:
+        generated: Generated | None = None
+        while generated is None:
             setting = self._setting(began)
             request = self._generator.analyzer.analyse(triggers, setting, life.settings)
             try:
                 generated = await self._generator.generate(request, setting, life.settings)
-                break
             except StaleView:
                 triggers = [trigger for trigger in triggers if self._current(trigger)]
                 if not triggers:

@@ -12,7 +12,7 @@ from replanning._changes import CancelTask, PlanChange
 from replanning._edits import PlanEdits
 from replanning._entries import Entry
 from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt
-from replanning._ids import AttemptId, RunId, TaskId, TriggerId
+from replanning._ids import AttemptId, ReplanId, RunId, TaskId, TriggerId
 from replanning._lifecycle import Lifecycle
 from replanning._patterns import normalise_fact
 from replanning._plan import JsonObject, JsonValue, Plan, Task
@@ -29,6 +29,7 @@ from replanning._records import (
     Failure,
     PersonAsked,
     ProcessStarted,
+    Record,
     ResourceUpdated,
     Revised,
     RunPaused,
@@ -283,7 +284,7 @@ class PlanRun(PlanEdits):
         *,
         expected_revision: int | None = None,
         triggers: tuple[TriggerId, ...] = (),
-        replan: str | None = None,
+        replan: ReplanId | None = None,
         chosen: int | None = None,
     ) -> int:
         life, live = self._life, self.live
@@ -293,15 +294,14 @@ class PlanRun(PlanEdits):
         stopped = [live.entry(c.task_id).attempt for c in changes if isinstance(c, CancelTask) and c.task_id in live]
 
         def journal(digest: str) -> None:
-            nonlocal record
-            body = Revised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)  # type: ignore[arg-type]
-            record = life.append(body)
+            body = Revised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
+            journaled.append(life.append(body))
 
-        record = None
+        journaled: list[Record] = []
         number = live.apply(changes, expected_revision, at=life.clock.now(), before_commit=journal)
         for attempt_id in stopped:
             self._forget(attempt_id)
-        if record is not None:
+        for record in journaled:
             life.publish(record)
         life.after_observation()
         life.check()
