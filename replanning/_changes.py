@@ -145,13 +145,23 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
         new = change.tasks if isinstance(change, ReplaceTask) else (change.task,) if isinstance(change, AddTask) else ()
         for task in new:
             names[task.id] = f"new-{len(names)}"
-    document = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
-    for change in document:
-        for task in [*change.get("tasks", ()), *([change["task"]] if "task" in change else ())]:
-            task["id"] = names[task["id"]]
-            task["depends_on"] = [names.get(dep, dep) for dep in task.get("depends_on", ())]
-    text = json.dumps([{**change, "kind": type(original).__name__} for change, original in zip(document, changes, strict=True)], sort_keys=True, separators=(",", ":"))
+    document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
+    for part, change in zip(document, changes, strict=True):
+        part["kind"] = change.kind
+        _rename(part, names)
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rename(part: JsonObject, names: dict[str, str]) -> None:
+    tasks = part.get("tasks") or ([part["task"]] if "task" in part else [])
+    assert isinstance(tasks, list)
+    for task in tasks:
+        assert isinstance(task, dict)
+        depends_on = task.get("depends_on") or []
+        assert isinstance(depends_on, list)
+        task["id"] = names[str(task["id"])]
+        task["depends_on"] = [names.get(str(dep), str(dep)) for dep in depends_on]
 
 
 def parse_changes(data: object) -> tuple[PlanChange, ...]:

@@ -227,19 +227,18 @@ class Replanner:
         if refusal is not None:
             self._record(replan, triggers, refusal, began)
             return
-        generated: Generated | None = None
-        while generated is None:
+        while triggers:
             setting = self._setting(began)
             request = self._generator.analyzer.analyse(triggers, setting, life.settings)
             try:
                 generated = await self._generator.generate(request, setting, life.settings)
             except StaleView:
+                # Somebody edited the plan while providers were asked: what still holds is asked anew.
                 triggers = [trigger for trigger in triggers if self._current(trigger)]
-                if not triggers:
-                    return
-        if life.end is not None:
+                continue
+            if life.end is None:
+                self._decide(replan, triggers, generated, request.view, began)
             return
-        self._decide(replan, triggers, generated, request.view, began)
 
     def _setting(self, now: float) -> Setting:
         life = self._life
