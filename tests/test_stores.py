@@ -1,10 +1,18 @@
-"""The stores keep what every store must keep to."""
+"""The stores keep what every store must keep to, and the checks that say so find the ones that do not."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import socket
 
-from replanning.history import JsonlStore, MemoryStore, SqliteStore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning.errors import StoreError
+from replanning.events import AttemptFailed, AttemptSucceeded, ContextUpdated, Failure, Record
+from replanning.history import JsonlStore, MemoryStore, SqliteStore, Unstorable, is_free, owner_id
+from replanning.interfaces import AttemptId, Message, RunId, TaskId
 from replanning.testing.stores import STORE_CHECKS
 
 STORES = {
@@ -14,6 +22,34 @@ STORES = {
     "sqlite-full": lambda folder: SqliteStore(folder / "history.db", synchronous="full"),
     "sqlite-off": lambda folder: SqliteStore(folder / "history.db", synchronous="off"),
 }
+DURABLE = ("jsonl", "sqlite")
+RUN = RunId("r")
+
+
+def done(output=None):
+    """A body with an output."""
+    return AttemptSucceeded(AttemptId("a"), TaskId("t"), output)
+
+
+def failed(failure):
+    """A body with an error."""
+    return AttemptFailed(AttemptId("a"), TaskId("t"), failure)
+
+
+@pytest.fixture(params=["memory", *DURABLE])
+def store(request, tmp_path):
+    """Each store in turn."""
+    opened = STORES[request.param](tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module", params=DURABLE)
+def filled(request, tmp_path_factory):
+    """A durable store that many examples write to, with the lease of its run."""
+    opened = STORES[request.param](tmp_path_factory.mktemp("filled"))
+    yield opened, opened.create(RUN, "me", 0.0, 5.0)
+    opened.close()
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
@@ -21,3 +57,162 @@ STORES = {
 def test_contract(name, check, tmp_path):
     """Each of our stores passes each check that a third party's store can run."""
     check(lambda: STORES[name](tmp_path))
+
+
+class Unfenced(MemoryStore):
+    def acquire(self, run, owner, at, ttl):
+        self.newest = super().acquire(run, owner, at, ttl)
+        return self.newest
+
+    def append(self, lease, record):
+        super().append(getattr(self, "newest", lease), record)
+
+
+class Generous(MemoryStore):
+    def acquire(self, run, owner, at, ttl):
+        return super().acquire(run, owner, at + 1e9, ttl)
+
+
+class Rounding(MemoryStore):
+    def append(self, lease, record):
+        super().append(lease, record._replace(at=round(record.at, 1)))
+
+
+class Forgetful(MemoryStore):
+    durable = True
+
+
+class Oldest(MemoryStore):
+    def outcomes(self, *, tool=None, capability=None, limit=50):
+        return super().outcomes(tool=tool, capability=capability, limit=limit)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        (Unfenced, "check_ended_lease_is_taken_over"),
+        (Generous, "check_owned_run_is_not_given_away"),
+        (Rounding, "check_records_come_back_as_they_were"),
+        (Forgetful, "check_everything_outlives_the_store"),
+        (Oldest, "check_outcomes_come_newest_first"),
+    ],
+)
+def test_contract_finds(broken, found):
+    """A store that breaks a promise fails the check that states it."""
+    (check,) = [check for check in STORE_CHECKS if check.__name__ == found]
+    with pytest.raises((AssertionError, LookupError)):
+        check(broken)
+    check(MemoryStore)
+
+
+@pytest.mark.parametrize("run", ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a\0b", "a\nb", "x" * 201, "\ud800"])
+def test_bad_id(store, tmp_path, run):
+    """An id that cannot be a file name everywhere is refused, with what is wrong, and nothing is made."""
+    with pytest.raises(StoreError, match="cannot be the id of a run: it "):
+        store.create(run, "me", 0.0, 5.0)
+    assert store.runs() == []
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("run", ["a", "2024-05-06T07:08", "größe", "a b", "x" * 200, "a.jsonl", "a.lease", "-"])
+def test_good_id(store, run):
+    """Any other id is taken, also one that looks like a file of the store."""
+    lease = store.create(run, "me", 0.0, 5.0)
+    store.append(lease, Record(1, 0.0, done()))
+    assert [info.run for info in store.runs()] == [run]
+    assert len(list(store.read(run))) == 1
+
+
+def test_near_id(store):
+    """Who mistypes an id is told the nearest one."""
+    store.create(RunId("build-2024"), "me", 0.0, 5.0)
+    with pytest.raises(LookupError, match=r"there is no run 'build-2042'; did you mean 'build-2024'\?"):
+        store.read(RunId("build-2042"))
+
+
+def test_repr(tmp_path):
+    """A store says in one line what it is and where it keeps things."""
+    memory = MemoryStore()
+    memory.create(RUN, "me", 0.0, 5.0)
+    assert repr(memory) == "<MemoryStore runs=1>"
+    assert repr(JsonlStore("a/runs")) == "<JsonlStore 'a/runs'>"
+    sqlite = SqliteStore(tmp_path / "h.db")
+    assert repr(sqlite) == f"<SqliteStore '{tmp_path}/h.db'>"
+    sqlite.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        done({"loss": [float("nan")]}),
+        done("\ud800"),
+        done(10**5000),
+        done(object()),
+        failed(Failure("OSError", "no file 'caf\udce9'")),
+        ContextUpdated({"x": float("inf")}),
+    ],
+    ids=["nan", "surrogate", "digits", "object", "error", "infinity"],
+)
+def test_unstorable(filled, body):
+    """What JSON cannot express is refused as such, with the number of the record, before anything is written."""
+    store, lease = filled
+    seq = store.runs()[0].records + 1
+    with pytest.raises(
+        Unstorable, match=rf"record {seq} \({body.kind}\) cannot be kept as JSON: .*nothing was written"
+    ):
+        store.append(lease, Record(seq, 0.0, body))
+    with pytest.raises(Unstorable, match="its time is nan"):
+        store.append(lease, Record(seq, float("nan"), done()))
+    assert store.runs()[0].records == seq - 1
+
+
+def test_unstorable_message(filled):
+    """A message that JSON cannot express is refused, and the inbox stays as it was."""
+    store, _ = filled
+    with pytest.raises(Unstorable, match="nothing was written"):
+        store.post(RUN, Message("answer", 0.0, "eve", {"x": float("nan")}))
+    assert list(store.inbox(RUN)) == []
+
+
+TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(output=VALUES, at=st.floats(0, 1e12), message=TEXT)
+def test_round_trip(filled, output, at, message):
+    """Any record comes back exactly as it was, or is refused with nothing written."""
+    store, lease = filled
+    before = store.runs()[0].records
+    for body in (done(output), failed(Failure("E", message))):
+        record = Record(store.runs()[0].records + 1, at, body)
+        try:
+            store.append(lease, record)
+        except Unstorable:
+            assert store.runs()[0].records == record.seq - 1
+        else:
+            before += 1
+            (read,) = store.read(RUN, after=record.seq - 1)
+            assert repr(read) == repr(record)
+    assert store.runs()[0].records == before
+
+
+def test_owner_is_this_process():
+    """The owner's name says number and host, is the same each time, and is that of a living process."""
+    assert owner_id() == owner_id()
+    assert owner_id().startswith(f"process {os.getpid()} on {socket.gethostname()} (")
+    assert not is_free(owner_id(), until=10.0, at=10.0)
+    assert is_free(owner_id(), until=10.0, at=10.1)
+    assert is_free(None, until=10.0, at=0.0)
+
+
+def test_owner_is_not_its_number():
+    """A process that has the number of an earlier one is not taken for it; of other machines nothing is assumed."""
+    born = owner_id().rpartition("(")[2].partition(".")[0]
+    assert is_free(owner_id().replace(f"({born}.", "(1."), until=10.0, at=0.0)
+    assert is_free(owner_id().replace("process ", "process 99999"), until=10.0, at=0.0)
+    assert not is_free(owner_id().replace("process ", "process 99999").replace(" on ", " on x"), until=10.0, at=0.0)
+    assert not is_free("process 99999999 on its own", until=10.0, at=0.0)

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice
@@ -163,7 +163,7 @@ class JsonlStore(RunStore):
         needles = [to_text(name).encode() for name in (tool, capability) if name is not None]
         with self._step("be read"):
             lines = chain.from_iterable(reversed(list(read_lines(path))) for path in self._outcomes)
-            near = (Outcome(**json.loads(line)) for line in lines if all(needle in line for needle in needles))
+            near = _outcomes(line for line in lines if all(needle in line for needle in needles))
             found = (
                 outcome for outcome in near if tool in {None, outcome.tool} and capability in {None, outcome.capability}
             )
@@ -250,6 +250,13 @@ def _append_whole(path: Path, lines: bytes) -> None:
         append_line(file, lines, end)
     finally:
         os.close(file)
+
+
+def _outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
+    """The outcomes that lines hold; bad lines are left out, because this is evidence, and there is more of it."""
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            yield Outcome(**json.loads(line))
 
 
 def _entries(path: Path) -> list[tuple[int, Message | None]]:

@@ -41,7 +41,8 @@ _APPEND: Final = """
     WHERE id = ?5 AND epoch = ?6
       AND ?1 = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
 """
-_READ: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+_READ: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? AND seq <= ? ORDER BY seq"
+_LAST: Final = "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?"
 _RUNS: Final = """
     SELECT id, name, objective, status, created, coalesce(last.at, created), coalesce(last.seq, 0), owner
     FROM runs LEFT JOIN records AS last
@@ -136,8 +137,10 @@ class SqliteStore(RunStore):
                 raise self._refusal(lease, record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        with self._step("be read"):
-            return self._records(run, self._number(run), after)
+        with self._step("be read") as database:
+            number = self._number(run)
+            (end,) = database.execute(_LAST, (number,)).fetchone()
+        return self._records(run, number, after, end)
 
     def runs(self) -> Sequence[RunInfo]:
         with self._step("be read") as database:
@@ -201,17 +204,15 @@ class SqliteStore(RunStore):
         with self._step("be read") as database:
             if not self._is_current(lease):
                 return lost(lease)
-            (last,) = database.execute(
-                "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?", (self._number(lease.run),)
-            ).fetchone()
+            (last,) = database.execute(_LAST, (self._number(lease.run),)).fetchone()
         return out_of_order(lease, record, last)
 
-    def _records(self, run: RunId, number: int, after: int) -> Iterator[Record]:
+    def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
         # In batches, so that an unfinished loop holds no snapshot open and a long journal is never in memory at once.
         last = after
-        while True:
+        for start in range(after, end, _BATCH):
             with self._step("be read") as database:
-                rows = database.execute(_READ, (number, last, _BATCH)).fetchall()
+                rows = database.execute(_READ, (number, start, min(start + _BATCH, end))).fetchall()
             for seq, at, kind, data in rows:
                 last += 1
                 if seq != last:
@@ -221,8 +222,6 @@ class SqliteStore(RunStore):
                 except ValueError as error:
                     raise self._corrupt(run, seq, str(error)) from error
                 yield Record(seq, at, body)
-            if len(rows) < _BATCH:
-                return
 
     def _corrupt(self, run: RunId, seq: int, reason: str) -> JournalCorrupt:
         return JournalCorrupt(

@@ -6,11 +6,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from replanning._changes import AddTask, Alternative, ModifyTask, ReplaceTask, RetryTask
-from replanning._ids import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
-from replanning._interfaces import Message
-from replanning._plan import Goal, Plan, Task, ToolSpec
-from replanning._records import (
+from replanning import Alternative, Goal, Plan, Task, ToolSpec
+from replanning.changes import AddTask, ModifyTask, ReplaceTask, RetryTask
+from replanning.events import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
@@ -29,10 +27,11 @@ from replanning._records import (
     RunEnded,
     RunOpened,
     Score,
+    TaskFailed,
     TriggerFired,
     Usage,
 )
-from replanning._triggers import TaskFailed
+from replanning.interfaces import AttemptId, Message, QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 _ATTEMPT: Final = AttemptId("attempt-1")
 _TASK: Final = TaskId("build")

@@ -23,11 +23,10 @@ from functools import partial
 from threading import Thread
 from typing import Final, TypeVar
 
-from replanning._errors import LeaseLost, RunOwned, StoreError, UnknownRun
-from replanning._ids import RunId
-from replanning._interfaces import Lease, Outcome, RunStore
-from replanning._records import Body, Record, RunEnded, RunOpened, RunResumed
+from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
+from replanning.events import Body, Record, RunEnded, RunOpened, RunResumed
 from replanning.history import owner_id
+from replanning.interfaces import Lease, Outcome, RunId, RunStore
 from replanning.testing._samples import (
     bodies,
     message,
@@ -159,6 +158,9 @@ def check_status_follows_the_records(open_store: OpenStore) -> None:
         for seq, body in enumerate(turns, 1):
             store.append(lease, Record(seq, 0.0, body))
             seen += [(run.status, run.name) for run in store.runs()]
+        late = partial(store.append, lease, Record(99, 0.0, RunEnded("succeeded", "")))
+        _refused(StoreError, late, "a record that does not follow")
+        _same([run.status for run in store.runs()], ["failed"], "a record that is refused changes no status")
     statuses = ["running", "running", "paused", "running", "running", "failed"]
     _same(seen, [(status, "Größe") for status in statuses], "the status follows the records")
 
@@ -227,7 +229,13 @@ def check_runs_are_owned_one_by_one(open_store: OpenStore) -> None:
         _refused(LeaseLost, lambda: store.append(first, record(1)), "a lost lease")
         store.append(second, record(1))
         nowhere = Lease(RunId("nope"), second.epoch, second.owner)
-        _refused(LeaseLost, lambda: store.append(nowhere, record(1)), "the lease of a run that does not exist")
+        for call in (
+            partial(store.append, nowhere, record(1)),
+            partial(store.renew, nowhere, 1.0, 5.0),
+            partial(store.discard, nowhere, [1]),
+        ):
+            _refused(LeaseLost, call, "the lease of a run that does not exist")
+        store.release(nowhere)
         _same((_read(store), _read(store, other)), ([], [record(1)]), "each run has its own records")
 
 
@@ -379,4 +387,6 @@ def _refused(error: type[_Error], call: Callable[[], object], promise: str) -> _
         call()
     except error as raised:
         return raised
+    except Exception as other:  # whatever a store raises instead is what its author must hear of
+        raise AssertionError(f"{promise}: expected {error.__name__}, and {other!r} was raised") from other
     raise AssertionError(f"{promise}: expected {error.__name__}, and nothing was raised")
