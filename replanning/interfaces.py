@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from replanning._ids import (
+    AttemptId,
+    QuestionId,
+    ReplanId,
+    RunId,
+    TaskId,
+    TriggerId,
+)
 from replanning._interfaces import (
     AlternativeProvider,
     Answer,
@@ -31,6 +39,7 @@ from replanning._plan import (
 __all__ = [
     "AlternativeProvider",
     "Answer",
+    "AttemptId",
     "Clock",
     "Exporter",
     "HumanGate",
@@ -40,10 +49,15 @@ __all__ = [
     "Outcome",
     "PlanView",
     "Question",
+    "QuestionId",
+    "ReplanId",
     "ReplanRequest",
+    "RunId",
     "RunInfo",
     "RunStore",
+    "TaskId",
     "TaskState",
     "TaskView",
     "TriggerDetector",
+    "TriggerId",
 ]
