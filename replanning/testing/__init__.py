@@ -1,7 +1,36 @@
-"""Public fakes for testing plans: providers, executors, clocks and faults."""
+"""Public fakes for testing plans: clock, providers, executors, gates, stores and faults.
+
+A plan is tested as a program is: run it with scripted work on a virtual clock, and look at the result::
+
+    async def test_the_release_survives_a_missing_tool():
+        async with VirtualClock() as clock:
+            work = ScriptedExecutor({"build": raises(FileNotFoundError("pypa-build"))}, clock=clock)
+            engine = ReplanningEngine(environment=virtual_environment(clock=clock))
+            result = await engine.execute(Plan.load("release.yaml"), work)
+        assert result.status == "succeeded"
+
+All fakes speak one small language: a step `returns` a value, `raises` an error or `hangs`, after so many seconds.
+"""
 
 from __future__ import annotations
 
 from replanning.testing._clock import VirtualClock
+from replanning.testing._environment import virtual_environment
+from replanning.testing._fakes import Call, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
+from replanning.testing._flaky import FlakyStore
+from replanning.testing._steps import Step, hangs, raises, returns
 
-__all__ = ["VirtualClock"]
+__all__ = [
+    "Call",
+    "FlakyStore",
+    "RecordingExporter",
+    "ScriptedExecutor",
+    "ScriptedGate",
+    "ScriptedProvider",
+    "Step",
+    "VirtualClock",
+    "hangs",
+    "raises",
+    "returns",
+    "virtual_environment",
+]

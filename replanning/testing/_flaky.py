@@ -1,0 +1,106 @@
+"""A store that fails when it is told to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from replanning.errors import StoreError
+from replanning.events import Record
+from replanning.history import MemoryStore
+from replanning.interfaces import Lease, Message, Outcome, RunId, RunInfo, RunStore
+
+
+class FlakyStore(RunStore):
+    """Stands before another store and fails on schedule; nothing is written by a call that fails.
+
+    ::
+
+        store = FlakyStore(fails=lambda operation, number: operation == "append" and 10 <= number < 15)
+
+    Args:
+        store: keeps what gets through; in memory when left out.
+        fails: says whether a call fails, from the name of the method and the number of its calls so far, from 1.
+        durable: what to claim about outliving the process; as the other store does when left out.
+
+    Attributes:
+        failures: how many calls have failed.
+    """
+
+    durable = False
+
+    def __init__(
+        self,
+        store: RunStore | None = None,
+        fails: Callable[[str, int], bool] = lambda operation, number: False,
+        *,
+        durable: bool | None = None,
+    ) -> None:
+        self._store = store or MemoryStore()
+        self._fails = fails
+        self._calls: Counter[str] = Counter()
+        self.failures = 0
+        self.durable = self._store.durable if durable is None else durable  # type: ignore[misc]  # as what stands behind it
+
+    def __repr__(self) -> str:
+        return f"<FlakyStore before {self._store!r} failures={self.failures}>"
+
+    def _through(self, operation: str) -> RunStore:
+        self._calls[operation] += 1
+        number = self._calls[operation]
+        if self._fails(operation, number):
+            self.failures += 1
+            raise StoreError(f"the store was told to fail at call {number} of {operation!r}")
+        return self._store
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make an empty journal, unless it is time to fail."""
+        return self._through("create").create(run, owner, at, ttl)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Own an existing run, unless it is time to fail."""
+        return self._through("acquire").acquire(run, owner, at, ttl)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Own the run for longer, unless it is time to fail."""
+        self._through("renew").renew(lease, at, ttl)
+
+    def release(self, lease: Lease) -> None:
+        """Give the run up, unless it is time to fail."""
+        self._through("release").release(lease)
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Add a record, unless it is time to fail."""
+        self._through("append").append(lease, record)
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records of a run, unless it is time to fail."""
+        return self._through("read").read(run, after)
+
+    def runs(self) -> Sequence[RunInfo]:
+        """All runs, unless it is time to fail."""
+        return self._through("runs").runs()
+
+    def post(self, run: RunId, message: Message) -> None:
+        """Leave a message, unless it is time to fail."""
+        self._through("post").post(run, message)
+
+    def inbox(self, run: RunId) -> Sequence[Message]:
+        """The messages, unless it is time to fail."""
+        return self._through("inbox").inbox(run)
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Forget messages, unless it is time to fail."""
+        self._through("discard").discard(lease, messages)
+
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Remember outcomes, unless it is time to fail."""
+        self._through("add_outcomes").add_outcomes(outcomes)
+
+    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        """The last outcomes, unless it is time to fail."""
+        return self._through("outcomes").outcomes(tool=tool, capability=capability, limit=limit)
+
+    def close(self) -> None:
+        """Close the other store."""
+        self._store.close()
