@@ -6,6 +6,7 @@ import email.utils
 import re
 import ssl
 import zlib
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
@@ -103,12 +104,15 @@ class HttpKind:
     async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
         """The answer at the end of all redirects to the same host, with its content as it was sent."""
         if self._client is None:
-            # How long an answer may take is the business of the attempt's deadline, not of the connection.
             self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=10.0), headers={"Accept-Encoding": "gzip, deflate"}
+                headers={"Accept-Encoding": "gzip, deflate"},
+                # How long an answer may take is the business of the attempt's deadline.
+                timeout=httpx.Timeout(None, connect=10.0),
+                # What one task is told to keep is no business of the next.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             )
         url, hops = request.url, 0
-        headers = [(name.encode(), value.encode()) for name, value in request.headers.items()]
+        headers = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in request.headers.items()]
         while True:
             sent = self._client.stream(request.method, url, headers=headers, content=request.content)
             async with sent as response:

@@ -25,6 +25,7 @@ MARKED: Final = re.compile(f"{MARK}([^{MARK}]+){MARK}")
 
 _VARIABLE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _SHORTEST_SECRET: Final = 4
+_DEEPEST: Final = 100
 
 
 class Secrets:
@@ -162,7 +163,21 @@ def read_json(text: str) -> JsonValue:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return value
+    return value if _depth_within(value, _DEEPEST) else None
+
+
+def _depth_within(value: JsonValue, limit: int) -> bool:
+    """Whether everyone who walks through a value by recursion will come back."""
+    layer = [value]
+    for _ in range(limit):
+        layer = [inner for item in layer if isinstance(item, list | dict) for inner in _members(item)]
+        if not layer:
+            return True
+    return False
+
+
+def _members(value: list[JsonValue] | dict[str, JsonValue]) -> Iterable[JsonValue]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _refuse(constant: str) -> JsonValue:

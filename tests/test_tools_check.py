@@ -1,0 +1,105 @@
+"""What is said about the tools of a plan before it runs."""
+
+from __future__ import annotations
+
+from replanning._errors import Problem
+from replanning._plan import JsonObject, Plan
+from replanning.tools import check_machine, check_tools
+
+
+def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
+    """A plan with these tools, and a task for each unless it says otherwise."""
+    tasks = [{"id": tool["name"], "tool": tool["name"]} for tool in tools] if tasks is None else tasks
+    return Plan.model_validate(
+        {"goal": {"objective": "test"}, "context": {"x": 1}, "tools": list(tools), "tasks": tasks}
+    )
+
+
+def test_nothing_is_wrong():
+    """A plan whose tools can be run has no problems."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "command": "echo {x}"},
+        {"name": "b", "kind": "http", "url": "http://localhost/{x}"},
+        {"name": "c", "kind": "python", "callable": "json:dumps"},
+        {"name": "d", "kind": "mine"},
+    ]
+    tasks: list[JsonObject] = [
+        {"id": tool["name"], "tool": tool["name"], "arguments": {"x": "${context.x}"}} for tool in tools
+    ]
+    assert check_tools(plan(*tools, tasks=tasks), kinds=frozenset({"mine"})) == []
+
+
+def test_everything_is_wrong():
+    """Every problem is listed with its place, in the order of the plan."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "command": "echo '{x}'"},
+        {"name": "b", "kind": "shell", "command": "echo", "produces": ["stdout"]},
+        {"name": "c", "kind": "http", "url": "ftp://x"},
+        {"name": "d", "kind": "python", "callable": "json:du-mps"},
+        {"name": "e", "kind": "shel"},
+        {"name": "f"},
+        {"name": "unused"},
+    ]
+    known = "known are ['http', 'python', 'shell']"
+    tasks: list[JsonObject] = [{"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]]
+    assert check_tools(plan(*tools, tasks=tasks)) == [
+        Problem(
+            "tools[0]",
+            "tool 'a': {x} stands inside quotes; values are quoted for you, remove the quotes, "
+            "or write {{x}} for that text itself",
+        ),
+        Problem("tools[1].produces", "tool 'b': 'stdout' is a part of every output; name it otherwise"),
+        Problem("tools[2]", "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host"),
+        Problem("tools[3]", "tool 'd': its callable 'json:du-mps' is not of the form 'package.module:function'"),
+        Problem("tools[4]", f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?"),
+        Problem("tools[5]", f"tool 'f' states no `kind`; {known}"),
+    ]
+
+
+def test_missing_arguments():
+    """What the body of a request needs and a task, fallback or undo does not give is listed, each with its place."""
+    tool: JsonObject = {
+        "name": "a",
+        "kind": "http",
+        "method": "POST",
+        "url": "http://x",
+        "body": {"a": ["{x}", "<{y}>"]},
+    }
+    task: JsonObject = {
+        "id": "one",
+        "tool": "a",
+        "arguments": {"x": 1},
+        "fallbacks": [{"tool": "a", "arguments": {"x": 1, "y": 2}}, {"tool": "a", "arguments": {"y": 1}}],
+        "undo": {"tool": "a", "arguments": {"x": 1, "y": 2}, "fallbacks": [{"tool": "a"}]},
+    }
+    assert [str(problem) for problem in check_tools(plan(tool, tasks=[task]))] == [
+        "tasks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['y'], given are ['x']",
+        "tasks[0].fallbacks[1].arguments: task 'one': the body of tool 'a' needs the arguments ['x'], given are ['y']",
+        "tasks[0].undo.fallbacks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['x', 'y'], given are []",
+    ]
+
+
+def test_what_the_machine_lacks():
+    """Programs, modules and variables that are not there are noted."""
+    tools: list[JsonObject] = [
+        {
+            "name": "a",
+            "kind": "shell",
+            "command": "A=1 no-such-1 --x '|' no-such-0 | no-such-2 2>&1 && if true; then no-such-3; fi; echo $(no-such-4)",
+            "env": {"B": "{env:B}"},
+        },
+        {"name": "b", "kind": "python", "callable": "no_such.module:f"},
+        {"name": "c", "kind": "http", "url": "http://x", "headers": {"A": "{env:C}{env:PATH}"}},
+        {"name": "d", "kind": "shell", "command": "case x in no) no;; esac; f() { no; }; ls | wc"},
+        {"name": "e", "kind": "shell", "command": "{program} x; ls"},
+    ]
+    tasks: list[JsonObject] = []
+    assert [str(note) for note in check_machine(plan(*tools, tasks=tasks), {"PATH": "/bin:/usr/bin"})] == [
+        *(
+            f"tools[0]: tool 'a' needs the program 'no-such-{number}', which is not on the PATH"
+            for number in (1, 2, 3, 4)
+        ),
+        "tools[0]: tool 'a' needs the environment variables ['B'], which are not set",
+        "tools[1]: tool 'b' needs the module 'no_such', which is not found; install it, or put its folder on PYTHONPATH",
+        "tools[2]: tool 'c' needs the environment variables ['C'], which are not set",
+    ]
