@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from replanning._plan import Budget, Retry
 from replanning._triggers import TriggerKind
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Names = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value),
+]
+"""Names in order; a single one may stand for itself."""
 
 DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
     "task-failed",
@@ -87,6 +93,7 @@ class Settings(_Section):
     """Everything that can be set about replanning; the defaults are those of the specification."""
 
     enabled: bool = True
+    provider: Names = Field(default=("auto",), description="Who proposes alternatives, for the command line.")
     triggers: tuple[TriggerKind, ...] = DEFAULT_TRIGGERS
     alternatives: AlternativeSettings = AlternativeSettings()
     weights: Weights = Weights()

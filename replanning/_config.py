@@ -1,0 +1,298 @@
+"""Settings from a file, the environment and arguments, checked as a whole and each with its source."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from replanning._errors import PlanError, Problem, SettingsError
+from replanning._loading import read_document
+from replanning._plan import JsonObject, JsonValue
+from replanning._positions import positions, yaml_tokens
+from replanning._redaction import Redactor
+from replanning._settings import Settings
+from replanning._wording import did_you_mean, place, shown
+
+FILES: Final = ("replanning.yaml", ".replanning.yaml")
+"""Looked for where the program runs, when no file is named."""
+
+SECTION: Final = "replanning"
+MAX_SIZE: Final = 1024 * 1024
+"""Largest settings file, in bytes."""
+
+# In the file and to people on the left; the field that a plan has, too, on the right.
+_RENAMED: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
+_CREDENTIAL: Final = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$")
+_FLAGS: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and where each that is not a default comes from.
+
+    Attributes:
+        settings: what holds.
+        sources: by key, such as `alternatives.min_confidence`: file with line, variable, or argument.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    value: JsonValue
+    source: str
+
+
+def load_settings(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, JsonValue] | None = None,
+) -> LoadedSettings:
+    """The settings: arguments go before the environment, that before the file, that before the defaults.
+
+    Lists replace one another, they are not merged. Keys of API services are read from the environment by those
+    who need them; in the file they are an error.
+
+    Args:
+        path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` where
+            the program runs, if there is one.
+        environ: the environment; by default that of the program.
+        overrides: arguments by key, such as `{"alternatives.min_confidence": 0.6}`.
+
+    Raises:
+        SettingsError: with every problem; each names its key, its source and what is allowed.
+    """
+    problems: list[Problem] = []
+    given = _from_file(_find(path), problems)
+    given |= _from_environment(os.environ if environ is None else environ)
+    given |= {key: _Given(value, "argument") for key, value in (overrides or {}).items()}
+    known = _keys(Settings)
+    usable = {key: one for key, one in given.items() if _is_known(key, one, known, problems)}
+    settings = _validated(usable, problems)
+    if problems or settings is None:
+        raise SettingsError(problems)
+    return LoadedSettings(settings, {key: one.source for key, one in usable.items()})
+
+
+# The file
+
+
+def _find(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is not None:
+        return Path(path)
+    found = [Path(name) for name in FILES if Path(name).is_file()]
+    if len(found) > 1:
+        raise SettingsError([Problem(str(found[1]), f"there is {str(found[0])!r}, too; keep one of them")])
+    return found[0] if found else None
+
+
+def _from_file(path: Path | None, problems: list[Problem]) -> dict[str, _Given]:
+    if path is None:
+        return {}
+    text = _read(path)
+    try:
+        document = read_document(text, format="yaml", source=str(path))
+    except PlanError as error:
+        raise SettingsError(error.problems) from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise SettingsError(
+            [Problem(str(path), f"expected a mapping with the section {SECTION!r}, got {shown(document)}")]
+        )
+    unknown = f"there is no section of this name; known is {SECTION!r}"
+    problems += [Problem(f"{path} {name}", unknown) for name in document if name != SECTION]
+    flat = dict(_flat(document.get(SECTION), ()))
+    wanted = {(SECTION, *steps[:length]) for steps in flat for length in range(len(steps) + 1)}
+    lines = positions(yaml_tokens(text), wanted)
+    return {place(steps): _Given(value, _at(path, lines.get((SECTION, *steps)))) for steps, value in flat.items()}
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SIZE + 1)
+        if len(content) > MAX_SIZE:
+            raise SettingsError([Problem(str(path), f"the settings are larger than {MAX_SIZE} bytes")])
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise SettingsError([Problem(str(path), f"the settings cannot be read: {error.strerror or error}")]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError([Problem(str(path), f"byte {error.start + 1} of the file is not UTF-8")]) from error
+
+
+def _flat(value: JsonValue, steps: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+    """The leaves of a mapping; an empty section has none."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, (*steps, key))
+    elif steps or value is not None:
+        yield steps, value
+
+
+def _at(path: Path, position: tuple[int, int] | None) -> str:
+    return str(path) if position is None else "{}:{}:{}".format(path, *position)
+
+
+# The environment
+
+
+def _flag(text: str) -> JsonValue:
+    return _FLAGS.get(text.lower(), text)
+
+
+def _number(text: str) -> JsonValue:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _names(text: str) -> JsonValue:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+_VARIABLES: Final[tuple[tuple[str, str, Callable[[str], JsonValue]], ...]] = (
+    # An alias stands before the name that goes before it.
+    ("MUSUBI_REPLAN_ENABLED", "enabled", _flag),
+    ("REPLANNING_ENABLED", "enabled", _flag),
+    ("REPLANNING_MIN_CONFIDENCE", "alternatives.min_confidence", _number),
+    ("MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold", _number),
+    ("REPLANNING_APPROVAL_THRESHOLD", "alternatives.human_approval_threshold", _number),
+    ("MUSUBI_LLM_PROVIDER", "provider", _names),
+    ("REPLANNING_PROVIDER", "provider", _names),
+)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
+    """What variables say; an empty one says nothing."""
+    return {
+        key: _Given(read(text), f"environment {name}")
+        for name, key, read in _VARIABLES
+        if (text := environ.get(name, "").strip())
+    }
+
+
+# Checking
+
+
+def _keys(model: type[BaseModel], lead: str = "") -> dict[str, bool]:
+    """Every key, and whether it is a section."""
+    found: dict[str, bool] = {}
+    names = {field: key for key, field in _RENAMED.items()}
+    for name, field in model.model_fields.items():
+        key = names.get(f"{lead}{name}", f"{lead}{name}")
+        section = _section(field.annotation)
+        found[key] = section is not None
+        if section is not None:
+            found |= _keys(section, f"{key}.")
+    return found
+
+
+def _section(annotation: object) -> type[BaseModel] | None:
+    options = (annotation, *get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _is_known(key: str, given: _Given, known: Mapping[str, bool], problems: list[Problem]) -> bool:
+    is_section = known.get(key)
+    if is_section is False:
+        return True
+    if is_section and given.value is None:
+        return False  # a section with nothing in it
+    if is_section:
+        inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
+        problems.append(_problem(key, given, f"expected a section with {inner}; got {shown(given.value)}"))
+    elif _CREDENTIAL.search(key):
+        advice = (
+            "keys of API services are taken from the environment alone; remove it here, and consider it known to others"
+        )
+        problems.append(_problem(key, given, advice))
+    else:
+        lead = key.rpartition(".")[0]
+        siblings = [k for k in known if k.rpartition(".")[0] == lead] or [k for k in known if "." not in k]
+        hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
+        problems.append(_problem(key, given, f"there is no such setting; {hint}"))
+    return False
+
+
+def _validated(given: Mapping[str, _Given], problems: list[Problem]) -> Settings | None:
+    document: JsonObject = {}
+    for key, one in given.items():
+        *sections, name = _RENAMED.get(key, key).split(".")
+        inner = document
+        for section in sections:
+            inner = inner.setdefault(section, {})  # type: ignore[assignment] # only known sections come here
+        inner[name] = one.value
+    try:
+        # As JSON, because there a list may stand for a tuple, and yet true is no number and "1" neither.
+        return Settings.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        problems += dict.fromkeys(_wrong(item["loc"], item["msg"], item["input"], given) for item in error.errors())
+        return None
+
+
+def _wrong(location: tuple[int | str, ...], message: str, value: object, given: Mapping[str, _Given]) -> Problem:
+    """A value that is not allowed, under the name that people know, with what would be."""
+    names = {field: key for key, field in _RENAMED.items()}
+    steps = [step for step in location if isinstance(step, str)]
+    for length in range(len(steps), 0, -1):
+        field = ".".join(steps[:length])
+        key = names.get(field, field)
+        if key in given:
+            return _problem(key, given[key], f"expected {_allowed(field)}, got {Redactor().text(shown(value))}")
+    concerned = [one for key, one in given.items() if key.startswith(f"{steps[0]}.")] if steps else []
+    sources = ", ".join(dict.fromkeys(one.source for one in concerned))
+    return _problem(".".join(steps), _Given(None, sources), message.removeprefix("Value error, "))
+
+
+def _problem(key: str, given: _Given, message: str) -> Problem:
+    return Problem(f"{given.source} {key}", message)
+
+
+def _allowed(field: str) -> str:
+    """What a field takes, in words made from its schema."""
+    schema = Settings.model_json_schema()
+    definitions = schema.get("$defs", {})
+    for step in field.split("."):
+        schema = schema["properties"][step]
+        schema = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return _in_words(schema)
+
+
+def _in_words(schema: JsonObject) -> str:
+    match schema:
+        case {"anyOf": list(options)}:
+            return " or ".join(_in_words(option) for option in options if isinstance(option, dict))
+        case {"enum": list(values)}:
+            return f"one of {', '.join(map(str, values))}"
+        case {"const": value}:
+            return str(value)
+        case {"type": "array", "items": dict(item)}:
+            return f"a list of {_in_words(item)}"
+        case {"type": "integer" | "number"}:
+            return _number_in_words(schema)
+    names = {"boolean": "true or false", "string": "text", "null": "null"}
+    return names.get(str(schema.get("type")), "something else")
+
+
+def _number_in_words(schema: JsonObject) -> str:
+    noun = "a whole number" if schema["type"] == "integer" else "a number"
+    low, above, high = schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f"{noun} from {low:g} to {high:g}"
+    if low is not None:
+        return f"{noun} of at least {low:g}"
+    return noun if above is None else f"{noun} above {above:g}"

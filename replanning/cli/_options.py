@@ -1,0 +1,60 @@
+"""What commands have in common: options, exit codes, and how they fail."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+DEFAULT_STORE: Final = ".replanning/history.db"
+
+
+class ExitCode(IntEnum):
+    """What a command tells the program that started it."""
+
+    OK = 0
+    FAILED = 1
+    """The run failed or was aborted."""
+    USAGE = 2
+    """The command, a file, a setting or the store cannot be used; nothing was run."""
+    PAUSED = 3
+    """The run stands still and can be resumed."""
+    NEEDS_HUMAN = 4
+    """The run stands still until a person answers a question."""
+    INTERRUPTED = 130
+    """The run was stopped at once by a second Ctrl-C; it can be resumed."""
+
+
+EXIT_CODES: Final = (
+    "**Exit codes**: 0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store ·"
+    " 3 paused, can be resumed · 4 needs a person's answer · 130 stopped at once, can be resumed"
+)
+"""Shown under the help of the commands that run plans."""
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        metavar="PLACE",
+        envvar="REPLANNING_STORE",
+        help="Where runs are kept: a SQLite file; a folder or NAME.jsonl for text files; memory for nowhere;"
+        " or PLUGIN:PLACE.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
+SettingsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--settings", metavar="FILE", help="Settings; by default replanning.yaml or .replanning.yaml, if there is one."
+    ),
+]
+
+
+def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
+    """Say on standard error what is wrong, and end."""
+    from replanning.cli._output import say
+
+    say(f"error: {message}")
+    raise typer.Exit(code)

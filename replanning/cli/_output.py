@@ -1,0 +1,48 @@
+"""Where output goes: results to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def prepare_streams() -> None:
+    """Let no character that the terminal cannot show end a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def console(*, error: bool = False) -> Console:
+    """A console that shows text as it is: no markup, no guesses at what to colour."""
+    from rich.console import Console
+
+    return Console(stderr=error, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print a result on standard output."""
+    console().print(renderable)
+
+
+def say(text: str) -> None:
+    """Print something about the work on standard error."""
+    console(error=True).print(plain(text))
+
+
+def show_json(value: object) -> None:
+    """Print a result as JSON on standard output; in ASCII, which every program reads."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def plain(text: str) -> str:
+    """Text from tools and plans without what would steer the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))

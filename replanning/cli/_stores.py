@@ -1,0 +1,43 @@
+"""Which store is meant by the text of `--store`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replanning._errors import StoreError
+from replanning._plugins import installed, load
+
+if TYPE_CHECKING:
+    from replanning.interfaces import RunStore
+
+
+def open_store(place: str, *, must_exist: bool = False) -> RunStore:
+    """The store at a place.
+
+    Args:
+        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
+            `PLUGIN:PLACE` for an installed store of that name.
+        must_exist: whether to refuse a place where nothing is kept yet, instead of making it.
+
+    Raises:
+        StoreError: the place cannot be used, or nothing is kept there.
+    """
+    name, path = _kind(place)
+    if must_exist and name in ("sqlite", "jsonl", "memory") and not (path and Path(path).exists()):
+        what = "memory of this process" if name == "memory" else repr(path)
+        raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
+    made: RunStore = load("stores", name)(*([path] if path else []))
+    return made
+
+
+def _kind(place: str) -> tuple[str, str]:
+    """The name of the store plugin and its place."""
+    name, colon, rest = place.partition(":")
+    if colon and name in installed("stores"):
+        return name, rest
+    if place == "memory":
+        return "memory", ""
+    if place.endswith((".jsonl", "/")) or Path(place).is_dir():
+        return "jsonl", place
+    return "sqlite", place
