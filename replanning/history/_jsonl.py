@@ -81,6 +81,7 @@ class JsonlStore(RunStore):
         return f"<JsonlStore {str(self._directory)!r}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make the folder where it is missing, the lock file, and then the journal: with it there is a run."""
         check_new_id(run)
         with self._step("take a new run"):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -88,10 +89,11 @@ class JsonlStore(RunStore):
                 if self._journal(run).exists():
                     raise exists_already(run)
                 write_holder(guard, Holder(1, owner, at + ttl, at))
-                self._journal(run).touch()  # last, because with the journal there is a run
+                self._journal(run).touch()
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Put another owner under the next epoch into the lock file."""
         with self._step(f"hand over run {run!r}"), self._held(run) as (guard, holder):
             if not is_free(holder.owner, holder.until, at):
                 raise RunOwned(run, str(holder.owner))
@@ -99,17 +101,19 @@ class JsonlStore(RunStore):
             return Lease(run, holder.epoch + 1, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of the lease in the lock file."""
         with self._step("renew a lease"), self._owned(lease) as (guard, holder):
             write_holder(guard, holder._replace(until=at + ttl))
 
     def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
         with self._step(f"release run {lease.run!r}"):
             with suppress(LeaseLost), self._owned(lease) as (guard, holder):
-                # The next epoch begins, so that the lease is worth nothing from now on.
                 write_holder(guard, holder._replace(epoch=holder.epoch + 1, owner=None))
             self._forget(lease.run)
 
     def append(self, lease: Lease, record: Record) -> None:
+        """Write one line in one piece, while the lock file says that the lease is the current one."""
         line = record_line(record)
         with self._step(f"take record {record.seq} of run {lease.run!r}"):
             try:
@@ -119,25 +123,30 @@ class JsonlStore(RunStore):
                 raise
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records whose lines are whole now."""
         return self._records(self._known(run), after)
 
     def runs(self) -> Sequence[RunInfo]:
+        """The runs whose journals stand in the folder; each is looked through."""
         with self._step("be read"):
             journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
             listed = [_describe(path, see_holder(self._guard(RunId(path.stem)))) for path in journals]
         return sorted(listed, key=lambda info: info.created, reverse=True)
 
     def post(self, run: RunId, message: Message) -> None:
+        """Append a line to the inbox of the run."""
         with self._step(f"take a message for run {run!r}"), self._held(run):
             last = max((number for number, _ in _entries(self._inbox(run))), default=0)
             _append_whole(self._inbox(run), to_text({**asdict(message), "id": last + 1}).encode() + b"\n")
 
     def inbox(self, run: RunId) -> Sequence[Message]:
+        """The messages whose lines are whole."""
         self._known(run)
         with self._step("be read"):
             return [message for _, message in _entries(self._inbox(run)) if message is not None]
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Write the inbox anew without these messages, and put it in the place of the old one."""
         with self._step(f"discard messages for run {lease.run!r}"), self._owned(lease):
             inbox = self._inbox(lease.run)
             entries = _entries(inbox)
@@ -149,6 +158,7 @@ class JsonlStore(RunStore):
             whole.replace(inbox)
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Append to the file of outcomes, which is set aside when it is full."""
         lines = "".join(to_text(asdict(outcome)) + "\n" for outcome in outcomes).encode()
         with self._step("take outcomes"):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -159,6 +169,7 @@ class JsonlStore(RunStore):
                 _append_whole(newer, lines)
 
     def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        """The last outcomes, of this file and the one set aside before."""
         # Most lines are told apart without being parsed: what is looked for stands in them as it is written.
         needles = [to_text(name).encode() for name in (tool, capability) if name is not None]
         with self._step("be read"):
@@ -170,6 +181,7 @@ class JsonlStore(RunStore):
             return list(islice(found, limit))
 
     def close(self) -> None:
+        """Let go of the files."""
         with self._lock:
             for run in list(self._open):
                 self._forget(run)

@@ -53,6 +53,7 @@ class MemoryStore(RunStore):
         return f"<MemoryStore runs={len(self._runs)}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make an empty run in memory."""
         check_new_id(run)
         with self._lock:
             if run in self._runs:
@@ -61,6 +62,7 @@ class MemoryStore(RunStore):
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Own an existing run, when it is free."""
         kept = self._known(run)
         with self._lock:
             if not is_free(kept.owner, kept.until, at):
@@ -70,17 +72,20 @@ class MemoryStore(RunStore):
             return Lease(run, kept.epoch, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of a lease that is the current one."""
         with self._lock:
             self._owned(lease).until = at + ttl
 
     def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
         with self._lock:
             kept = self._runs.get(lease.run)
             if kept is not None and kept.epoch == lease.epoch:
-                kept.epoch += 1  # so that the lease is worth nothing from now on
+                kept.epoch += 1
                 kept.owner = None
 
     def append(self, lease: Lease, record: Record) -> None:
+        """Keep the record itself, when lease and number are right."""
         with self._lock:
             kept = self._runs.get(lease.run)
             if kept is None or kept.epoch != lease.epoch:
@@ -91,34 +96,41 @@ class MemoryStore(RunStore):
             records.append(record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records that there are now; those that are appended meanwhile are not among them."""
         return iter(self._known(run).records[after:])
 
     def runs(self) -> Sequence[RunInfo]:
+        """All runs; their status is found by looking back through their records."""
         with self._lock:
             listed = [_describe(run, kept) for run, kept in self._runs.items()]
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: Message) -> None:
+        """Leave a message in memory: whoever owns the run is in this process."""
         kept = self._known(run)
         with self._lock:
             kept.posted += 1
             kept.messages[kept.posted] = replace(message, id=kept.posted)
 
     def inbox(self, run: RunId) -> Sequence[Message]:
+        """The messages that wait, with their ids."""
         with self._lock:
             return list(self._known(run).messages.values())
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Forget messages, as the owner."""
         with self._lock:
             kept = self._owned(lease)
             for number in messages:
                 kept.messages.pop(number, None)
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Remember outcomes; the oldest of very many are forgotten."""
         with self._lock:
             self._outcomes.extend(outcomes)
 
     def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        """The last outcomes of this process, the newest first."""
         with self._lock:
             newest = reversed(list(self._outcomes))
         found = (

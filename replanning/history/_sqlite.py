@@ -82,6 +82,7 @@ class SqliteStore(RunStore):
         return f"<SqliteStore {str(self._path)!r}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make a row for the run."""
         check_new_id(run)
         with self._step("take a new run") as database:
             try:
@@ -93,6 +94,7 @@ class SqliteStore(RunStore):
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Put another owner under the next epoch into the row of the run."""
         with self._step("hand over a run") as database, transaction(database):
             number = self._number(run)
             epoch, holder, until = database.execute(
@@ -107,6 +109,7 @@ class SqliteStore(RunStore):
         return Lease(run, epoch + 1, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of the lease in the row of the run."""
         with self._step("renew a lease") as database:
             renewed = database.execute(
                 "UPDATE runs SET until = ? WHERE id = ? AND epoch = ?", (at + ttl, lease.run, lease.epoch)
@@ -115,13 +118,14 @@ class SqliteStore(RunStore):
                 raise lost(lease)
 
     def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
         with self._step("release a run") as database:
-            # The next epoch begins, so that the lease is worth nothing from now on.
             database.execute(
                 "UPDATE runs SET owner = NULL, epoch = epoch + 1 WHERE id = ? AND epoch = ?", (lease.run, lease.epoch)
             )
 
     def append(self, lease: Lease, record: Record) -> None:
+        """Insert the record by one statement, which inserts nothing when the lease is not the current one."""
         seq, at, body = record
         row = (seq, at, body.kind, encode(record), lease.run, lease.epoch)
         status = status_after(body)
@@ -137,16 +141,19 @@ class SqliteStore(RunStore):
                 raise self._refusal(lease, record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records that there are now, fetched as the caller goes on."""
         with self._step("be read") as database:
             number = self._number(run)
             (end,) = database.execute(_LAST, (number,)).fetchone()
         return self._records(run, number, after, end)
 
     def runs(self) -> Sequence[RunInfo]:
+        """All runs, as their rows say."""
         with self._step("be read") as database:
             return [RunInfo(*row) for row in database.execute(_RUNS)]
 
     def post(self, run: RunId, message: Message) -> None:
+        """Insert a message."""
         payload = to_text(message.payload)
         with self._step("take a message") as database:
             database.execute(
@@ -155,6 +162,7 @@ class SqliteStore(RunStore):
             )
 
     def inbox(self, run: RunId) -> Sequence[Message]:
+        """The messages that wait, with their ids."""
         with self._step("be read") as database:
             rows = database.execute(
                 "SELECT kind, at, sender, payload, number FROM inbox WHERE run = ? ORDER BY number",
@@ -163,6 +171,7 @@ class SqliteStore(RunStore):
             return [Message(kind, at, by, json.loads(payload), number) for kind, at, by, payload, number in rows]
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Delete messages, as the owner."""
         with self._step("discard messages") as database, transaction(database):
             if not self._is_current(lease):
                 raise lost(lease)
@@ -172,11 +181,13 @@ class SqliteStore(RunStore):
             )
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Insert outcomes, all or none."""
         rows = [(outcome.tool, outcome.capability, outcome.succeeded, outcome.at) for outcome in outcomes]
         with self._step("take outcomes") as database, transaction(database):
             database.executemany("INSERT INTO outcomes (tool, capability, succeeded, at) VALUES (?, ?, ?, ?)", rows)
 
     def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+        """The last outcomes, by an index."""
         wanted = {"tool": tool, "capability": capability}
         # Only names of columns enter the statement; a column that is not asked for would keep the index from use.
         where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
@@ -185,6 +196,7 @@ class SqliteStore(RunStore):
             return [Outcome(name, kind, bool(succeeded), at) for name, kind, succeeded, at in rows]
 
     def close(self) -> None:
+        """Close the file; what was written ahead is put in its place."""
         with self._step("be closed") as database:
             database.close()
 
