@@ -268,7 +268,7 @@ def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
     if not isinstance(choice, int):
         raise ReplanningError(f"choice: expected the number of a candidate, got {choice!r}")
     changes = parse_changes(payload.get("changes") or [])
-    return Answer(verdict, by, choice, changes, str(payload.get("comment") or ""))  # type: ignore[arg-type]
+    return Answer(verdict, by, choice, changes, str(payload.get("comment") or ""))
 
 
 @asynccontextmanager

@@ -80,7 +80,8 @@ class TriggerDetector(Protocol):
     """Finds out whether an observation means that replanning should be considered.
 
     Detectors are plain synchronous functions of the observation and the plan as it stands after it; they keep
-    nothing, so that replaying a journal gives the same triggers.
+    nothing, so that replaying a journal gives the same triggers. A detector named in the settings is made
+    without arguments, or by its class method `for_settings(settings)` where it has one.
     """
 
     name: str

@@ -15,6 +15,7 @@ from replanning._lifecycle import Lifecycle
 from replanning._plugins import load
 from replanning._records import Body, Contained, Record, TriggerDropped, TriggerFired
 from replanning._run import PlanRun
+from replanning._settings import Settings
 from replanning._triggers import TriggerEvent, TriggerKind
 from replanning._view import PlanView
 
@@ -65,7 +66,7 @@ class PlanMonitor:
 
     def watch(self, run: PlanRun, triggers: Sequence[TriggerKind]) -> None:
         """Begin to watch a run, for these kinds of trigger."""
-        watch = _Watch(run, self._detectors(triggers), self)
+        watch = _Watch(run, self._detectors(triggers, run._life.settings), self)
         self._watches[run.id] = watch
         if self._types:
             watch.listen()
@@ -101,10 +102,16 @@ class PlanMonitor:
         if self._handlers(event):
             watch.put(event)
 
-    def _detectors(self, kinds: Sequence[TriggerKind]) -> list[TriggerDetector]:
+    def _detectors(self, kinds: Sequence[TriggerKind], settings: Settings) -> list[TriggerDetector]:
         wanted = kinds if self._named is None else self._named
-        made = [load("triggers", item)() if isinstance(item, str) else item for item in wanted]
+        made = [_make(load("triggers", item), settings) if isinstance(item, str) else item for item in wanted]
         return [detector for detector in made if detector.name in kinds or self._named is not None]
+
+
+def _make(kind: type, settings: Settings) -> TriggerDetector:
+    make = getattr(kind, "for_settings", None)
+    detector: TriggerDetector = kind() if make is None else make(settings)
+    return detector
 
 
 class _Watch:

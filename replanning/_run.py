@@ -400,7 +400,8 @@ class PlanRun(PlanEdits):
         if entry is not None and self._life.end is None:
             retry_at, _ = self._next(entry, Failure("Interrupted", reason, kind="interrupted"))
             self._life.observe(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
-            self._after_failure(retry_at)
+            # Whoever interrupts may be leaving the run: whether it is at its end is looked at a little later.
+            self._life.timer.at(retry_at or self._life.clock.now(), self._life.after_observation)
 
     def _fail_arguments(self, entry: Entry, failure: Failure) -> None:
         attempt_id = self._start(entry)

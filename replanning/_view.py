@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from replanning._errors import StaleView
+from replanning._changes import PlanChange
+from replanning._errors import Problem, StaleView
 from replanning._ids import TaskId
 from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
 from replanning._records import Failure
@@ -145,13 +146,24 @@ class PlanView:
         """
         return self._live.result(task_id)
 
-    def fresh_id(self, base: TaskId) -> TaskId:
-        """An id made from another that no task has had."""
+    def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
+        """What a task replaced, the root first, and the task itself."""
+        chain = [entry := self._live.entry(task_id)]
+        while entry.parent is not None:
+            chain.append(entry := entry.parent)
+        return tuple(map(_view, reversed(chain)))
+
+    def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
+        """What speaks against changes; nothing if they can be applied."""
+        return self._live.check(changes)
+
+    def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
+        """An id made from another that no task has had, and that is not among those already given out."""
         live = self._live
         number = 2
-        while TaskId(f"{base}~{number}") in live:
+        while (new := TaskId(f"{base[:180]}~{number}")) in live or new in taken:
             number += 1
-        return TaskId(f"{base}~{number}")
+        return new
 
     @property
     def successes(self) -> int:

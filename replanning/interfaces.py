@@ -33,7 +33,9 @@ from replanning._states import (
     TaskState,
 )
 from replanning._plan import (
+    Fallback,
     JsonObject,
+    JsonValue,
 )
 
 __all__ = [
@@ -42,8 +44,10 @@ __all__ = [
     "AttemptId",
     "Clock",
     "Exporter",
+    "Fallback",
     "HumanGate",
     "JsonObject",
+    "JsonValue",
     "Lease",
     "Message",
     "Outcome",

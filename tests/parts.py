@@ -1,0 +1,78 @@
+"""Small parts that tests of runs and engines are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from replanning import Alternative, Environment, Goal, Plan, ReplanningEngine, ReplanRequest, Task, TaskContext
+from replanning.changes import PlanChange, ReplaceTask
+from replanning.events import Body
+from replanning.interfaces import RunStore
+from replanning.testing import VirtualClock
+
+Propose = Callable[[ReplanRequest], Sequence[Alternative]]
+
+
+class Proposer:
+    """A provider whose answers are those of a function; it remembers what it was asked."""
+
+    def __init__(self, propose: Propose, name: str = "scripted") -> None:
+        self.name = name
+        self.requests: list[ReplanRequest] = []
+        self._propose = propose
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """What the function says."""
+        self.requests.append(request)
+        return self._propose(request)
+
+
+def again(request: ReplanRequest) -> list[Alternative]:
+    """Put a copy under another id in the place of the first task concerned."""
+    task_id = request.triggers[0].tasks[0]
+    task = request.view.task(task_id).task
+    copy = task.model_copy(update={"id": request.view.fresh_id(task_id), "depends_on": ()})
+    return [alternative(ReplaceTask(task_id=task_id, tasks=(copy,)))]
+
+
+def alternative(*changes: PlanChange, confidence: float = 0.9, reason: str = "scripted") -> Alternative:
+    """An alternative made of changes."""
+    return Alternative(changes=changes, reason=reason, confidence=confidence)
+
+
+def chain(*ids: str) -> Plan:
+    """A plan of tasks that each depend on the one before."""
+    tasks = [Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)]
+    return Plan(goal=Goal(objective="test"), tasks=tuple(tasks))
+
+
+def plan(*tasks: Task, **fields: object) -> Plan:
+    """A plan of these tasks."""
+    return Plan.model_validate({"goal": Goal(objective="test"), "tasks": tasks, **fields})
+
+
+def environment(clock: VirtualClock) -> Environment:
+    """No chance, and run ids that count."""
+    numbers = iter(range(1, 1_000))
+    return Environment(clock=clock, chance=lambda: 0.5, new_id=lambda: f"run-{next(numbers)}")
+
+
+def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
+    """Work that fails for these tasks and returns the id of every other."""
+
+    async def work(task: Task, context: TaskContext) -> str:
+        if task.id in names:
+            raise ValueError(f"{task.id} is broken")
+        return task.id
+
+    return work
+
+
+def bodies(store: RunStore, run: str, *kinds: type[Body]) -> list[Body]:
+    """The bodies of a run's records, of some kinds or all."""
+    return [record.body for record in store.read(run) if not kinds or isinstance(record.body, kinds)]  # type: ignore[arg-type]
+
+
+def kinds(engine: ReplanningEngine, run: str) -> list[str]:
+    """The kinds of a run's records, in order."""
+    return [record.body.kind for record in engine.store.read(run)]  # type: ignore[arg-type]
