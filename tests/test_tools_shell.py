@@ -398,9 +398,20 @@ async def test_cancelling_ends_the_whole_tree(tmp_path: Path, manners: str):
         assert await pulse.beat() == b""
 
 
+POLITE = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with open(sys.argv[1], "w", buffering=1) as pulse:
+    print("up", file=pulse)
+    signal.sigwait([signal.SIGTERM])
+    print("bye", file=pulse)
+"""
+"""A program that takes its leave when it is asked to end."""
+
+
 async def test_cancelled_command_may_clear_up(tmp_path: Path):
     """A cancelled command is asked to end first, and has a moment to clear up."""
-    tool = shell(f"""sh -c 'trap "echo bye >&3; exit" TERM; {HOLD}sleep 1000 & wait' {{pulse}}; true""")
+    tool = shell(f"{sys.executable} -c '{POLITE}' {{pulse}}; true")
     with Pulse(tmp_path) as pulse:
         async with anyio.create_task_group() as group:
             group.start_soon(ToolExecutor([tool], grace=PATIENCE), task({"pulse": str(pulse.path)}), Attempt())
