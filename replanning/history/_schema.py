@@ -15,6 +15,8 @@ Synchronous = Literal["normal", "full", "off"]
 _APPLICATION: Final = 0x5265506C  # "RePl": marks a file as ours
 _BUSY_TIMEOUT: Final = 5.0
 _SWITCHES: Final = 100
+_CHECKPOINT_PAGES: Final = 250
+"""Pages in the log before they are written back: at the usual thousand, an event loop may be held for over 10 ms."""
 
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (  # 0 to 1
@@ -95,6 +97,7 @@ def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
         _migrate(connection, path)
         _log_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     except sqlite3.Error as error:
         connection.close()
         raise explained(error, path, "be opened") from error
