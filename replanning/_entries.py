@@ -15,6 +15,9 @@ _READY = TaskState.READY
 SKIP_AHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
 
+NOT_MET = -1
+"""Stands for the revision at which a condition held, where it did not hold."""
+
 
 class Entry:
     """One task as it runs. Its links to other entries are kept in step by the live plan alone."""

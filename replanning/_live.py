@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from replanning._changes import PlanChange, changes_hash
 from replanning._draft import Draft
-from replanning._entries import Entry
+from replanning._entries import NOT_MET, Entry
 from replanning._errors import ChangeRefused, Problem, RevisionConflict
 from replanning._ids import TaskId
 from replanning._plan import Plan, Task, ToolSpec
@@ -234,6 +234,7 @@ class LivePlan(TaskGraph):
             entry.failure = Failure("ConditionError", body.error, kind="condition")
             entry.failures += 1
         else:
+            entry.condition = NOT_MET
             entry.reason = f"its condition {entry.task.when!r} does not hold"
             self._release(entry)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from replanning._changes import PlanChange
+from replanning._entries import NOT_MET
 from replanning._errors import Problem, StaleView
 from replanning._ids import TaskId
 from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class TaskView(NamedTuple):
-    """One task as it stands: its document, state, attempts so far, last failure, and its lineage."""
+    """One task as it stands: its document, state, attempts so far, last failure, and its lineage.
+
+    `unmet` says that it was skipped because its condition did not hold, `held` that a question to a person is
+    about it.
+    """
 
     id: TaskId
     task: Task
@@ -32,6 +37,8 @@ class TaskView(NamedTuple):
     reason: str
     failures: int
     duration: float
+    unmet: bool
+    held: bool
 
 
 class PlanView:
@@ -207,6 +214,8 @@ def _view(entry: Entry) -> TaskView:
         entry.reason,
         entry.failures,
         entry.duration,
+        entry.state is TaskState.SKIPPED and entry.condition == NOT_MET,
+        entry.held > 0,
     )
 
 

@@ -1,0 +1,147 @@
+"""The embedded default: repairs a plan with what the plan itself states. No key, no network, deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from replanning import Alternative, PlanView, ReplanRequest
+from replanning.events import BetterPathFound, Trigger
+from replanning.interfaces import TaskState, TaskView
+from replanning.providers._options import Case, Option, WhyNot, options, with_tool
+
+BOUND: Final = 1_000
+"""How many stuck tasks are looked at when a trigger names none."""
+
+_SHOWN: Final = 5
+_STUCK = (TaskState.FAILED, TaskState.BLOCKED)
+_WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_MAY_WAIT: Final = {
+    "resource-changed": _WAITING,
+    "human-request": _WAITING,
+    "goal-unreachable": (TaskState.READY,),
+}
+"""The states of tasks that have not failed and for which these kinds of trigger ask a way on all the same."""
+
+
+class RepairProvider:
+    """Proposes what the plan itself offers.
+
+    For each task concerned: to run it where its condition holds now, a declared fallback, another tool of the
+    same capability, to skip it where it is optional, to try again what may pass. Several tasks are repaired
+    together. Where a task has no way on, an alternative without changes says so and why. What the goal asks is
+    never weakened.
+    """
+
+    name = "repair"
+
+    def __repr__(self) -> str:
+        return "<RepairProvider>"
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """Alternatives for a request, best first."""
+        return [alternative for search in SEARCHES for alternative in search(request)]
+
+
+def by_task(request: ReplanRequest) -> Iterator[Alternative]:
+    """Repairs made of one option for each task that needs one, then the verdict on those that have none."""
+    found = [(case, *options(case)) for case in _cases(request)]
+    ways = [options for _, options, _ in found if options]
+    yield from islice(_combined(ways), request.max_alternatives)
+    helpless = [(case, reasons) for case, options, reasons in found if not options and not case.task.unmet]
+    missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
+    if helpless or (missing and not ways):
+        yield _verdict(helpless, missing, request.view)
+
+
+def cheaper(request: ReplanRequest) -> Iterator[Alternative]:
+    """Let a cheaper tool take over the tasks that a `better-path-found` names; all of them together."""
+    if not all(isinstance(trigger, BetterPathFound) for trigger in request.triggers):
+        return  # repairs come first; a path that is still better then is found again
+    taken: set[str] = set()
+    for trigger in request.triggers:
+        tool = request.view.tool(getattr(trigger, "tool", None))
+        if tool is not None:
+            cases = [
+                Case(task, frozenset([trigger.kind]), request.view, taken) for task in _named(trigger, request.view)
+            ]
+            ways = [way for case in cases if isinstance(way := with_tool(case, tool), Option)]
+            if ways:
+                yield _alternative(ways)
+
+
+SEARCHES: Final[tuple[Callable[[ReplanRequest], Iterator[Alternative]], ...]] = (by_task, cheaper)
+"""Everything that is tried, the most faithful to the plan first."""
+
+
+def _cases(request: ReplanRequest) -> list[Case]:
+    """The tasks that need a way on, each once, with the triggers that name it."""
+    view = request.view
+    kinds: dict[str, set[str]] = {}
+    tasks: dict[str, TaskView] = {}
+    for trigger in request.triggers:
+        for task in _concerned(trigger, view):
+            tasks[task.id] = task
+            kinds.setdefault(task.id, set()).add(trigger.kind)
+    taken: set[str] = set()
+    return [Case(task, frozenset(kinds[task.id]), view, taken) for task in tasks.values()]
+
+
+def _concerned(trigger: Trigger, view: PlanView) -> Iterator[TaskView]:
+    """The tasks for which a trigger asks a way on, as they stand now."""
+    for task in _named(trigger, view):
+        waits = task.state in _MAY_WAIT.get(trigger.kind, ())
+        ended = task.unmet or (task.state is TaskState.CANCELLED and trigger.kind == "goal-unreachable")
+        if task.state in _STUCK or waits or ended:
+            yield task
+
+
+def _named(trigger: Trigger, view: PlanView) -> Iterator[TaskView]:
+    if trigger.kind == "goal-unreachable" or (trigger.kind == "human-request" and not trigger.tasks):
+        # What a question to a person is about waits for the answer.
+        yield from islice((task for task in view.stuck() if not task.held), BOUND)
+    for task_id in trigger.tasks:
+        yield view.task(task_id)
+
+
+def _combined(ways: Sequence[Sequence[Option]]) -> Iterator[Alternative]:
+    """The best option of each task together, then the second best of each that has one, and so on.
+
+    No alternative leaves a task out that could be repaired: once the request is decided, its triggers are gone.
+    """
+    for rank in range(max(map(len, ways), default=0)):
+        yield _alternative([options[min(rank, len(options) - 1)] for options in ways])
+
+
+def _alternative(options: Sequence[Option]) -> Alternative:
+    costs = [option.cost for option in options if option.cost is not None]
+    return Alternative(
+        changes=tuple(option.change for option in options),
+        reason=_listed([option.reason for option in options]),
+        confidence=min(option.confidence for option in options),
+        expected_cost=sum(costs) if costs else None,
+    )
+
+
+def _verdict(helpless: Sequence[tuple[Case, list[WhyNot]]], missing: Sequence[str], view: PlanView) -> Alternative:
+    """Says that some tasks have no way on: proven where nothing that is still to come can alter that."""
+    final = all(case.stuck and all(reason.final for reason in reasons) for case, reasons in helpless)
+    # Where facts are stated, other tools might bring about what the tasks were to bring about.
+    proven = final and view.original.facts is None and not missing and len(helpless) < BOUND
+    lines = [f"{_subject(case)}: {', '.join(reason.text for reason in reasons)}" for case, reasons in helpless]
+    if missing:
+        lines.append(f"the goal lacks {', '.join(missing[:_SHOWN])}")
+    word = "proven-unreachable" if proven else "not-found-within-bound"
+    return Alternative(changes=(), reason=f"no way on for {_listed(lines)}", unreachable=word)
+
+
+def _subject(case: Case) -> str:
+    task = case.task
+    why = f" ({task.failure.type})" if task.failure is not None else ""
+    return f"task {task.id!r}, which is {task.state}{why}"
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more

@@ -1,0 +1,72 @@
+"""Notices that nothing can run any more although the goal has not been reached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import ClassVar
+
+from replanning.events import Body, GoalUnreachable, Observation, RunQuiescent, normalised_cause
+from replanning.interfaces import PlanView, TaskState, TaskView
+from replanning.triggers._wording import shorten
+
+NAMED = 100
+"""How many stuck tasks a trigger names."""
+
+BOUND = 10_000
+"""How many tasks are looked at to find those that hold others up."""
+
+
+class GoalUnreachableDetector:
+    """`goal-unreachable`: nothing is ready, running, backing off or being decided, and work is left."""
+
+    name = "goal-unreachable"
+    observes: ClassVar[tuple[type[Body], ...]] = (RunQuiescent,)
+
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[GoalUnreachable]:
+        """One trigger; its cause is what holds the plan up, so that the same is recognised in a later revision."""
+        if not isinstance(observation, RunQuiescent):
+            return
+        held_up = tuple(islice(_held_up(observation, view), NAMED))
+        missing = observation.missing_facts
+        yield GoalUnreachable(
+            tasks=tuple(task.id for task in held_up),
+            cause=_digest([*map(_problem, held_up), *missing]),
+            reason=_sentence(held_up, observation),
+            missing_facts=missing,
+        )
+
+
+def _held_up(observation: RunQuiescent, view: PlanView) -> Iterator[TaskView]:
+    """The tasks that hold others up: those that failed, then those that were cancelled or lack tool or resource."""
+    yield from view.stuck()
+    stack = list(reversed(observation.unsatisfied))
+    seen = set(stack)
+    while stack and len(seen) <= BOUND:
+        task = view.task(stack.pop())
+        if task.state in (TaskState.READY, TaskState.CANCELLED):
+            yield task
+            continue
+        replaced = task.state is TaskState.REPLACED_BY_REPLAN
+        behind = task.replaced_by if replaced else task.task.depends_on if task.state is TaskState.PENDING else ()
+        stack.extend(new for new in behind if new not in seen)
+        seen.update(behind)
+
+
+def _problem(task: TaskView) -> str:
+    error = normalised_cause(task.failure.type, task.failure.message) if task.failure else task.reason
+    return f"{task.id}:{task.state}:{error}"
+
+
+def _digest(problems: list[str]) -> str:
+    return hashlib.sha256("\n".join(problems).encode()).hexdigest()[:16]
+
+
+def _sentence(held_up: tuple[TaskView, ...], observation: RunQuiescent) -> str:
+    count = len(observation.unsatisfied)
+    left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
+    facts = f"the goal lacks {', '.join(observation.missing_facts[:5])}" if observation.missing_facts else ""
+    why = ", ".join(f"{task.id!r} is {task.state}" for task in held_up[:5])
+    text = "nothing can run any more: " + " and ".join(part for part in (left, facts) if part)
+    return shorten(f"{text} ({why})" if why else text)

@@ -1,0 +1,28 @@
+"""Passes on that a person asked for replanning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from replanning.events import Body, HumanRequest, Observation, PersonAsked
+from replanning.interfaces import PlanView
+
+
+class HumanRequestDetector:
+    """`human-request`: a person, or a program on their behalf, asked for replanning."""
+
+    name = "human-request"
+    observes: ClassVar[tuple[type[Body], ...]] = (PersonAsked,)
+
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[HumanRequest]:
+        """One trigger for each request."""
+        if not isinstance(observation, PersonAsked):
+            return
+        who = observation.by or "somebody"
+        yield HumanRequest(
+            tasks=observation.tasks,
+            cause=f"{observation.by}:{observation.reason}",
+            reason=f"{who} asked for replanning: {observation.reason}",
+            by=observation.by,
+        )

@@ -1,0 +1,46 @@
+"""Notices that a tool or resource is no longer there for tasks that still have to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from replanning.events import Body, Observation, ResourceChanged, ResourceUpdated
+from replanning.interfaces import PlanView, TaskState, TaskView
+
+_WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+
+
+class ResourceChangedDetector:
+    """`resource-changed`: a tool became unavailable, or a resource too small, for what still has to run.
+
+    What runs already goes on; a tool that comes back or a resource that grows needs no replanning.
+    """
+
+    name = "resource-changed"
+    observes: ClassVar[tuple[type[Body], ...]] = (ResourceUpdated,)
+
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[ResourceChanged]:
+        """One trigger that names every waiting task that lacks the tool or the capacity."""
+        if not isinstance(observation, ResourceUpdated):
+            return
+        name = observation.name
+        waiting = [task for task in view.users(name) if task.state in _WAITING]
+        gone = observation.available is False
+        lacking = [task for task in waiting if (gone and task.task.tool == name) or _too_much(name, task, view)]
+        if not lacking:
+            return
+        lost = "is unavailable" if gone else f"is down to {view.capacity.get(name, 0.0):g}"
+        names = ", ".join(repr(task.id) for task in lacking[:5]) + (", …" if len(lacking) > 5 else "")
+        yield ResourceChanged(
+            tasks=tuple(task.id for task in lacking),
+            cause=f"{name}:{'unavailable' if gone else 'capacity'}",
+            reason=f"{name!r} {lost}, and {len(lacking)} waiting task{'s' * (len(lacking) != 1)} need it: {names}",
+            name=name,
+            capacity=observation.capacity,
+            available=observation.available,
+        )
+
+
+def _too_much(name: str, task: TaskView, view: PlanView) -> bool:
+    return name in view.capacity and view.demand(task.task).get(name, 0.0) > view.capacity[name]

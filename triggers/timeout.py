@@ -1,0 +1,30 @@
+"""Notices attempts that ran into their deadline and are not repeated by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from replanning.events import AttemptTimedOut, Body, Observation, TimedOut
+from replanning.interfaces import PlanView
+from replanning.triggers._wording import cause_of, label
+
+
+class TimeoutDetector:
+    """`timeout`: the deadline of an attempt passed, and the task is not run again by itself."""
+
+    name = "timeout"
+    observes: ClassVar[tuple[type[Body], ...]] = (AttemptTimedOut,)
+
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[TimedOut]:
+        """One trigger for an attempt after which the task stands as failed."""
+        if not isinstance(observation, AttemptTimedOut) or observation.retry_at is not None:
+            return
+        task = view.task(observation.task)
+        yield TimedOut(
+            tasks=(task.id,),
+            root=task.root,
+            cause=cause_of(task, "timeout"),
+            reason=f"{label(task)} did not finish within {observation.timeout:g} s",
+            timeout=observation.timeout,
+        )
