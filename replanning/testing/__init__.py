@@ -17,20 +17,39 @@ from __future__ import annotations
 from replanning.testing._clock import VirtualClock
 from replanning.testing._environment import virtual_environment
 from replanning.testing._fakes import Call, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
+from replanning.testing._faults import Faults, FaultSchedule, Happening
 from replanning.testing._flaky import FlakyStore
+from replanning.testing._promises import broken_promises
+from replanning.testing._report import SimulatedRun, SimulationReport, Spread
+from replanning.testing._simulate import simulate
+from replanning.testing._snapshot import replay_differences, snapshot
 from replanning.testing._steps import Step, hangs, raises, returns
 
 __all__ = [
     "Call",
+    "FaultSchedule",
+    "Faults",
     "FlakyStore",
+    "Happening",
     "RecordingExporter",
     "ScriptedExecutor",
     "ScriptedGate",
     "ScriptedProvider",
+    "SimulatedRun",
+    "SimulationReport",
+    "Spread",
+    # scripts
     "Step",
+    # fakes
     "VirtualClock",
+    # checks
+    "broken_promises",
     "hangs",
     "raises",
+    "replay_differences",
     "returns",
+    # simulation
+    "simulate",
+    "snapshot",
     "virtual_environment",
 ]

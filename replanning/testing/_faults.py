@@ -1,0 +1,260 @@
+"""What goes wrong in simulated runs: said once, drawn anew for every run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeVar
+
+import anyio
+
+from replanning import (
+    Alternative,
+    AlternativeProvider,
+    Answer,
+    HumanGate,
+    Plan,
+    PlanRun,
+    Question,
+    ReplanRequest,
+    TransientError,
+)
+from replanning.errors import PlanError, Problem
+from replanning.events import Usage
+from replanning.interfaces import Clock, JsonObject, RunStore
+from replanning.testing._fakes import Call, ScriptedGate
+from replanning.testing._flaky import FlakyStore
+from replanning.testing._steps import Step, hangs, raises, returns
+
+Duration = float | tuple[float, float]
+"""Seconds, or the least and the most of them."""
+
+Happening = tuple[float, Callable[[PlanRun], object]]
+"""Something that happens to a run from outside, so many seconds after its start."""
+
+EVERY: Final = "*"
+"""Stands for every task that is not named by its id or its tool."""
+
+_OUTPUT: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*)\}")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultSchedule:
+    """What goes wrong, and how likely it is. Every run draws from it with a seed of its own.
+
+    ::
+
+        FaultSchedule(
+            fail={"build": 1.0},  # the first tool never works
+            flaky={"*": 0.05},  # and everything fails now and then
+            durations={"build": (60, 90), "*": 5},
+            happenings=[(120, lambda run: run.change_context({"region": "eu"}))],
+            answers=[returns(Answer("approve", by="ada"), after=600)],
+        )
+
+    Tasks are named by id, else by tool, else by `*`; chances go from 0 to 1.
+
+    Attributes:
+        fail: the chance that, in a run, every attempt at a task fails.
+        flaky: the chance of each attempt to fail with an error that may pass.
+        hang: the chance of each attempt never to come back; only a timeout of the task ends it.
+        durations: how long attempts take, in seconds; 1 where nothing is said.
+        outputs: what tasks return; made up to suit the references to them where nothing is said.
+        provider_fail: the chance of each request to a provider to fail.
+        provider_hang: the chance of each request to a provider never to be answered.
+        store_fail: the chance of each record to find the store out of order, for as long as `store_outage`.
+        store_outage: how long the store then fails, in seconds.
+        happenings: what happens to every run, and when.
+        answers: what people answer, as `ScriptedGate` takes it; nobody is asked when left out.
+    """
+
+    fail: Mapping[str, float] = field(default_factory=dict)
+    flaky: Mapping[str, float] = field(default_factory=dict)
+    hang: Mapping[str, float] = field(default_factory=dict)
+    durations: Mapping[str, Duration] = field(default_factory=dict)
+    outputs: JsonObject = field(default_factory=dict)
+    provider_fail: float = 0.0
+    provider_hang: float = 0.0
+    store_fail: float = 0.0
+    store_outage: Duration = 2.0
+    happenings: Sequence[Happening] = ()
+    answers: Sequence[Step | Answer] | Callable[[Question], Step | Answer] | None = None
+
+    def check(self, plan: Plan) -> None:
+        """See that the schedule suits a plan.
+
+        Raises:
+            PlanError: it names what the plan does not have, or a chance or duration is out of range.
+        """
+        known = {EVERY, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
+        known |= {tool.name for tool in plan.tools}
+        problems = [
+            Problem(f"faults.{name}", f"there is no task or tool {key!r}; name one, or {EVERY!r} for all")
+            for name in ("fail", "flaky", "hang", "durations", "outputs")
+            for key in getattr(self, name)
+            if key not in known
+        ]
+        problems += [
+            Problem(place, f"a chance goes from 0 to 1, got {chance!r}")
+            for place, chance in self._chances()
+            if not 0 <= chance <= 1
+        ]
+        problems += [
+            Problem(place, f"expected seconds, or the least and the most of them, got {duration!r}")
+            for place, duration in self._durations()
+            if not 0 <= _bounds(duration)[0] <= _bounds(duration)[1]
+        ]
+        if problems:
+            raise PlanError(problems)
+
+    def _chances(self) -> Iterator[tuple[str, float]]:
+        for name in ("fail", "flaky", "hang"):
+            for key, chance in getattr(self, name).items():
+                yield f"faults.{name}.{key}", chance
+        for name in ("provider_fail", "provider_hang", "store_fail"):
+            yield f"faults.{name}", getattr(self, name)
+
+    def _durations(self) -> Iterator[tuple[str, Duration]]:
+        for key, duration in self.durations.items():
+            yield f"faults.durations.{key}", duration
+        yield "faults.store_outage", self.store_outage
+
+    def drawn(self, plan: Plan, seed: int, clock: Clock) -> Faults:
+        """What goes wrong in one run.
+
+        Args:
+            plan: what is run.
+            seed: equal seeds draw equal faults.
+            clock: the time of the run.
+        """
+        return Faults(self, plan, seed, clock)
+
+
+class Faults:
+    """What goes wrong in one run, drawn from a `FaultSchedule`.
+
+    What is drawn for an attempt depends on the seed, the task and the number of the attempt, not on what else
+    happens or in which order.
+    """
+
+    def __init__(self, schedule: FaultSchedule, plan: Plan, seed: int, clock: Clock) -> None:
+        self.schedule = schedule
+        self.seed = seed
+        self._clock = clock
+        self._made_up = suitable_outputs(plan)
+
+    def __repr__(self) -> str:
+        return f"<Faults drawn with seed {self.seed}>"
+
+    def step(self, call: Call) -> Step:
+        """What an attempt does: the script of a `ScriptedExecutor`."""
+        schedule, task = self.schedule, call.task
+        if self._chance("fail", task.id) < _of(schedule.fail, call, 0.0):
+            return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=self._duration(call))
+        if self._chance("hang", task.id, call.number) < _of(schedule.hang, call, 0.0):
+            return hangs()
+        if self._chance("flaky", task.id, call.number) < _of(schedule.flaky, call, 0.0):
+            return raises(TransientError(f"attempt {call.number} was made to fail"), after=self._duration(call))
+        output = _of(schedule.outputs, call, self._made_up.get(task.id))
+        return returns(output, after=self._duration(call))
+
+    def provider(self, provider: AlternativeProvider) -> AlternativeProvider:
+        """A provider that now and then fails or hangs."""
+        return _FaultyProvider(provider, self)
+
+    def provider_step(self, name: str, number: int) -> Step | None:
+        """What goes wrong with a request to a provider, if anything does."""
+        if self._chance("provider hang", name, number) < self.schedule.provider_hang:
+            return hangs()
+        if self._chance("provider fail", name, number) < self.schedule.provider_fail:
+            return raises(RuntimeError(f"request {number} to {name!r} was made to fail"))
+        return None
+
+    def store(self, store: RunStore) -> RunStore:
+        """A store that now and then does not work for a while, after the first record of a run."""
+        if not self.schedule.store_fail:
+            return store
+        until = -1.0
+
+        def fails(operation: str, number: int) -> bool:
+            nonlocal until
+            if operation != "append" or number == 1:
+                return False
+            if self._clock.now() >= until and self._chance("store", number) < self.schedule.store_fail:
+                until = self._clock.now() + self._between(self.schedule.store_outage, "outage", number)
+            return self._clock.now() < until
+
+        return FlakyStore(store, fails)
+
+    def gate(self) -> HumanGate | None:
+        """Whoever answers questions, if anybody does."""
+        if self.schedule.answers is None:
+            return None
+        return ScriptedGate(self.schedule.answers, clock=self._clock)
+
+    def _duration(self, call: Call) -> float:
+        return self._between(_of(self.schedule.durations, call, 1.0), "duration", call.task.id, call.number)
+
+    def _between(self, duration: Duration, *what: object) -> float:
+        least, most = _bounds(duration)
+        return least if least == most else round(least + (most - least) * self._chance(*what), 3)
+
+    def _chance(self, *what: object) -> float:
+        # Seeded by words, so that one draw never shifts another.
+        return Random("/".join(map(str, (self.seed, *what)))).random()
+
+
+class _FaultyProvider:
+    """Stands before a provider."""
+
+    def __init__(self, provider: AlternativeProvider, faults: Faults) -> None:
+        self.name = provider.name
+        self._provider = provider
+        self._faults = faults
+        self._requests = 0
+
+    def estimate(self, request: ReplanRequest) -> Usage:
+        estimate = getattr(self._provider, "estimate", None)
+        return Usage() if estimate is None else estimate(request)
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        self._requests += 1
+        step = self._faults.provider_step(self.name, self._requests)
+        if step is not None and step.error is not None:
+            raise step.error
+        if step is not None:
+            await anyio.sleep_forever()
+        return await self._provider.propose(request)
+
+
+def suitable_outputs(plan: Plan) -> JsonObject:
+    """Outputs that have what the arguments of other tasks look for in them; the values are made up.
+
+    Where `${build.output.path}` stands in an argument, the output of `build` is `{"path": "build.path"}`.
+    """
+    outputs: JsonObject = {}
+    for task in plan.tasks:
+        for task_id, path in _OUTPUT.findall(str(task.arguments)):
+            steps = path.split(".")[1:]
+            if not steps:
+                continue
+            inner = outputs.setdefault(task_id, {})
+            for step in steps[:-1]:
+                inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict):
+                inner.setdefault(steps[-1], f"{task_id}{path}")
+    return outputs
+
+
+def _of(mapping: Mapping[str, T], call: Call, default: T) -> T:
+    for key in (call.task.id, call.task.tool, EVERY):
+        if key is not None and key in mapping:
+            return mapping[key]
+    return default
+
+
+def _bounds(duration: Duration) -> tuple[float, float]:
+    return duration if isinstance(duration, tuple) else (duration, duration)

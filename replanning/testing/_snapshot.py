@@ -1,0 +1,86 @@
+"""What a live plan holds, as plain values to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from replanning import PlanRun, ReplanningError, TaskState
+from replanning.events import Record, RunOpened
+
+if TYPE_CHECKING:
+    from replanning._live import LivePlan
+
+Snapshot = dict[str, object]
+
+_FIELDS: Final = (
+    *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "held", "removed"),
+    *("attempts", "round", "failures", "attempt", "due", "deadline", "started", "duration", "failure", "reason"),
+    *("condition", "recoverable"),
+)
+
+
+def snapshot(live: LivePlan, at: float) -> Snapshot:
+    """A live plan as plain values; equal plans give equal ones.
+
+    It holds tasks with their states, outputs and links, the facts, the context, the tools, the resources in use,
+    and the revision with its hash. Left out is what no journal holds: what was handed out and not started, and
+    outputs that are not JSON.
+
+    Args:
+        live: the plan, such as `run.live`.
+        at: when, in seconds since the epoch: a task that has waited until then for its next attempt is ready.
+    """
+    found: Snapshot = {
+        "revision": live.revision,
+        "hash": live.hash,
+        "facts": sorted(live.facts),
+        "context": dict(live.context),
+        "tools": dict(live.tools),
+        "capacity": dict(live.pool.capacity),
+        "unsatisfied": live.unsatisfied,
+        "stuck": list(live.stuck),
+        "aborted": live.aborted,
+        "outcomes": {tool: list(outcomes) for tool, outcomes in live.outcomes.items()},
+    }
+    used: dict[str, float] = {}
+    for entry in live:
+        waited = entry.state is TaskState.BACKOFF and entry.due is not None and entry.due <= at
+        found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
+        found[f"task {entry.id!r} output"] = entry.output if entry.recoverable else None
+        found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _FIELDS}
+        if entry.state is TaskState.RUNNING:
+            for name, amount in live.demand(entry.task).items():
+                used[name] = used.get(name, 0.0) + amount
+    found["in use"] = {name: round(amount, 9) for name, amount in used.items()}
+    return found
+
+
+def replayed(live: LivePlan, records: Iterable[Record], at: float) -> Snapshot:
+    """The snapshot of a plan made anew from a journal.
+
+    Args:
+        live: a plan as it runs, to make another of its kind.
+        records: the whole journal of its run.
+        at: as for `snapshot`.
+    """
+    first, *rest = records
+    assert isinstance(first.body, RunOpened)
+    again = type(live)(first.body.plan)
+    for record in rest:
+        again.fold(record)
+    return snapshot(again, at)
+
+
+def replay_differences(run: PlanRun, records: Iterable[Record], at: float) -> list[str]:
+    """Where the live plan of a run and one made anew from its journal differ, one line each."""
+    one = snapshot(run.live, at)
+    try:
+        other = replayed(run.live, records, at)
+    except ReplanningError as error:
+        return [f"the journal cannot be replayed: {error}"]
+    return [
+        f"live plan and journal differ: {key} is {one.get(key)!r}, by the journal {other.get(key)!r}"
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]
