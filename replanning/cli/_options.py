@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Annotated, Final, NoReturn
 
 import typer
@@ -26,11 +26,13 @@ class ExitCode(IntEnum):
     """The run was stopped at once by a second Ctrl-C; it can be resumed."""
 
 
-EXIT_CODES: Final = (
-    "**Exit codes**: 0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store ·"
-    " 3 paused, can be resumed · 4 needs a person's answer · 130 stopped at once, can be resumed"
-)
-"""Shown under the help of the commands that run plans."""
+class Asking(StrEnum):
+    """Who is asked where a person must decide."""
+
+    CONSOLE = "console"
+    STORE = "store"
+    NEVER = "never"
+
 
 StoreOption = Annotated[
     str,

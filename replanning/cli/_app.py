@@ -1,0 +1,291 @@
+"""The commands: their arguments, what their help says, and nothing of what they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from replanning._errors import ReplanningError
+from replanning.cli._options import (
+    DEFAULT_STORE,
+    Asking,
+    ExitCode,
+    JsonOption,
+    RunArgument,
+    SettingsOption,
+    StoreOption,
+    fail,
+)
+
+RUNNING: Final = "Run plans"
+PLANS: Final = "Look at plans"
+ABOUT: Final = "About this installation"
+
+
+class Commands(TyperGroup):
+    """Says what is wrong in a sentence, where a traceback would help nobody."""
+
+    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
+        """Run a command; errors of the library are the user's to correct."""
+        try:
+            return super().invoke(ctx)
+        except ReplanningError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            fail("interrupted", ExitCode.INTERRUPTED)
+
+
+def paragraphs(*lines: str) -> str:
+    """Lines of an epilog, each on its own."""
+    return "\n\n".join(lines)
+
+
+EXITS: Final = (
+    "[bold]Exit codes[/bold]",
+    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
+    " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed.",
+)
+
+app = typer.Typer(
+    name="replanning",
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Keeps a plan alive while it runs: repairs it in place when reality departs from it.",
+    epilog=paragraphs(
+        "[bold]First steps[/bold]",
+        "replanning demo  —  see a real plan repair itself",
+        "replanning run plan.yaml  —  run a plan of your own",
+        "replanning why RUN  —  see what was changed, and why",
+        *EXITS,
+    ),
+)
+
+PlanArgument = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json.")
+]
+ReplanOption = Annotated[
+    bool | None,
+    typer.Option("--replan/--no-replan", help="Repair the plan when something goes wrong, or leave it as it is."),
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    typer.Option("--replan-provider", metavar="NAME", help="Who proposes alternatives; repeat for several."),
+]
+SequentialOption = Annotated[bool, typer.Option("--sequential", help="One task at a time.")]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option("--max-concurrency", metavar="N", min=1, help="Tasks that run at once at most (8).")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="context.KEY=VALUE", help="Set a value of the context; repeat for several."),
+]
+ObserveOption = Annotated[bool, typer.Option("--observe", help="Record what would be changed, and change nothing.")]
+TraceOption = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="WHERE", help="Send spans: otlp=http://localhost:4318, or console."),
+]
+AskOption = Annotated[
+    Asking | None,
+    typer.Option(
+        "--ask",
+        help="Who is asked when a person must decide: whoever sits at the console (the default on a terminal);"
+        " whoever answers through the store, as replanning approve does; or nobody, and the run ends with code 4.",
+    ),
+]
+NoAskOption = Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+@app.command(
+    rich_help_panel=RUNNING,
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning run plan.yaml",
+        "replanning run plan.yaml --set context.region=eu --max-concurrency 4",
+        "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
+        "replanning run plan.yaml --ask store    then elsewhere: replanning approve QUESTION",
+        "replanning run plan.yaml --no-replan --json > result.json",
+        "Ctrl-C pauses: what runs is finished first. A second Ctrl-C stops it at once.",
+        *EXITS,
+    ),
+)
+def run(
+    plan: PlanArgument,
+    *,
+    replan: ReplanOption = None,
+    replan_provider: ProviderOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    sequential: SequentialOption = False,
+    max_concurrency: ConcurrencyOption = None,
+    values: SetOption = None,
+    settings: SettingsOption = None,
+    observe: ObserveOption = False,
+    trace: TraceOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="What to call the run.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a plan, and repair it while it runs.
+
+    Commands run in the present directory. A command changes the context by appending lines key=value to the file
+    that the variable REPLANNING_CONTEXT names.
+    """
+    from replanning.cli._run import RunOptions, load_for_run, report, run_plan
+
+    options = RunOptions(
+        store=store,
+        settings=settings,
+        replan=replan,
+        observe=observe,
+        providers=replan_provider or (),
+        workers=_workers(sequential=sequential, most=max_concurrency),
+        context=values or (),
+        trace=trace,
+        ask=_asking(ask, never=no_ask),
+        json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(report(run_plan(load_for_run(str(plan), options), options, run_id=run_id), json=as_json))
+
+
+@app.command(
+    rich_help_panel=RUNNING,
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning resume 20250131-120000-1a2b3c",
+        "replanning resume 20250131-120000-1a2b3c --set context.region=us",
+        "replanning resume 20250131-120000-1a2b3c --from 2    a new run, from what revision 2 had left to do",
+        *EXITS,
+    ),
+)
+def resume(
+    run: RunArgument,
+    *,
+    revision: Annotated[
+        int | None,
+        typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
+    ] = None,
+    replan: ReplanOption = None,
+    replan_provider: ProviderOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    sequential: SequentialOption = False,
+    max_concurrency: ConcurrencyOption = None,
+    values: SetOption = None,
+    settings: SettingsOption = None,
+    observe: ObserveOption = False,
+    trace: TraceOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Take up a run that was paused, was stopped, waits for a person, or whose process died.
+
+    Nothing that has finished is run again.
+    """
+    from replanning.cli._run import RunOptions, report, resume_run
+
+    options = RunOptions(
+        store=store,
+        settings=settings,
+        replan=replan,
+        observe=observe,
+        providers=replan_provider or (),
+        workers=_workers(sequential=sequential, most=max_concurrency),
+        context=values or (),
+        trace=trace,
+        ask=_asking(ask, never=no_ask),
+        json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(report(resume_run(run, options, revision=revision), json=as_json))
+
+
+@app.command(
+    rich_help_panel=RUNNING,
+    epilog=paragraphs("[bold]Example[/bold]", "replanning pause 20250131-120000-1a2b3c --reason 'the disk is full'"),
+)
+def pause(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the history.")] = "",
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the process that carries out a run to pause it: what runs is finished, nothing new is started."""
+    from replanning.cli._pause import pause_run
+
+    pause_run(run, reason, store, as_json=as_json)
+
+
+@app.command(
+    rich_help_panel=PLANS,
+    epilog=paragraphs("[bold]Examples[/bold]", "replanning validate plan.yaml", "replanning validate plan.yaml --json"),
+)
+def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
+    """Check a plan file, and say everything that is wrong with it and where.
+
+    Programs that this machine lacks are noted, too; they do not make a plan wrong.
+    """
+    from replanning.cli._plans import validate_plan
+
+    raise typer.Exit(validate_plan(str(plan), as_json=as_json))
+
+
+@app.command(
+    rich_help_panel=PLANS,
+    epilog=paragraphs("[bold]Example[/bold]", "replanning schema > plan.schema.json"),
+)
+def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON either way
+    """Print the JSON Schema of plan files, for editors and for programs that write plans."""
+    from replanning.cli._plans import print_schema
+
+    print_schema()
+
+
+@app.command(
+    rich_help_panel=ABOUT,
+    epilog=paragraphs("[bold]Example[/bold]", "replanning providers --json"),
+)
+def providers(*, settings: SettingsOption = None, as_json: JsonOption = False) -> None:
+    """Show the plugins that are installed: which are used, which are available, and which are broken and why."""
+    from replanning.cli._plugins import show_plugins
+
+    show_plugins(settings, as_json=as_json)
+
+
+@app.command(rich_help_panel=ABOUT)
+def version(*, as_json: JsonOption = False) -> None:
+    """Print the version."""
+    from replanning.cli._plugins import show_version
+
+    show_version(as_json=as_json)
+
+
+try:
+    from replanning.cli._inspect import add_commands
+except ModuleNotFoundError:
+    pass
+else:
+    add_commands(app)
+
+
+def _workers(*, sequential: bool, most: int | None) -> int:
+    from replanning.cli._run import WORKERS
+
+    if sequential and most is not None:
+        fail("--sequential and --max-concurrency contradict each other; give one of them")
+    return 1 if sequential else WORKERS if most is None else most
+
+
+def _asking(ask: Asking | None, *, never: bool) -> Asking | None:
+    if never and ask is not None:
+        fail("--ask and --no-ask contradict each other; give one of them")
+    return Asking.NEVER if never else ask

@@ -1,0 +1,86 @@
+"""How a command tells the run what it has found out: `echo region=eu >> "$REPLANNING_CONTEXT"`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from pydantic import JsonValue
+
+from replanning._errors import ToolError
+from replanning._plan import JsonObject
+from replanning._wording import shown
+from replanning.tools._call import ToolCall
+from replanning.tools._shell import run_shell
+
+VARIABLE: Final = "REPLANNING_CONTEXT"
+"""Names the file to which a command appends lines `key=value`."""
+
+LIMIT: Final = 64 * 1024
+"""Most bytes that a command may say about the context."""
+
+_LINE: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
+
+
+class TellingShell:
+    """The kind `shell`, whose commands may change the context of the run.
+
+    A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names; a value is JSON where it
+    can be read as such, else text. They are taken when the command has succeeded. What it prints never counts:
+    that may hold text from anywhere.
+
+    Args:
+        change: reports the values to the run.
+    """
+
+    def __init__(self, change: Callable[[JsonObject], None]) -> None:
+        self._change = change
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Run the command of a tool, and take what it says about the context.
+
+        Raises:
+            ToolError: the command failed, or what it says is no context.
+        """
+        with TemporaryDirectory(prefix="replanning-") as folder:
+            file = Path(folder, "context")
+            output = await run_shell(replace(call, environ={**call.environ, VARIABLE: str(file)}))
+            said = _read(file, call.tool.name)
+        if said:
+            self._change(call.secrets.hide_in(said))  # type: ignore[arg-type] # a mapping stays one
+        return output
+
+
+def parse_pair(text: str) -> tuple[str, JsonValue] | None:
+    """The key and the value of `key=value`; None where the text is none."""
+    found = _LINE.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        return found[1], json.loads(found[2], parse_constant=str)
+    except ValueError:
+        return found[1], found[2]
+
+
+def _read(file: Path, tool: str) -> JsonObject:
+    if not file.is_file():
+        return {}
+    with file.open("rb") as stream:
+        content = stream.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise ToolError(f"tool {tool!r} wrote more than {LIMIT} bytes to ${VARIABLE}; keep large data in a file")
+    said: JsonObject = {}
+    for line in content.decode(errors="replace").splitlines():
+        if line.strip():
+            pair = parse_pair(line)
+            if pair is None:
+                raise ToolError(
+                    f"tool {tool!r} wrote {shown(line)} to ${VARIABLE}; expected lines of the form key=value"
+                )
+            said[pair[0]] = pair[1]
+    return said

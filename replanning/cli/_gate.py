@@ -1,0 +1,127 @@
+"""Asks the person at the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from contextlib import AbstractContextManager
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from replanning import Answer, Question, ReplanningError
+from replanning.changes import PlanChange, parse_changes
+from replanning.cli._narrator import score_in_words
+from replanning.cli._output import console, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replanning.interfaces import Clock
+
+_STYLES: Final = {"+": "green", "-": "red"}
+
+
+class ConsoleGate:
+    """Puts questions on the terminal and reads the answers there, one question after another.
+
+    Args:
+        clock: tells how much time is left.
+        aside: keeps others from writing to the terminal while somebody is asked.
+        by: who answers.
+    """
+
+    def __init__(self, clock: Clock, aside: Callable[[], AbstractContextManager[None]], by: str) -> None:
+        self._clock = clock
+        self._aside = aside
+        self._by = by
+        self._turn = anyio.Lock()
+        self._console = console(error=True)
+
+    async def ask(self, question: Question) -> Answer:
+        """Show the question and wait for the answer."""
+        async with self._turn:
+            with self._aside():
+                self._show(question)
+                while True:
+                    answer = await self._read(question)
+                    if answer is not None:
+                        return answer
+
+    async def remind(self, question: Question) -> None:
+        """Say how much time is left."""
+        self._console.print(f"\nQuestion {question.id} is still open{self._left(question)}.", style="bold yellow")
+
+    def _show(self, question: Question) -> None:
+        out = self._console
+        out.print(f"\nQuestion {question.id}{self._left(question)}", style="bold yellow")
+        out.print(f"  {plain(question.text)}")
+        for number, candidate in enumerate(question.candidates, 1):
+            alternative = candidate.alternative
+            out.print(f"\n  {number}. {plain(alternative.reason)}  (from {plain(alternative.source)})", style="bold")
+            if candidate.score is not None:
+                out.print(f"     {score_in_words(candidate.score)}", style="dim")
+            for line in question.diffs[number - 1].splitlines() if number <= len(question.diffs) else ():
+                out.print(f"     {plain(line)}", style=_STYLES.get(line[:1], ""))
+        if not question.candidates:
+            out.print("\n  Nobody knows a way on.")
+
+    async def _read(self, question: Question) -> Answer | None:
+        """One answer; None where it was none and must be asked for again."""
+        count = len(question.candidates)
+        numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
+        self._console.print(f"\n{numbers}r rejects, m makes changes of your own: ", end="", style="bold")
+        said = (await self._line()).strip().lower()
+        if said in ("r", "reject"):
+            return Answer("reject", self._by)
+        if said in ("m", "modify"):
+            return await self._changes(question)
+        if said.isdecimal() and 1 <= int(said) <= count:
+            return Answer("approve", self._by, choice=int(said) - 1)
+        self._console.print(f"{said!r} is no answer.", style="red")
+        return None
+
+    async def _line(self) -> str:
+        # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
+        await anyio.wait_readable(sys.stdin)
+        line = sys.stdin.readline()
+        if not line:
+            raise ReplanningError("standard input was closed; the question stays open")
+        return line
+
+    async def _changes(self, question: Question) -> Answer | None:
+        first: tuple[PlanChange, ...] = question.candidates[0].alternative.changes if question.candidates else ()
+        text = json.dumps(
+            [change.model_dump(mode="json", exclude_defaults=True) | {"kind": change.kind} for change in first],
+            indent=2,
+        )
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        try:
+            said = await self._edit(editor, text) if editor else await self._type(text)
+            changes = parse_changes(json.loads(said))
+        except (ReplanningError, ValueError, OSError) as error:
+            self._console.print(f"That cannot be taken: {plain(str(error))}", style="red")
+            return None
+        return Answer("modify", self._by, changes=changes)
+
+    async def _edit(self, editor: str, text: str) -> str:
+        with TemporaryDirectory(prefix="replanning-") as folder:
+            file = anyio.Path(folder, "changes.json")
+            await file.write_text(text, encoding="utf-8")
+            command = [*shlex.split(editor), str(file)]
+            # The editor has the terminal, and goes with the question when time is up.
+            await anyio.run_process(command, stdin=sys.stdin, stdout=None, stderr=None)
+            return await file.read_text(encoding="utf-8")
+
+    async def _type(self, text: str) -> str:
+        self._console.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
+        self._console.print(json.dumps(json.loads(text)), style="dim")
+        return await self._line()
+
+    def _left(self, question: Question) -> str:
+        if question.deadline is None:
+            return ""
+        return f" ({max(0.0, question.deadline - self._clock.now()):.0f} s left)"

@@ -1,0 +1,218 @@
+"""Tells what happens in a run, one line for each event that a person wants to know of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from replanning import TaskState
+from replanning._wording import shown
+from replanning.cli._output import plain
+from replanning.events import (
+    AlternativesConsidered,
+    AnswerRefused,
+    AttemptFailed,
+    AttemptFenced,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Candidate,
+    ConditionEvaluated,
+    Contained,
+    ContextUpdated,
+    Decided,
+    FactsObserved,
+    PersonAsked,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionReminded,
+    ResourceUpdated,
+    Revised,
+    RunEnded,
+    RunPaused,
+    RunResumed,
+    Score,
+    TriggerDropped,
+    TriggerEvent,
+)
+from replanning.interfaces import PlanView
+
+
+class Line(NamedTuple):
+    """One line for people: a mark, what happened, how it is coloured, and whether it is only routine."""
+
+    mark: str
+    text: str
+    style: str = ""
+    routine: bool = False
+
+
+class Narrator:
+    """Turns events of one run into lines.
+
+    Args:
+        view: the plan now, asked for each time it is needed.
+    """
+
+    def __init__(self, view: Callable[[], PlanView]) -> None:
+        self._view = view
+        self._candidates: dict[str, tuple[Candidate, ...]] = {}
+
+    def tell(self, event: object) -> Line | None:
+        """The line for an event; None for what is not worth one."""
+        if isinstance(event, TriggerEvent):
+            return Line("!", f"{event.kind}: {_brief(event.reason)}", "yellow")
+        teller = _TELLERS.get(type(event))
+        line = teller(self, event) if teller is not None else None
+        return None if line is None else line._replace(text=plain(line.text))
+
+    def _started(self, event: AttemptStarted) -> Line:
+        tool = self._view().task(event.task).task.tool
+        again = f", attempt {event.number}" if event.number > 1 else ""
+        return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}", "", routine=True)
+
+    def _succeeded(self, event: AttemptSucceeded) -> Line:
+        took = self._view().task(event.task).duration
+        return Line("✓", f"{event.task} done in {took:.1f} s", "green")
+
+    def _failed(self, event: AttemptFailed) -> Line:
+        again = "; it is tried again" if event.retry_at is not None else ""
+        return Line("✗", f"{event.task} failed: {_brief(event.failure.message)}{again}", "red")
+
+    def _timed_out(self, event: AttemptTimedOut) -> Line:
+        again = "; it is tried again" if event.retry_at is not None else ""
+        return Line("✗", f"{event.task} did not finish within {event.timeout:g} s{again}", "red")
+
+    def _interrupted(self, event: AttemptInterrupted) -> Line:
+        return Line("✗", f"{event.task} was cut off: {_brief(event.reason)}", "red")
+
+    def _fenced(self, event: AttemptFenced) -> Line:
+        return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
+
+    def _condition(self, event: ConditionEvaluated) -> Line | None:
+        if event.value:
+            return None
+        if event.value is None:
+            return Line("✗", f"the condition of {event.task} cannot be evaluated: {_brief(event.error)}", "red")
+        return Line("↷", f"{event.task} skipped: {self._view().task(event.task).task.when} does not hold", "dim")
+
+    def _context(self, event: ContextUpdated) -> Line:
+        parts = [f"{key} is now {shown(value)}" for key, value in event.changes.items()]
+        parts += [f"{key} is gone" for key in event.removed]
+        return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
+
+    def _resource(self, event: ResourceUpdated) -> Line:
+        parts = [] if event.available is None else ["available" if event.available else "unavailable"]
+        parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
+        return Line("•", f"{event.name} is {' and '.join(parts)}", "cyan")
+
+    def _facts(self, event: FactsObserved) -> Line:
+        parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
+        return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
+
+    def _person_asked(self, event: PersonAsked) -> Line:
+        return Line("•", f"{event.by or 'somebody'} asked for replanning: {_brief(event.reason)}", "cyan")
+
+    def _dropped(self, event: TriggerDropped) -> Line:
+        return Line("·", f"trigger {event.trigger} dropped: {_brief(event.reason)}", "dim")
+
+    def _considered(self, event: AlternativesConsidered) -> Line | None:
+        self._candidates[event.replan] = event.candidates
+        good = [candidate for candidate in event.candidates if not candidate.rejected]
+        notes = "; ".join(_brief(note) for note in event.notes)
+        if not event.notes and len(good) == len(event.candidates) == 1:
+            return None  # the revision says it
+        rejected = len(event.candidates) - len(good)
+        text = f"{len(good)} way{'s' * (len(good) != 1)} on{f', {rejected} rejected' if rejected else ''}"
+        return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
+
+    def _decided(self, event: Decided) -> Line | None:
+        if event.by == "observe" and event.chosen is not None:
+            reason = self._with_score(event.reason, event.replan, event.chosen)
+            return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
+        if event.decision == "keep":
+            return Line("·", f"the plan is kept ({event.rule}): {_brief(event.reason)}", "yellow")
+        return None
+
+    def _revised(self, event: Revised) -> Line:
+        reason = self._with_score(event.reason, event.replan, event.chosen)
+        return Line("⟳", f"revision {event.number}: {reason} (by {event.by})", "bold magenta")
+
+    def _with_score(self, reason: str, replan: str | None, chosen: int | None) -> str:
+        candidates = self._candidates.get(replan or "", ())
+        if chosen is None or chosen >= len(candidates):
+            return _brief(reason)
+        candidate = candidates[chosen]
+        score = f", confidence {candidate.score.total:.2f}" if candidate.score else ""
+        return f"{_brief(candidate.alternative.reason)}{score}"
+
+    def _asked(self, event: QuestionAsked) -> Line:
+        return Line("?", f"question {event.question}: {_brief(event.text)}", "bold yellow")
+
+    def _reminded(self, event: QuestionReminded) -> Line:
+        return Line("?", f"question {event.question} still waits for an answer", "bold yellow")
+
+    def _answered(self, event: QuestionAnswered) -> Line:
+        return Line("•", f"question {event.question}: {event.verdict} (by {event.by or 'a person'})", "cyan")
+
+    def _refused(self, event: AnswerRefused) -> Line:
+        return Line("✗", f"the answer to {event.question} was not taken: {_brief(event.reason)}", "red")
+
+    def _paused(self, event: RunPaused) -> Line:
+        running = self._view().counts[TaskState.RUNNING]
+        waits = f"; waiting for {running} task{'s' * (running != 1)} to finish" if running else ""
+        return Line("‖", f"pausing: {_brief(event.reason)}{waits}", "yellow")
+
+    def _resumed(self, event: RunResumed) -> Line:
+        return Line("▶", "the run goes on", "cyan")
+
+    def _ended(self, event: RunEnded) -> None:
+        """The summary tells that."""
+
+    def _contained(self, event: Contained) -> Line:
+        return Line("✗", f"{event.where} failed, the run goes on: {_brief(event.error)}", "yellow")
+
+
+_TELLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
+    AttemptStarted: Narrator._started,
+    AttemptSucceeded: Narrator._succeeded,
+    AttemptFailed: Narrator._failed,
+    AttemptTimedOut: Narrator._timed_out,
+    AttemptInterrupted: Narrator._interrupted,
+    AttemptFenced: Narrator._fenced,
+    ConditionEvaluated: Narrator._condition,
+    ContextUpdated: Narrator._context,
+    ResourceUpdated: Narrator._resource,
+    FactsObserved: Narrator._facts,
+    PersonAsked: Narrator._person_asked,
+    TriggerDropped: Narrator._dropped,
+    AlternativesConsidered: Narrator._considered,
+    Decided: Narrator._decided,
+    Revised: Narrator._revised,
+    QuestionAsked: Narrator._asked,
+    QuestionReminded: Narrator._reminded,
+    QuestionAnswered: Narrator._answered,
+    AnswerRefused: Narrator._refused,
+    RunPaused: Narrator._paused,
+    RunResumed: Narrator._resumed,
+    RunEnded: Narrator._ended,
+    Contained: Narrator._contained,
+}
+
+
+def score_in_words(score: Score) -> str:
+    """A confidence with the parts it is made of."""
+    parts = (
+        f"self-assessment {score.self_assessment:.2f}",
+        f"past success {score.past_success:.2f}",
+        f"availability {score.availability:.2f}",
+        f"simplicity {score.simplicity:.2f}",
+    )
+    return f"confidence {score.total:.2f} ({', '.join(parts)})"
+
+
+def _brief(text: str, limit: int = 300) -> str:
+    """A text on one line of bearable length."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

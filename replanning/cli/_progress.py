@@ -1,0 +1,187 @@
+"""Shows a run while it goes on: a live picture on a terminal, else a line for each event."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from replanning import PlanRun, TaskState
+from replanning.cli._narrator import Line, Narrator
+from replanning.cli._output import console, plain
+from replanning.events import AttemptStarted
+from replanning.interfaces import Clock
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+REFRESH: Final = 0.1
+"""Seconds between two pictures."""
+
+MOST_RUNNING: Final = 12
+"""How many running tasks are listed by name."""
+
+_WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_STUCK = (TaskState.FAILED, TaskState.BLOCKED)
+
+
+class Display:
+    """Shows nothing; what the others are made from.
+
+    Args:
+        clock: tells how long things take.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.began = clock.now()
+        self._run: PlanRun | None = None
+        self._narrator: Narrator | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the display was made."""
+        return self.clock.now() - self.began
+
+    def watch(self, run: PlanRun) -> None:
+        """Begin to show a run; the engine's monitor passes its events to `on_event`."""
+        self._run = run
+        self._narrator = Narrator(lambda: run.view)
+
+    def on_event(self, event: object) -> None:
+        """Show an event."""
+        line = self._narrator.tell(event) if self._narrator is not None else None
+        if line is not None:
+            self.show(line)
+
+    def show(self, line: Line) -> None:
+        """Show a line."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the terminal to somebody else."""
+        yield
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Show what is to be shown while the body runs."""
+        yield
+
+
+class LogDisplay(Display):
+    """A line for each event, for files and pipes."""
+
+    def show(self, line: Line) -> None:
+        """Print the line with the time since the start."""
+        console(error=True).print(f"{self.elapsed:7.1f}s {line.mark} {line.text}")
+
+
+class LiveDisplay(Display):
+    """Events as they happen, and below them how the run stands now."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._console: Console = console(error=True)
+        self._live: Live | None = None
+        self._away = 0
+        self._waiting: deque[Line] = deque()
+
+    def on_event(self, event: object) -> None:
+        """Show an event; that something started is seen below already."""
+        if not isinstance(event, AttemptStarted):
+            super().on_event(event)
+
+    def show(self, line: Line) -> None:
+        """Print the line above the picture, or later while somebody else has the terminal."""
+        if self._away:
+            self._waiting.append(line)
+        else:
+            self._print(line)
+
+    def _print(self, line: Line) -> None:
+        from rich.text import Text
+
+        text = Text(f"{self.elapsed:6.1f}s ", style="dim").append(f"{line.mark} {line.text}", style=line.style)
+        self._console.print(text, soft_wrap=False)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the picture away while somebody else has the terminal."""
+        self._away += 1
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            self._away -= 1
+            if not self._away:
+                while self._waiting:
+                    self._print(self._waiting.popleft())
+                if self._live is not None:
+                    self._live.start()
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Draw the picture again and again while the body runs."""
+        from rich.live import Live
+
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        async with anyio.create_task_group() as group:
+            with self._live as live:
+                group.start_soon(self._redraw, live)
+                try:
+                    yield
+                finally:
+                    group.cancel_scope.cancel()
+        self._live = None
+
+    async def _redraw(self, live: Live) -> None:
+        while True:
+            if not self._away and self._run is not None:
+                live.update(self._picture(self._run), refresh=True)
+            await self.clock.sleep(REFRESH)
+
+    def _picture(self, run: PlanRun) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        now = self.clock.now()
+        running = [entry for entry in run.live if entry.state is TaskState.RUNNING] if _few(run) else []
+        for entry in running[:MOST_RUNNING]:
+            limit = f" of {entry.deadline - entry.started:g}" if entry.deadline is not None else ""
+            took = f"{max(0.0, now - entry.started):.1f}{limit} s"
+            table.add_row(Text("  ▶", "bold blue"), plain(entry.id), Text(plain(entry.task.tool or ""), "dim"), took)
+        if len(running) > MOST_RUNNING:
+            table.add_row("", f"and {len(running) - MOST_RUNNING} more")
+        return Group(table, Text(self._counts(run), "bold"))
+
+    def _counts(self, run: PlanRun) -> str:
+        counts = run.live.counts
+        numbers = {
+            "running": counts[TaskState.RUNNING],
+            "waiting": sum(counts[state] for state in _WAITING),
+            "done": counts[TaskState.DONE],
+            "skipped": counts[TaskState.SKIPPED],
+            "replaced": counts[TaskState.REPLACED_BY_REPLAN],
+            "failed": sum(counts[state] for state in _STUCK),
+        }
+        parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
+        return f"  {' · '.join(parts)} · revision {run.live.revision} · {self.elapsed:.1f} s"
+
+
+def _few(run: PlanRun) -> bool:
+    """Whether looking at every task, ten times a second, takes no time worth speaking of."""
+    return sum(run.live.counts.values()) <= 5_000
+
+
+def display_for(clock: Clock, *, quiet: bool) -> Display:
+    """The display that fits where standard error goes."""
+    if quiet:
+        return Display(clock)
+    return LiveDisplay(clock) if console(error=True).is_terminal else LogDisplay(clock)

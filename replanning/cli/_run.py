@@ -1,0 +1,295 @@
+"""Runs and resumes plans: engine, tools, display and signals put together."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+
+from replanning import (
+    Environment,
+    HumanGate,
+    Plan,
+    PlanRun,
+    ReplanningEngine,
+    ReplanningError,
+    RunResult,
+    Settings,
+    StoreGate,
+)
+from replanning._config import load_settings
+from replanning._engine import drive
+from replanning._errors import PlanError, Problem, SettingsError
+from replanning._ids import RunId
+from replanning._plan import JsonObject
+from replanning.cli._context import TellingShell, parse_pair
+from replanning.cli._gate import ConsoleGate
+from replanning.cli._options import DEFAULT_STORE
+from replanning.cli._output import say, show_json
+from replanning.cli._progress import Display, display_for
+from replanning.cli._render import Summary, as_json, show_summary
+from replanning.cli._stores import open_store
+from replanning.cli._story import story_of
+from replanning.cli._tracing import Trace, open_trace
+from replanning.events import RunOpened
+from replanning.tools import ToolExecutor, check_machine, check_tools
+
+if TYPE_CHECKING:
+    from replanning.cli._options import Asking
+
+AUTO: Final = ("repair",)
+"""Who proposes alternatives where the settings say `auto`."""
+
+WORKERS: Final = 8
+"""How many tasks run at once where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the options of `run` and `resume` say."""
+
+    store: str = DEFAULT_STORE
+    settings: str | None = None
+    replan: bool | None = None
+    observe: bool = False
+    providers: Sequence[str] = ()
+    workers: int = WORKERS
+    context: Sequence[str] = ()
+    trace: str | None = None
+    ask: Asking | None = None
+    json: bool = False
+    quiet: bool = False
+
+    def again(self) -> list[str]:
+        """The options that a later resume needs, too."""
+        words: list[str] = []
+        words += ["--settings", self.settings] if self.settings else []
+        words += [word for name in self.providers for word in ("--replan-provider", name)]
+        words += ["--max-concurrency", str(self.workers)] if self.workers != WORKERS else []
+        words += ["--trace", self.trace] if self.trace else []
+        words += ["--ask", self.ask] if self.ask else []
+        return words
+
+
+@dataclass(slots=True)
+class Job:
+    """A run to be carried out.
+
+    Attributes:
+        options: what the command line says.
+        start: opens the run.
+        cwd: where commands run; by default where the program does.
+        environ: the environment of the tools; by default that of the program.
+        context: values that change in the context as soon as the run is open.
+        on_open: called with the run as soon as it is open.
+    """
+
+    options: RunOptions
+    start: Callable[[ReplanningEngine], AbstractAsyncContextManager[PlanRun]]
+    enabled: bool = True
+    observe: bool = False
+    cwd: Path | None = None
+    environ: dict[str, str] | None = None
+    context: JsonObject = field(default_factory=dict)
+
+
+def run_plan(
+    plan: Plan,
+    options: RunOptions,
+    *,
+    run_id: str | None = None,
+    cwd: Path | None = None,
+    environ: dict[str, str] | None = None,
+) -> Summary:
+    """Run a plan to its end, or until it stands still.
+
+    Raises:
+        ReplanningError: it cannot be started.
+    """
+    job = Job(
+        options,
+        lambda engine: engine.open(plan, run_id=run_id),
+        enabled=options.replan is not False,
+        observe=options.observe,
+        cwd=cwd,
+        environ=environ,
+    )
+    return _carry_out(job)
+
+
+def resume_run(run_id: str, options: RunOptions, *, revision: int | None = None) -> Summary:
+    """Take a run up again, or a copy of it from one of its revisions.
+
+    Raises:
+        ReplanningError: it cannot be resumed.
+    """
+    store = open_store(options.store, must_exist=True)
+    try:
+        opened = next(iter(store.read(RunId(run_id)))).body
+        assert isinstance(opened, RunOpened)
+        was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
+    finally:
+        store.close()
+
+    def start(engine: ReplanningEngine) -> AbstractAsyncContextManager[PlanRun]:
+        return engine.resume(run_id if revision is None else engine.fork(run_id, revision))
+
+    job = Job(
+        options,
+        start,
+        enabled=was_enabled if options.replan is None else options.replan,
+        observe=options.observe or opened.mode == "observe",
+        context=pairs(options.context),
+    )
+    return _carry_out(job)
+
+
+def load_for_run(path: str, options: RunOptions) -> Plan:
+    """The plan in a file, with its context as the options set it.
+
+    Raises:
+        PlanError: it is not valid, or one of its tools is bound to fail.
+        SettingsError: an option is not valid.
+    """
+    plan = Plan.load(path)
+    if changed := pairs(options.context):
+        plan = Plan.model_validate(
+            plan.model_copy(update={"context": {**plan.context, **changed}}).model_dump(
+                mode="json", exclude_defaults=True
+            )
+        )
+    if problems := check_tools(plan):
+        raise PlanError(problems)
+    if not options.quiet:
+        for note in check_machine(plan):
+            say(f"note: {note.message}")
+    return plan
+
+
+def pairs(texts: Sequence[str]) -> JsonObject:
+    """The values that `--set` options give.
+
+    Raises:
+        SettingsError: one of them is not of the form `context.key=value`.
+    """
+    found = [(text, parse_pair(text.removeprefix("context."))) for text in texts]
+    wrong = [text for text, pair in found if pair is None or not text.startswith("context.")]
+    if wrong:
+        raise SettingsError([Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong])
+    return dict(pair for _, pair in found if pair is not None)
+
+
+def report(summary: Summary, *, json: bool) -> int:
+    """Print how a run came out; returns the exit code."""
+    if json:
+        show_json(as_json(summary))
+    else:
+        show_summary(summary)
+    return int(summary.exit_code)
+
+
+def _carry_out(job: Job) -> Summary:
+    options = job.options
+    loaded = load_settings(options.settings, overrides={} if job.enabled else {"enabled": False})
+    store = open_store(options.store)
+    trace = open_trace(options.trace)
+    environment = Environment()
+    display = display_for(environment.clock, quiet=options.quiet)
+    try:
+        engine = ReplanningEngine(
+            provider_names(options.providers, loaded.settings),
+            settings=loaded.settings,
+            mode="observe" if job.observe else "act",
+            gate=_gate(options, display),
+            store=store,
+            exporters=trace.exporters,
+            environment=environment,
+            tracer_provider=trace.provider,
+        )
+        engine.monitor.on(object, display.on_event)
+        result, interrupted = anyio.run(_execute, job, engine, display, trace)
+        return Summary(
+            result=result,
+            story=story_of(store.read(result.run)),
+            elapsed=display.elapsed,
+            store=options.store,
+            durable=store.durable,
+            resume=options.again(),
+            trace=trace.place,
+            interrupted=interrupted,
+        )
+    finally:
+        store.close()
+
+
+def provider_names(wanted: Sequence[str], settings: Settings) -> list[str]:
+    """Who proposes alternatives: what the command line says, else the settings; `auto` is what needs no key."""
+    names = [name for given in wanted or settings.provider for name in (AUTO if given == "auto" else (given,))]
+    return list(dict.fromkeys(names))
+
+
+def _gate(options: RunOptions, display: Display) -> HumanGate | None:
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    ask = options.ask or ("console" if at_terminal and not options.json else "never")
+    if ask == "console":
+        if not at_terminal:
+            raise SettingsError(
+                [Problem("--ask", "nobody can be asked here: this is no terminal; use --ask store or --no-ask")]
+            )
+        return ConsoleGate(display.clock, display.aside, getpass.getuser())
+    return StoreGate() if ask == "store" else None
+
+
+async def _execute(job: Job, engine: ReplanningEngine, display: Display, trace: Trace) -> tuple[RunResult, bool]:
+    """Carry a run out; returns its result, and whether it was stopped at once."""
+    run: PlanRun | None = None
+    failure: ReplanningError | None = None
+    scope = anyio.CancelScope()
+    async with trace, display.shown(), anyio.create_task_group() as group:
+        try:
+            with scope:
+                async with job.start(engine) as run, _tools(job, engine, run) as work:
+                    display.watch(run)
+                    group.start_soon(_on_signals, run, scope)
+                    if job.context:
+                        run.change_context(job.context)
+                    await drive(run, work, job.options.workers)
+        except ReplanningError as error:
+            failure = error  # raised below, not wrapped into a group
+        group.cancel_scope.cancel()
+    if failure is not None or run is None:
+        raise failure or ReplanningError("the run could not be opened")
+    return run.result, scope.cancelled_caught
+
+
+@asynccontextmanager
+async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncIterator[ToolExecutor]:
+    executor = ToolExecutor(
+        run.plan,
+        default_timeout=engine.settings.timeout.task,
+        cwd=job.cwd,
+        environ=job.environ,
+        kinds={"shell": TellingShell(run.change_context)},
+    )
+    async with executor:
+        yield executor
+
+
+async def _on_signals(run: PlanRun, scope: anyio.CancelScope) -> None:
+    """Pause at the first signal, and stop everything at the second."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        first = True
+        async for number in signals:
+            if first:
+                run.pause(f"{number.name} was received; once more stops at once what still runs")
+            else:
+                scope.cancel()
+            first = False
