@@ -49,14 +49,13 @@ class Spending:
         """Count what was used, whether or not it was reserved."""
         self.spent = self.spent + usage
 
-    def exceeded(self, wall_clock: float = 0.0) -> str:
-        """Which limit has been passed, in words; empty when none has."""
+    def exceeded(self) -> str:
+        """Which limit on what is spent has been passed, in words; empty when none has."""
         try:
             self._check(self.spent, "has exceeded")
         except BudgetExceeded as error:
             return str(error)
-        limit = self.budget.wall_clock
-        return f"has exceeded the budget: {wall_clock:g} of {limit:g} s" if limit is not None and wall_clock > limit else ""
+        return ""
 
     def _check(self, total: Usage, verb: str) -> None:
         limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))

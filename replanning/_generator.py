@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import anyio
 
-from replanning._changes import Alternative, RetryTask
+from replanning._changes import Alternative, RetryTask, touched
 from replanning._confidence import ConfidenceScorer, PastSuccess
 from replanning._errors import BudgetExceeded, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
@@ -44,6 +44,7 @@ class Generated:
 
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
+    view: PlanView
 
 
 class ContextAnalyzer:
@@ -80,49 +81,47 @@ class PathGenerator:
         self.scorer = scorer
 
     async def generate(self, request: ReplanRequest, setting: Setting) -> tuple[list[Alternative], list[str]]:
-        """Everything the providers propose, in their order, and notes on those that failed."""
-        answers: list[list[Alternative]] = [[] for _ in self.providers]
-        notes: list[list[str]] = [[] for _ in self.providers]
-        if len(self.providers) == 1:
-            await self._ask(self.providers[0], request, setting, answers[0], notes[0])
-        elif self.providers:
-            async with anyio.create_task_group() as group:
-                for provider, answer, note in zip(self.providers, answers, notes, strict=True):
-                    group.start_soon(self._ask, provider, request, setting, answer, note)
-        return [a for answer in answers for a in answer], [n for note in notes for n in note]
+        """Everything the providers propose, in their order, and notes on those that failed.
 
-    async def _ask(
-        self,
-        provider: AlternativeProvider,
-        request: ReplanRequest,
-        setting: Setting,
-        answer: list[Alternative],
-        notes: list[str],
-    ) -> None:
-        name = str(getattr(provider, "name", type(provider).__name__))
+        Raises:
+            StaleView: one of them read the plan after it had moved on.
+        """
+        replies = [_Reply(provider) for provider in self.providers]
+        if len(replies) == 1:
+            await self._ask(replies[0], request, setting)
+        elif replies:
+            async with anyio.create_task_group() as group:
+                for reply in replies:
+                    group.start_soon(self._ask, reply, request, setting)
+        for reply in replies:
+            if reply.stale is not None:
+                raise reply.stale
+        alternatives = [alternative for reply in replies for alternative in reply.alternatives]
+        return alternatives, [note for reply in replies for note in reply.notes]
+
+    async def _ask(self, reply: _Reply, request: ReplanRequest, setting: Setting) -> None:
+        provider, name = reply.provider, reply.name
         spending = setting.ledger.spending
         try:
             estimate = getattr(provider, "estimate", None)
             reserved = spending.reserve(estimate(request) if estimate is not None else Usage())
         except BudgetExceeded as error:
-            notes.append(f"{name} was not asked: {error}")
+            reply.notes.append(f"{name} was not asked: {error}")
             return
         except Exception as error:  # the estimate is the provider's code
-            notes.append(f"{name} failed: {error!r}")
+            reply.notes.append(f"{name} failed: {error!r}")
             return
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
         try:
             with setting.span(name), scope:
-                proposed = await provider.propose(request)
-                answer.extend(_named(alternative, name) for alternative in proposed)
+                reply.take(await provider.propose(request))
             if scope.cancelled_caught:
-                notes.append(f"{name} did not answer in time")
-        except StaleView:
-            notes.append(f"{name}: the plan moved on while it was asked")
+                reply.notes.append(f"{name} did not answer in time")
+        except StaleView as error:
+            reply.stale = error
         except Exception as error:  # law 7: a failing provider is contained
-            answer.clear()
-            notes.append(f"{name} failed: {error!r}"[:2000])
+            reply.notes.append(f"{name} failed: {error!r}"[:2000])
         finally:
             alarm.cancel()
             spending.settle(reserved)
@@ -153,6 +152,8 @@ class PathGenerator:
         seen.add(print_)
         if print_ in request.tried and not all(isinstance(c, RetryTask) for c in alternative.changes):
             return Candidate(alternative, None, "the same was tried before and did not help")
+        if limit := _exhausted(alternative, setting, settings):
+            return Candidate(alternative, None, limit)
         if problems := setting.live.check(alternative.changes):
             return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, problems[:5])))
         score = self.scorer.score(alternative, request.view, setting.past, time_left=setting.time_left)
@@ -188,16 +189,39 @@ class AlternativeGenerator:
         return f"<AlternativeGenerator of {[getattr(p, 'name', p) for p in self.paths.providers]}>"
 
     async def generate(self, request: ReplanRequest, setting: Setting, settings: Settings) -> Generated:
-        """Ranked candidates for a request.
+        """Ranked candidates for a request, checked against the plan as it stands when the last provider answers.
 
         Raises:
-            StaleView: the plan moved on to another revision meanwhile.
+            StaleView: a provider read the plan after it had moved on to another revision, and must be asked anew.
         """
         alternatives, notes = await self.paths.generate(request, setting)
-        return Generated(self.paths.rank(alternatives, request, setting, settings), tuple(notes))
+        now = replace(request, view=PlanView(setting.live))
+        return Generated(self.paths.rank(alternatives, now, setting, settings), tuple(notes), now.view)
 
 
-def _named(alternative: Alternative, source: str) -> Alternative:
-    if not isinstance(alternative, Alternative):
-        raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-    return alternative if alternative.source else alternative.model_copy(update={"source": source})
+class _Reply:
+    """What one provider had to say."""
+
+    def __init__(self, provider: AlternativeProvider) -> None:
+        self.provider = provider
+        self.name = str(getattr(provider, "name", type(provider).__name__))
+        self.alternatives: list[Alternative] = []
+        self.notes: list[str] = []
+        self.stale: StaleView | None = None
+
+    def take(self, proposed: Sequence[Alternative]) -> None:
+        """Keep what was proposed; all of it or nothing."""
+        for alternative in proposed:
+            if not isinstance(alternative, Alternative):
+                raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
+        self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+
+
+def _exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
+    """Which lineage an alternative would replan once too often; empty when none."""
+    limit, live = settings.limits.replans_per_lineage, setting.live
+    for task_id in touched(alternative.changes):
+        root = live.entry(task_id).root if task_id in live else task_id
+        if setting.ledger.per_root.get(root, 0) >= limit:
+            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+    return ""

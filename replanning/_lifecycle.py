@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -66,6 +67,7 @@ class Lifecycle:
         self.ended = anyio.Event()
         self.started_at = clock.now()
         self.cancelling = False
+        self.over_budget = ledger.spending.exceeded()
         self._waiters: deque[anyio.Event] = deque()
         self._pulls = 0
         self._check_always = live.plan.goal.stop_when_reached
@@ -239,7 +241,7 @@ class Lifecycle:
             raise
 
     def _claim(self) -> tuple[Entry, Task] | None:
-        if self.journal.blocked or self.ledger.pausing is not None or self.live.aborted is not None:
+        if self.journal.blocked or self.over_budget or self.ledger.pausing is not None or self.live.aborted is not None:
             return None
         live = self.live
         while (entry := live.claim()) is not None:
@@ -281,8 +283,9 @@ class Lifecycle:
         live, ledger = self.live, self.ledger
         if live.aborted is not None:
             self.finish("aborted", live.aborted)
-        elif over := ledger.spending.exceeded(self.clock.now() - self.started_at - ledger.waiting(self.clock.now())):
-            self.finish("aborted", f"the run {over}")
+        elif self.over_budget:
+            if not live.counts[_RUNNING]:
+                self.finish("aborted", f"the run {self.over_budget}")
         elif self._goal_reached():
             open_tasks = tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING)
             self.finish("succeeded", "the goal was reached early", open_tasks)
@@ -291,6 +294,24 @@ class Lifecycle:
                 self.finish("paused", ledger.pausing.reason)
         elif not self.busy() and live.quiescent:
             self._quiescent()
+
+    def check_budget(self) -> None:
+        """Hand out nothing more once what was charged exceeds the budget; what runs may finish."""
+        self.over_budget = self.ledger.spending.exceeded()
+        if self.over_budget:
+            self.check()
+
+    def watch_wall_clock(self) -> None:
+        """Abort the run when its wall clock is used up; waiting for a person does not use it."""
+        limit = self.ledger.spending.budget.wall_clock
+        if limit is None or self.end is not None:
+            return
+        now = self.clock.now()
+        used = now - self.started_at - self.ledger.waiting(now)
+        if used > limit or math.isclose(used, limit):
+            self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
+        else:
+            self.timer.at(now + limit - used, self.watch_wall_clock)
 
     def _goal_reached(self) -> bool:
         goal = self.live.plan.goal
@@ -352,7 +373,7 @@ class Lifecycle:
         counts = self.live.counts
         if not (counts[_READY] or counts[_RUNNING]) or self._check_always:
             self.check()
-        elif self.ledger.pausing is not None or self.live.aborted is not None:
+        elif self.ledger.pausing is not None or self.live.aborted is not None or self.over_budget:
             self.check()
 
     def _on_deadline(self, now: float) -> None:

@@ -173,6 +173,7 @@ async def opened(
             for service in services:
                 group.start_soon(service, group)
             await anyio.lowlevel.checkpoint()
+            life.watch_wall_clock()
             if resumed:
                 _recover(run)
             else:

@@ -34,6 +34,9 @@ from replanning._states import FINISHED, STUCK
 from replanning._triggers import ResourceChanged, Trigger
 from replanning._view import PlanView
 
+_LASTING = ("task-failed", "timeout", "resource-changed")
+"""Kinds of trigger whose cause stays until the plan is changed where it lies."""
+
 
 class Replanner:
     """The replanning of one run.
@@ -237,8 +240,16 @@ class Replanner:
                 triggers = [trigger for trigger in triggers if self._current(trigger)]
                 continue
             if life.end is None:
-                self._decide(replan, triggers, generated, request.view, began)
+                self._decide_if_current(replan, triggers, generated, began)
             return
+
+    def _decide_if_current(
+        self, replan: ReplanId, triggers: list[Trigger], generated: Generated, began: float
+    ) -> None:
+        """Decide, unless an edit made while providers were asked has settled the matter."""
+        held = [trigger for trigger in triggers if self._current(trigger)]
+        if held:
+            self._decide(replan, held, generated, generated.view, began)
 
     def _setting(self, now: float) -> Setting:
         life = self._life
@@ -284,10 +295,11 @@ class Replanner:
     def _record(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
         if self._life.end is not None:
             return
+        settled = self._settled(triggers, decision)
         self._life.commit(
             Decided(
                 replan,
-                tuple(trigger.id for trigger in triggers),
+                tuple(trigger.id for trigger in settled),
                 decision.kind,
                 decision.rule,
                 decision.reason,
@@ -297,6 +309,16 @@ class Replanner:
                 self._life.clock.now() - began,
             )
         )
+        for trigger in triggers:
+            if trigger not in settled:
+                self._enqueue(trigger)
+
+    def _settled(self, triggers: Sequence[Trigger], decision: Decision) -> Sequence[Trigger]:
+        """The triggers that a decision is about: what it executed may have left out some of the tasks."""
+        if decision.kind != "execute" or self._observe_only:
+            return triggers
+        # Those that are considered anew grow fewer each time, so this comes to an end.
+        return [t for t in triggers if t.kind not in _LASTING or moved_past(t, self._run)] or triggers
 
     # What became of it
 
@@ -356,7 +378,9 @@ class PastOutcomes:
         spec = live.tools.get(tool)
         if spec is None or spec.capability is None:
             return ()
-        same = [t.name for t in live.tools.values() if t.capability == spec.capability]
+        # The failures of a tool that is to be replaced say nothing about what replaces it.
+        failing = {live.entry(task_id).task.tool for task_id in live.stuck}
+        same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
         found = [outcome for name in same for outcome in live.outcomes.get(name, ())]
         return [*self._earlier(tool=None, capability=spec.capability), *found][-50:]
 

@@ -214,7 +214,7 @@ class PlanRun(PlanEdits):
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Report what work or a provider used."""
         self._life.observe(Charged(usage, attempt_id, provider))
-        self._life.after_observation()
+        self._life.check_budget()
 
     # Observations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,9 @@ from replanning._states import FINISHED, TaskState
 if TYPE_CHECKING:
     from replanning._entries import Entry
     from replanning._live import LivePlan
+
+
+_NUMBERED = re.compile(r"~\d+$")
 
 
 class TaskView(NamedTuple):
@@ -166,9 +170,8 @@ class PlanView:
 
     def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """An id made from another that no task has had, and that is not among those already given out."""
-        live = self._live
-        number = 2
-        while (new := TaskId(f"{base[:180]}~{number}")) in live or new in taken:
+        live, stem, number = self._live, _NUMBERED.sub("", base)[:180], 2
+        while (new := f"{stem}~{number}") in live or new in taken:
             number += 1
         return new
 
