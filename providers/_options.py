@@ -82,14 +82,10 @@ class Case:
 
     def replacement(self, task: Task, confidence: float, reason: str) -> Found:
         """A replacement by one task, if what it needs is there now."""
-        tool = self.view.tool(task.tool)
-        if tool is not None and not tool.available:
-            return WhyNot(f"{tool.name!r} is unavailable", final=False)
-        for name, amount in self.view.demand(task).items():
-            if amount > (there := self.view.capacity.get(name, 0.0)):
-                text = f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {there:g}"
-                return WhyNot(text, final=False)
+        if lacking := _lacking(task, self.view):
+            return WhyNot(lacking, final=False)
         change = ReplaceTask(task_id=self.task.id, tasks=(task,))
+        tool = self.view.tool(task.tool)
         return self.option(change, confidence, reason, tool.cost if tool is not None else None)
 
 
@@ -111,9 +107,17 @@ def revived(case: Case) -> Iterator[Found]:
     task = case.task
     if task.unmet and _prepared(case):
         yield case.option(RetryTask(task_id=task.id), REVIVED, f"run {task.id!r}, whose condition holds now")
-    elif _unprepared(case) and _prepared(case):
+    elif _unprepared(case) and not _prepared(case):
+        yield WhyNot("what it refers to is not there", final=False)
+    elif _unprepared(case):
         what = "condition can be evaluated" if task.failure and task.failure.kind == "condition" else "arguments exist"
         yield case.option(RetryTask(task_id=task.id), REVIVED, f"run {task.id!r} again, whose {what} now")
+
+
+def wait(case: Case) -> Iterator[Found]:
+    """Say what a waiting task waits for, which may come back by itself."""
+    if not case.stuck and (lacking := _lacking(case.task.task, case.view)):
+        yield WhyNot(lacking, final=False)
 
 
 def fallbacks(case: Case) -> Iterator[Found]:
@@ -199,7 +203,18 @@ def retry(case: Case) -> Iterator[Found]:
         yield case.option(RetryTask(task_id=task.id, delay=delay), RETRIED, f"try {task.id!r} again{when}: {why}")
 
 
-STRATEGIES: Final = (revived, fallbacks, equal_tools, skip, retry)
+STRATEGIES: Final = (revived, wait, fallbacks, equal_tools, skip, retry)
+
+
+def _lacking(task: Task, view: PlanView) -> str:
+    """Which tool or resource a task cannot have now; empty when it can have all."""
+    tool = view.tool(task.tool)
+    if tool is not None and not tool.available:
+        return f"{tool.name!r} is unavailable"
+    for name, amount in view.demand(task).items():
+        if amount > (there := view.capacity.get(name, 0.0)):
+            return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {there:g}"
+    return ""
 
 
 def _unprepared(case: Case) -> bool:

@@ -14,6 +14,9 @@ from replanning.providers._options import Case, Option, WhyNot, options, with_to
 BOUND: Final = 1_000
 """How many stuck tasks are looked at when a trigger names none."""
 
+TOGETHER: Final = 20
+"""How many tasks are repaired together; of more, some alone, and the rest is considered anew after that."""
+
 _SHOWN: Final = 5
 _STUCK = (TaskState.FAILED, TaskState.BLOCKED)
 _WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
@@ -45,11 +48,23 @@ class RepairProvider:
 
 
 def by_task(request: ReplanRequest) -> Iterator[Alternative]:
-    """Repairs made of one option for each task that needs one, then the verdict on those that have none."""
-    found = [(case, *options(case)) for case in _cases(request)]
-    ways = [options for _, options, _ in found if options]
-    yield from islice(_combined(ways), request.max_alternatives)
-    helpless = [(case, reasons) for case, options, reasons in found if not options and not case.task.unmet]
+    """Repairs of all tasks together, then of one task alone, then the verdict on those that have no way on."""
+    wanted = request.max_alternatives
+    cases = _cases(request)
+    ways: list[list[Option]] = []
+    helpless: list[tuple[Case, list[WhyNot]]] = []
+    for case in cases:
+        found, reasons = options(case)
+        if found:
+            ways.append(found)
+        elif not case.task.unmet:
+            helpless.append((case, reasons))
+        if len(cases) > TOGETHER and len(ways) >= wanted:
+            break
+    if len(cases) <= TOGETHER:
+        yield from islice(_combined(ways), wanted)
+    if len(cases) > 1:
+        yield from (_alternative(found[:1]) for found in ways[:wanted])
     missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
     if helpless or (missing and not ways):
         yield _verdict(helpless, missing, request.view)
@@ -108,7 +123,7 @@ def _named(trigger: Trigger, view: PlanView) -> Iterator[TaskView]:
 def _combined(ways: Sequence[Sequence[Option]]) -> Iterator[Alternative]:
     """The best option of each task together, then the second best of each that has one, and so on.
 
-    No alternative leaves a task out that could be repaired: once the request is decided, its triggers are gone.
+    What is decided about one task alone leaves the others to be considered anew.
     """
     for rank in range(max(map(len, ways), default=0)):
         yield _alternative([options[min(rank, len(options) - 1)] for options in ways])
@@ -132,8 +147,10 @@ def _verdict(helpless: Sequence[tuple[Case, list[WhyNot]]], missing: Sequence[st
     lines = [f"{_subject(case)}: {', '.join(reason.text for reason in reasons)}" for case, reasons in helpless]
     if missing:
         lines.append(f"the goal lacks {', '.join(missing[:_SHOWN])}")
-    word = "proven-unreachable" if proven else "not-found-within-bound"
-    return Alternative(changes=(), reason=f"no way on for {_listed(lines)}", unreachable=word)
+    reason = f"no way on for {_listed(lines)}"
+    return Alternative(
+        changes=(), reason=reason, unreachable="proven-unreachable" if proven else "not-found-within-bound"
+    )
 
 
 def _subject(case: Case) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import anyio
 
+from replanning._changes import PlanChange, touched
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError
 from replanning._generator import AlternativeGenerator, Generated, ProviderSpan, Setting
 from replanning._ids import ReplanId, TaskId, TriggerId
@@ -267,12 +268,14 @@ class Replanner:
         notes = tuple(redact(note) for note in generated.notes)
         life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
         decision = self._policy.decide(triggers, generated.candidates, view)
+        changes: Sequence[PlanChange] = ()
         if decision.kind == "ask" and not self._observe_only:
             holds = holds_for(generated.candidates, triggers, life.live)
             self._questions.ask(replan, triggers, decision, generated.candidates, holds)
         elif decision.chosen is not None and not self._observe_only:
+            changes = generated.candidates[decision.chosen].alternative.changes
             decision = self._apply(replan, ids, decision, generated.candidates[decision.chosen], view)
-        self._record(replan, triggers, decision, began)
+        self._record(replan, triggers, decision, began, changes)
 
     def _apply(
         self, replan: ReplanId, triggers: tuple[TriggerId, ...], decision: Decision, candidate: Candidate, view: PlanView
@@ -292,10 +295,17 @@ class Replanner:
             return Decision("keep", "refused", str(error))
         return decision
 
-    def _record(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
+    def _record(
+        self,
+        replan: ReplanId,
+        triggers: Sequence[Trigger],
+        decision: Decision,
+        began: float,
+        changes: Sequence[PlanChange] = (),
+    ) -> None:
         if self._life.end is not None:
             return
-        settled = self._settled(triggers, decision)
+        settled = self._settled(triggers, decision, changes)
         self._life.commit(
             Decided(
                 replan,
@@ -309,16 +319,22 @@ class Replanner:
                 self._life.clock.now() - began,
             )
         )
+        done = {trigger.id for trigger in settled}
         for trigger in triggers:
-            if trigger not in settled:
+            if trigger.id not in done:
                 self._enqueue(trigger)
 
-    def _settled(self, triggers: Sequence[Trigger], decision: Decision) -> Sequence[Trigger]:
-        """The triggers that a decision is about: what it executed may have left out some of the tasks."""
+    def _settled(
+        self, triggers: Sequence[Trigger], decision: Decision, changes: Sequence[PlanChange]
+    ) -> Sequence[Trigger]:
+        """The triggers that are done with: what was executed may have left out some of the tasks."""
         if decision.kind != "execute" or self._observe_only:
             return triggers
-        # Those that are considered anew grow fewer each time, so this comes to an end.
-        return [t for t in triggers if t.kind not in _LASTING or moved_past(t, self._run)] or triggers
+        left = {t.id: t.tasks for t in triggers if t.kind in _LASTING and not moved_past(t, self._run)}
+        done = set(touched(tuple(changes)))
+        # What is considered anew must have become less, so that this comes to an end.
+        less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
+        return [trigger for trigger in triggers if trigger.id not in left] if less else triggers
 
     # What became of it
 
