@@ -1,0 +1,58 @@
+"""Ask a person by HTTP POST, and take the answer by HTTP. Run it as it is: its "person" approves at once."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import anyio
+import httpx
+from own_orchestrator import PLAN, work
+
+from replanning import CallbackGate, ReplanningEngine, Settings
+
+
+async def ask(question):
+    """The gate: post the question to a web hook, then wait; the answer comes in through `Door`."""
+    text = {"id": question.id, "text": question.text, "diffs": question.diffs}
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{URL}/ask", json=text)
+    await anyio.sleep_forever()
+
+
+class Door(BaseHTTPRequestHandler):
+    """POST /answer with {"id", "verdict", "by"} answers a question; POST /ask stands in for the person's side."""
+
+    def do_POST(self):
+        """Both sides of the conversation."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+        if self.path == "/answer":
+            anyio.from_thread.run_sync(
+                lambda: ENGINE.answer(body["id"], body["verdict"], by=body["by"]), token=TOKEN
+            )
+        else:
+            print(f"{body['text']}\n{body['diffs'][0]}")
+            answer = {"id": body["id"], "verdict": "approve", "by": "ada"}
+            threading.Thread(target=httpx.post, args=(f"{URL}/answer",), kwargs={"json": answer}).start()
+
+    def log_message(self, *args):
+        """Say nothing of every request."""
+
+
+async def main():
+    """Run a plan whose every change a person must approve."""
+    global TOKEN
+    TOKEN = anyio.lowlevel.current_token()
+    result = await ENGINE.execute(PLAN, work)
+    print(result.status, result.outputs)
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    URL = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = Settings.model_validate({"alternatives": {"require_approval": True}})
+    ENGINE = ReplanningEngine(gate=CallbackGate(ask), settings=settings)
+    anyio.run(main)
+    server.shutdown()
