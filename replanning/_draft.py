@@ -400,6 +400,7 @@ class Draft:
         if state is TaskState.SKIPPED:
             graph._withhold(entry)
         graph._move(entry, TaskEvent.REVIVE)
+        graph._index(entry.task)
         entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
         entry.replaced_by, entry.open_sinks = (), 0
         graph._recount(entry)

@@ -14,7 +14,7 @@ from replanning._expressions import Condition
 from replanning._ids import AttemptId, TaskId
 from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
 from replanning._references import find_references, resolve
-from replanning._states import STUCK, TRANSITIONS, TaskEvent, TaskState, transition
+from replanning._states import FINISHED, STUCK, TRANSITIONS, TaskEvent, TaskState, transition
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 _SATISFY = TaskEvent.SATISFY
@@ -208,6 +208,15 @@ class TaskGraph:
         for key in context_keys(task):
             self.readers.setdefault(key, {})[task.id] = None
 
+    def _forget_uses(self, task: Task) -> None:
+        """Take a finished task out of the users of its tool and resources, so that only those left are gone through."""
+        if task.tool:
+            self.users[task.tool].pop(task.id, None)
+        if self._pooled:
+            for name in self.demand(task):
+                if name in self.users:
+                    self.users[name].pop(task.id, None)
+
     def _link(self, entry: Entry) -> None:
         for dep in entry.task.depends_on:
             needed = self._entries[dep]
@@ -243,6 +252,8 @@ class TaskGraph:
             self.stuck[entry.id] = None
         elif state in STUCK:
             del self.stuck[entry.id]
+        if follows in FINISHED and self.users:
+            self._forget_uses(entry.task)
 
     def _recount(self, entry: Entry) -> None:
         wanted = entry.parent is None and not entry.removed and not entry.task.optional and not entry.satisfied
