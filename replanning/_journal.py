@@ -29,7 +29,7 @@ class Journal:
         self.unjournaled = False
         self.blocked = False
         self.failing_since: float | None = None
-        self._clock = clock
+        self._now = clock.now
         self._optional = optional
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class Journal:
         """
         if self.blocked:
             raise StoreError("the store is failing; nothing new is begun until it works again")
-        record = Record(self.seq + 1, self._clock.now(), body)
+        record = Record(self.seq + 1, self._now(), body)
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)

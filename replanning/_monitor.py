@@ -150,7 +150,7 @@ class _Watch:
 
     def contain(self, where: str, error: Exception) -> None:
         """Record a failure that goes no further."""
-        if self._life.end is None:
+        if not self._life.journal.blocked:  # also after the end of the run: its journal is ours until it is closed
             self._life.observe(Contained(where, self.run._redactor.text(repr(error))[:2000]))
 
     def close(self) -> None:

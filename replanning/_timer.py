@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 import anyio
@@ -28,6 +29,8 @@ class Alarm:
 class Timer:
     """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
 
+    `soonest` is when it looks next; only an earlier deadline than that need be told by `poke`.
+
     Args:
         clock: where time comes from.
         next_deadline: the earliest deadline that is kept elsewhere.
@@ -42,7 +45,7 @@ class Timer:
         self._on_deadline = on_deadline
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._count = 0
-        self._until: float | None = None
+        self.soonest = math.inf
         self._scope: anyio.CancelScope | None = None
         self._changed: anyio.Event | None = None
 
@@ -59,21 +62,23 @@ class Timer:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
-        elif self._until is not None and when < self._until and self._scope is not None:
+        elif when < self.soonest and self._scope is not None:
             self._scope.cancel()
+        self.soonest = min(when, self.soonest)
 
     async def run(self) -> None:
         """Sleep and call back, until cancelled."""
         while True:
             when = self._next()
             if when is None:
+                self.soonest = math.inf
                 self._changed = changed = anyio.Event()
                 await changed.wait()
             elif (delay := when - self._clock.now()) > 0:
-                self._until = when
+                self.soonest = when
                 with anyio.CancelScope() as self._scope:
                     await self._clock.sleep(delay)
-                self._until = None
+                self._scope = None
             else:
                 self._fire(self._clock.now())
                 await anyio.lowlevel.checkpoint()
