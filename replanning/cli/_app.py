@@ -17,7 +17,9 @@ from replanning.cli._options import (
     RunArgument,
     SettingsOption,
     StoreOption,
-    fail,
+)
+from replanning.cli._options import (
+    fail as give_up,
 )
 
 RUNNING: Final = "Run plans"
@@ -33,9 +35,9 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ReplanningError as error:
-            fail(str(error))
+            give_up(str(error))
         except KeyboardInterrupt:
-            fail("interrupted", ExitCode.INTERRUPTED)
+            give_up("interrupted", ExitCode.INTERRUPTED)
 
 
 def paragraphs(*lines: str) -> str:
@@ -45,8 +47,10 @@ def paragraphs(*lines: str) -> str:
 
 EXITS: Final = (
     "[bold]Exit codes[/bold]",
-    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
-    " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed.",
+    (
+        "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
+        " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
+    ),
 )
 
 app = typer.Typer(
@@ -100,6 +104,29 @@ AskOption = Annotated[
 ]
 NoAskOption = Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+@app.command(
+    rich_help_panel=RUNNING,
+    epilog=paragraphs("[bold]Example[/bold]", "replanning demo --folder /tmp/demo", *EXITS),
+)
+def demo(
+    *,
+    folder: Annotated[
+        str | None, typer.Option("--folder", metavar="FOLDER", help="Where its files go; by default ./replanning-demo.")
+    ] = None,
+    trace: TraceOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a real plan on real files, and see it repaired three times; needs no key and no network.
+
+    A program is missing, a step takes too long, and an assumption turns out to be wrong.
+    """
+    from replanning.cli._demo import run_demo
+    from replanning.cli._run import report
+
+    raise typer.Exit(report(run_demo(folder, trace=trace, json=as_json, quiet=quiet), json=as_json))
 
 
 @app.command(
@@ -251,6 +278,56 @@ def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON 
 
 
 @app.command(
+    rich_help_panel=PLANS,
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning simulate plan.yaml --fail build --runs 200",
+        "replanning simulate plan.yaml --fail deploy=0.3 --flaky '*=0.05' --hang download=0.1 --json",
+        "A task is named by its id, by its tool, or * for all. A chance of 1 may be left out.",
+        "[bold]Exit codes[/bold]",
+        "0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
+    ),
+)
+def simulate(
+    plan: PlanArgument,
+    *,
+    fail: Annotated[
+        list[str] | None, typer.Option("--fail", metavar="TASK=CHANCE", help="The chance that a task fails for good.")
+    ] = None,
+    flaky: Annotated[
+        list[str] | None, typer.Option("--flaky", metavar="TASK=CHANCE", help="The chance that one attempt fails.")
+    ] = None,
+    hang: Annotated[
+        list[str] | None, typer.Option("--hang", metavar="TASK=CHANCE", help="The chance that one attempt never ends.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="How many runs.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Equal seeds give equal reports.")] = 0,
+    replan_provider: ProviderOption = None,
+    sequential: SequentialOption = False,
+    max_concurrency: ConcurrencyOption = None,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan many times on a virtual clock, with tasks that fail, and see how often it is saved.
+
+    No tool is really used; plan, engine and providers are the real ones.
+    """
+    from replanning.cli._simulate import simulate_plan
+
+    code = simulate_plan(
+        str(plan),
+        {"fail": fail or (), "flaky": flaky or (), "hang": hang or ()},
+        runs=runs,
+        seed=seed,
+        workers=_workers(sequential=sequential, most=max_concurrency),
+        settings=settings,
+        providers=replan_provider or (),
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command(
     rich_help_panel=ABOUT,
     epilog=paragraphs("[bold]Example[/bold]", "replanning providers --json"),
 )
@@ -281,11 +358,11 @@ def _workers(*, sequential: bool, most: int | None) -> int:
     from replanning.cli._run import WORKERS
 
     if sequential and most is not None:
-        fail("--sequential and --max-concurrency contradict each other; give one of them")
+        give_up("--sequential and --max-concurrency contradict each other; give one of them")
     return 1 if sequential else WORKERS if most is None else most
 
 
 def _asking(ask: Asking | None, *, never: bool) -> Asking | None:
     if never and ask is not None:
-        fail("--ask and --no-ask contradict each other; give one of them")
+        give_up("--ask and --no-ask contradict each other; give one of them")
     return Asking.NEVER if never else ask

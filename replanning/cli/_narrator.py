@@ -62,7 +62,7 @@ class Narrator:
     def tell(self, event: object) -> Line | None:
         """The line for an event; None for what is not worth one."""
         if isinstance(event, TriggerEvent):
-            return Line("!", f"{event.kind}: {_brief(event.reason)}", "yellow")
+            return Line("!", f"{event.kind}: {plain(_cause(event))}", "yellow")
         teller = _TELLERS.get(type(event))
         line = teller(self, event) if teller is not None else None
         return None if line is None else line._replace(text=plain(line.text))
@@ -210,6 +210,13 @@ def score_in_words(score: Score) -> str:
         f"simplicity {score.simplicity:.2f}",
     )
     return f"confidence {score.total:.2f} ({', '.join(parts)})"
+
+
+def _cause(trigger: TriggerEvent) -> str:
+    """Why a trigger fired; the line before has told already how a task failed."""
+    if trigger.kind in ("task-failed", "timeout") and trigger.tasks:
+        return f"looking for another way to do {', '.join(trigger.tasks)}"
+    return _brief(trigger.reason)
 
 
 def _brief(text: str, limit: int = 300) -> str:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+WIDTH: Final = 120
+"""Characters to a line of a table in a file or pipe."""
+
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -21,10 +24,12 @@ def prepare_streams() -> None:
 
 
 def console(*, error: bool = False) -> Console:
-    """A console that shows text as it is: no markup, no guesses at what to colour."""
+    """A console that shows text as it is: no markup, no guesses at what to colour; wide where it is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=error, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    stream = sys.stderr if error else sys.stdout
+    width = None if stream.isatty() else WIDTH
+    return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def show(renderable: RenderableType) -> None:

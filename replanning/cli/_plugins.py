@@ -6,6 +6,8 @@ import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 
+import anyio
+
 from replanning import __version__
 from replanning._config import load_settings
 from replanning._errors import PluginError
@@ -72,6 +74,8 @@ def _problem(group: str, name: str) -> str:
         plugin = load(group, name)
         if group in ("providers", "triggers"):
             plugin()
+        elif group == "exporters":
+            anyio.run(plugin().aclose)
     except PluginError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown

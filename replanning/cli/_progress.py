@@ -51,6 +51,9 @@ class Display:
         """Begin to show a run; the engine's monitor passes its events to `on_event`."""
         self._run = run
         self._narrator = Narrator(lambda: run.view)
+        count = sum(run.live.counts.values())
+        about = plain(run.live.plan.goal.objective)
+        self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
 
     def on_event(self, event: object) -> None:
         """Show an event."""
@@ -105,7 +108,7 @@ class LiveDisplay(Display):
     def _print(self, line: Line) -> None:
         from rich.text import Text
 
-        text = Text(f"{self.elapsed:6.1f}s ", style="dim").append(f"{line.mark} {line.text}", style=line.style)
+        text = Text.assemble((f"{self.elapsed:6.1f}s ", "dim"), (f"{line.mark} {line.text}", line.style))
         self._console.print(text, soft_wrap=False)
 
     @contextmanager

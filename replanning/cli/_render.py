@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from replanning import RunResult
 from replanning._plan import JsonObject, JsonValue
+from replanning.changes import RetryTask
 from replanning.cli._narrator import score_in_words
 from replanning.cli._options import DEFAULT_STORE, ExitCode
 from replanning.cli._output import console, plain
@@ -16,6 +17,13 @@ from replanning.cli._story import Chapter, Story
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from replanning import Task
+    from replanning._entries import Entry
+    from replanning._live import LivePlan
+
+MOST_TASKS: Final = 40
+"""Tasks of a plan that is shown before and after."""
 
 MOST_LINES: Final = 12
 """Lines of one diff that the summary shows."""
@@ -31,6 +39,7 @@ EXITS: Final = {
     "needs_human": ExitCode.NEEDS_HUMAN,
 }
 _STYLES: Final = {"succeeded": "bold green", "paused": "bold yellow", "needs_human": "bold yellow"}
+_STATES: Final = {"DONE": "green", "SKIPPED": "dim", "FAILED": "red", "BLOCKED": "red"}
 _MARKS: Final = {"succeeded": "✓", "paused": "‖", "needs_human": "?"}
 
 
@@ -128,9 +137,51 @@ def show_summary(summary: Summary) -> None:
     out.print(f"{mark} {result.status}: {plain(result.reason)}", style=style)
     out.print(f"  run {result.run} · {_plural(count, 'revision')} · {summary.elapsed:.1f} s")
     if count:
+        _show_plan(out, summary.story)
         _show_changes(out, summary)
     _show_places(out, summary)
     _show_next(out, summary)
+
+
+def _show_plan(out: Console, story: Story) -> None:
+    """The plan before and after, side by side, where that fits on a screen."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if len(story.original.tasks) > MOST_TASKS:
+        return
+    revived = {change.task_id for c in story.chapters for change in c.revised.changes if isinstance(change, RetryTask)}
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for heading in ("  task", "before", "", "after", ""):
+        table.add_column(heading)
+    for before, after in _before_and_after(story):
+        changed = before is None or before.id in revived or [entry.id for entry in after] != [before.id]
+        for number, entry in enumerate(after):
+            name, tool = (plain(before.id), plain(before.tool or "")) if before and not number else ("", "")
+            state = Text(str(entry.state), _STATES.get(entry.state, "yellow"))
+            now = f"{entry.id}  {entry.task.tool or ''}" if changed else entry.task.tool or ""
+            style = "bold magenta" if changed else ""
+            table.add_row(f"  {name}", tool, Text("→" if changed else "", style), Text(plain(now), style), state)
+    out.print("\nThe plan before and after\n", style="bold")
+    out.print(table)
+
+
+def _before_and_after(story: Story) -> Iterator[tuple[Task | None, list[Entry]]]:
+    """Each task of the original plan with what stands in its place now; then what is new."""
+    seen: set[str] = set()
+    for task in story.original.tasks:
+        after = _leaves(story.live, story.live.entry(task.id))
+        seen |= {task.id, *(entry.id for entry in after)}
+        yield task, after
+    added = [entry for entry in story.live if entry.id not in seen and not entry.replaced_by and not entry.removed]
+    if added:
+        yield None, added
+
+
+def _leaves(live: LivePlan, entry: Entry) -> list[Entry]:
+    if not entry.replaced_by:
+        return [entry]
+    return [leaf for new in entry.replaced_by for leaf in _leaves(live, live.entry(new))]
 
 
 def _show_changes(out: Console, summary: Summary) -> None:
@@ -168,6 +219,8 @@ def _show_places(out: Console, summary: Summary) -> None:
         out.print("  history  was kept in memory only; use --store to keep it")
     if summary.trace:
         out.print(f"  trace    {summary.trace}")
+    else:
+        out.print("  trace    was not asked for; --trace otlp=http://localhost:4318 sends it to a collector")
     for note in summary.notes:
         out.print(f"  {note}")
 

@@ -27,7 +27,7 @@ from replanning import (
 )
 from replanning._config import load_settings
 from replanning._engine import drive
-from replanning._errors import PlanError, Problem, SettingsError
+from replanning._errors import NotRunning, PlanError, Problem, SettingsError
 from replanning._ids import RunId
 from replanning._plan import JsonObject
 from replanning.cli._context import TellingShell, parse_pair
@@ -86,16 +86,19 @@ class Job:
     Attributes:
         options: what the command line says.
         start: opens the run.
+        enabled: whether the plan is repaired.
+        observe: whether what would be changed is only recorded.
+        settings: instead of those of file and environment.
         cwd: where commands run; by default where the program does.
         environ: the environment of the tools; by default that of the program.
         context: values that change in the context as soon as the run is open.
-        on_open: called with the run as soon as it is open.
     """
 
     options: RunOptions
     start: Callable[[ReplanningEngine], AbstractAsyncContextManager[PlanRun]]
     enabled: bool = True
     observe: bool = False
+    settings: Settings | None = None
     cwd: Path | None = None
     environ: dict[str, str] | None = None
     context: JsonObject = field(default_factory=dict)
@@ -106,10 +109,19 @@ def run_plan(
     options: RunOptions,
     *,
     run_id: str | None = None,
+    settings: Settings | None = None,
     cwd: Path | None = None,
     environ: dict[str, str] | None = None,
 ) -> Summary:
     """Run a plan to its end, or until it stands still.
+
+    Args:
+        plan: what to run.
+        options: what the command line says.
+        run_id: how to call the run; made up when left out.
+        settings: instead of those of file and environment.
+        cwd: where commands run; by default where the program does.
+        environ: the environment of the tools; by default that of the program.
 
     Raises:
         ReplanningError: it cannot be started.
@@ -119,6 +131,7 @@ def run_plan(
         lambda engine: engine.open(plan, run_id=run_id),
         enabled=options.replan is not False,
         observe=options.observe,
+        settings=settings,
         cwd=cwd,
         environ=environ,
     )
@@ -135,6 +148,10 @@ def resume_run(run_id: str, options: RunOptions, *, revision: int | None = None)
     try:
         opened = next(iter(store.read(RunId(run_id)))).body
         assert isinstance(opened, RunOpened)
+        status = next(info.status for info in store.runs() if info.run == run_id)
+        if revision is None and status in ("succeeded", "aborted"):
+            advice = "start anew, or from one of its revisions with --from (0 is the plan as it was at first)"
+            raise NotRunning(f"run {run_id!r} has {status.replace('aborted', 'been aborted')}: {advice}")
         was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
     finally:
         store.close()
@@ -198,15 +215,17 @@ def report(summary: Summary, *, json: bool) -> int:
 
 def _carry_out(job: Job) -> Summary:
     options = job.options
-    loaded = load_settings(options.settings, overrides={} if job.enabled else {"enabled": False})
+    settings = job.settings or load_settings(options.settings).settings
+    if not job.enabled:
+        settings = settings.model_copy(update={"enabled": False})
     store = open_store(options.store)
     trace = open_trace(options.trace)
     environment = Environment()
     display = display_for(environment.clock, quiet=options.quiet)
     try:
         engine = ReplanningEngine(
-            provider_names(options.providers, loaded.settings),
-            settings=loaded.settings,
+            provider_names(options.providers, settings),
+            settings=settings,
             mode="observe" if job.observe else "act",
             gate=_gate(options, display),
             store=store,

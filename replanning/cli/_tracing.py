@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from replanning._errors import Problem, SettingsError
 from replanning._plugins import installed, load
+from replanning.cli._output import say
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -37,10 +38,14 @@ class Trace:
     ) -> None:
         for exporter in self.exporters:
             await exporter.aclose()
+            if problem := getattr(exporter, "problem", ""):
+                say(f"trace: {problem}")
 
 
 def open_trace(text: str | None) -> Trace:
     """The trace that `NAME` or `NAME=PLACE` asks for; none for None.
+
+    An exporter is made of a place by its class method `from_target`.
 
     Raises:
         SettingsError: there is no such exporter.
@@ -52,5 +57,8 @@ def open_trace(text: str | None) -> Trace:
     if name not in installed("exporters"):
         known = ", ".join(installed("exporters"))
         raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {known}")])
-    exporter: Exporter = load("exporters", name)(*([place] if place else []))
+    plugin: Any = load("exporters", name)  # `from_target` is optional
+    if place and not hasattr(plugin, "from_target"):
+        raise SettingsError([Problem("--trace", f"the exporter {name!r} takes no place: leave out {place!r}")])
+    exporter: Exporter = plugin.from_target(place) if place else plugin()
     return Trace((exporter,), exporter.tracer_provider(), place or name)

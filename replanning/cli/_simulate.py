@@ -1,0 +1,97 @@
+"""Simulates plans: many runs on a virtual clock, in which tasks fail as they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from replanning import Plan, ReplanningEngine
+from replanning._config import load_settings
+from replanning._errors import Problem, SettingsError
+from replanning.cli._options import ExitCode
+from replanning.cli._output import console, plain, show_json
+from replanning.cli._run import provider_names
+from replanning.testing import FaultSchedule, SimulationReport, Spread, simulate
+
+
+def simulate_plan(
+    path: str,
+    faults: Mapping[str, Sequence[str]],
+    *,
+    runs: int,
+    seed: int,
+    workers: int,
+    settings: str | None,
+    providers: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Simulate runs of a plan and report on them; returns the exit code.
+
+    Args:
+        path: the plan file.
+        faults: `fail`, `flaky` and `hang` as the command line gives them: `TASK` or `TASK=CHANCE`.
+        runs: how many.
+        seed: of the first one.
+        workers: how many tasks run at once.
+        settings: the settings file, if one is named.
+        providers: who proposes alternatives, if that is said.
+        as_json: whether the report is for a program.
+
+    Raises:
+        ReplanningError: plan, faults or settings are not valid.
+    """
+    plan = Plan.load(path)
+    loaded = load_settings(settings).settings
+    engine = partial(ReplanningEngine, provider_names(providers, loaded), settings=loaded)
+    chances = {kind: _chances(kind, given) for kind, given in faults.items()}
+    schedule = FaultSchedule(fail=chances["fail"], flaky=chances["flaky"], hang=chances["hang"])
+    report = simulate(plan, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=workers)
+    if as_json:
+        show_json(report.document())
+    else:
+        _show(report, plan)
+    return int(ExitCode.OK if report.success_rate == 1 and not report.broken else ExitCode.FAILED)
+
+
+def _chances(kind: str, given: Sequence[str]) -> dict[str, float]:
+    chances: dict[str, float] = {}
+    problems: list[Problem] = []
+    for text in given:
+        task, equals, chance = text.rpartition("=")
+        try:
+            chances[task if equals else text] = float(chance) if equals else 1.0
+        except ValueError:
+            problems.append(
+                Problem(f"--{kind}", f"expected TASK or TASK=CHANCE with a chance from 0 to 1, got {text!r}")
+            )
+    if problems:
+        raise SettingsError(problems)
+    return chances
+
+
+def _show(report: SimulationReport, plan: Plan) -> None:
+    out = console()
+    count = len(report.runs)
+    good = report.success_rate == 1
+    out.print(f"{plain(report.plan)}: {count} simulated runs of {len(plan.tasks)} tasks, nothing was really done")
+    out.print(f"  {report.success_rate:.1%} succeeded", style="bold green" if good else "bold red")
+    for status, number in report.statuses.items():
+        out.print(f"    {number:6} {status}")
+    out.print(f"  took       {_in_words(report.makespan, ' s')}")
+    out.print(f"  revisions  {_in_words(report.revisions)}")
+    out.print(f"  questions  {_in_words(report.questions)}")
+    for title, found in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
+        if found:
+            out.print(f"\n{title}", style="bold")
+            for name, number in list(found.items())[:10]:
+                out.print(f"  {number:6} {plain(name)}")
+    if report.broken:
+        out.print("\nPromises of the engine that were broken; please report this with the plan", style="bold red")
+        for promise in report.broken[:10]:
+            out.print(f"  {plain(promise)}")
+
+
+def _in_words(spread: Spread | None, unit: str = "") -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:g}{unit} (median), {spread.least:g} to {spread.most:g}{unit}"
