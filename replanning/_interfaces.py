@@ -14,6 +14,7 @@ from replanning._records import Body, Candidate, Observation, Record, RunStatus,
 from replanning._triggers import Trigger
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
     from replanning._view import PlanView
@@ -299,6 +300,10 @@ class Exporter(ABC):
 
     def tracer_provider(self) -> TracerProvider | None:
         """Where spans go, for an exporter of spans."""
+        return None
+
+    def meter_provider(self) -> MeterProvider | None:
+        """Where metrics go, for an exporter of metrics."""
         return None
 
     async def export(self, run: RunId, record: Record) -> None:

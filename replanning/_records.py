@@ -380,6 +380,7 @@ class RunResumed:
     kind: ClassVar = "run-resumed"
     owner: str
     waited: float = 0.0
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

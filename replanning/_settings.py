@@ -108,3 +108,4 @@ class Settings(_Section):
     max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
     store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is tried again.")
+    capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")

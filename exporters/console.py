@@ -1,0 +1,99 @@
+"""Prints what happens in runs, one line for each record."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import ClassVar, Final, Literal, TextIO
+
+from replanning.errors import Problem, SettingsError
+from replanning.events import (
+    AlternativesConsidered,
+    AttemptFailed,
+    AttemptTimedOut,
+    Body,
+    Decided,
+    Record,
+    Revised,
+    RunEnded,
+    RunOpened,
+    TriggerFired,
+)
+from replanning.interfaces import Exporter
+
+MAX_LINE: Final = 240
+"""Characters after which a line is cut."""
+
+# What a record is about, in the order in which the fields are shown.
+_SUBJECTS: Final = ("attempt", "question", "replan", "trigger", "task", "name", "text", "where", "reason", "error")
+
+
+class ConsoleExporter(Exporter):
+    """Prints time, run, number and kind of each record, and what it is about.
+
+    For example::
+
+        14:02:07.310 20260714-140207-3fa9c1 4 attempt-failed build#1 FileNotFoundError: no such tool
+
+    Args:
+        stream: where to: `stderr`, `stdout` or an open text file.
+
+    Raises:
+        SettingsError: it is another word.
+    """
+
+    name: ClassVar[str] = "console"
+
+    def __init__(self, stream: TextIO | Literal["stderr", "stdout"] = "stderr") -> None:
+        if isinstance(stream, str) and stream not in ("stderr", "stdout"):
+            raise SettingsError([Problem("console", f"{stream!r} is no place to print to; expected stderr or stdout")])
+        self._stream = stream
+
+    @classmethod
+    def from_target(cls, target: str) -> ConsoleExporter:
+        """The exporter for what stands behind `console=` on the command line: `stderr` or `stdout`.
+
+        Raises:
+            SettingsError: it is another word.
+        """
+        return cls(target)  # type: ignore[arg-type]  # checked there
+
+    def __repr__(self) -> str:
+        return f"<ConsoleExporter to {self._stream if isinstance(self._stream, str) else 'a file'}>"
+
+    async def export(self, run: str, record: Record) -> None:
+        """Print a record."""
+        stream: TextIO = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
+        stream.write(f"{line_of(run, record)}\n")
+        stream.flush()
+
+
+def line_of(run: str, record: Record) -> str:
+    """A record as one line, without control characters, cut where it is long."""
+    when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
+    words = f"{when} {run} {record.seq} {record.body.kind} {_about(record.body)}".split()
+    line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+
+
+def _about(body: Body) -> str:
+    match body:
+        case RunOpened():
+            return f"{len(body.plan.tasks)} tasks: {body.plan.name or body.plan.goal.objective}"
+        case RunEnded():
+            return f"{body.status}: {body.reason}"
+        case AttemptFailed():
+            return f"{body.attempt} {body.failure.type}: {body.failure.message}"
+        case AttemptTimedOut():
+            return f"{body.attempt} after {body.timeout:g} s"
+        case TriggerFired():
+            return f"{body.trigger.id} {body.trigger.kind} {', '.join(body.trigger.tasks[:5])}"
+        case AlternativesConsidered():
+            usable = sum(not candidate.rejected for candidate in body.candidates)
+            return f"{body.replan} {usable} of {len(body.candidates)} usable"
+        case Decided():
+            return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
+        case Revised():
+            return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
+        case _:
+            return " ".join(str(getattr(body, field)) for field in _SUBJECTS if getattr(body, field, None))

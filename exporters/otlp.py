@@ -1,0 +1,181 @@
+"""Sends the spans of runs to a collector, over OTLP/HTTP: Jaeger, Tempo, Honeycomb, an OpenTelemetry Collector."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar, Final, Self
+from urllib.parse import urlsplit
+
+import anyio.to_thread
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from replanning import __version__
+from replanning.errors import PluginError, Problem, SettingsError
+from replanning.interfaces import Exporter
+
+if TYPE_CHECKING:
+    from replanning.exporters._sending import Tally
+
+DEFAULT_ENDPOINT: Final = "http://localhost:4318"
+CLOSE_LIMIT: Final = 3.0
+"""Seconds for which sending what is left may hold up the end of a program."""
+
+MAX_QUEUE: Final = 16_384
+"""Spans that wait to be sent; when more wait, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
+
+_log = logging.getLogger(__name__)
+
+
+class OtlpExporter(Exporter):
+    """Sends spans, and metrics if wanted, to a collector in the background.
+
+    It is given to an engine and closed after the last run::
+
+        exporter = OtlpExporter("http://localhost:4318")
+        engine = ReplanningEngine(exporters=[exporter])
+        ...
+        await engine.aclose()
+
+    Runs never wait for the collector. Whatever it does not take is counted, and reported once, as a warning of
+    this module's logger and in `problem`, when the exporter is closed.
+
+    Args:
+        endpoint: address of the collector, without a path for the kind of signal: `http://localhost:4318`. When
+            left out, `OTEL_EXPORTER_OTLP_ENDPOINT`, or the port 4318 of this machine.
+        headers: sent with every request, such as a key that the collector wants.
+        metrics: whether metrics are sent, too; Jaeger does not take them.
+        timeout: seconds for one request with its repetitions.
+        service_name: under which the collector shows the spans; `OTEL_SERVICE_NAME` or `replanning` when left out.
+
+    Raises:
+        SettingsError: the endpoint is no address of a collector.
+        PluginError: the optional part of the package that this needs is not installed.
+    """
+
+    name: ClassVar[str] = "otlp"
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        metrics: bool = False,
+        timeout: float = 5.0,
+        service_name: str | None = None,
+    ) -> None:
+        base = _address(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
+        sending = _sending()
+        self.endpoint = _shown(base)
+        self._tally: Tally = sending.Tally()
+        resource = _resource(service_name)
+        spans = sending.SpanSender(f"{base}/v1/traces", headers, timeout, self._tally)
+        # The end of the program is handled below: the SDK's own handler has no limit that could be set.
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracers.add_span_processor(BatchSpanProcessor(spans, max_queue_size=_queue_size()))
+        self._meters: MeterProvider | None = None
+        if metrics:
+            sender = sending.MetricSender(f"{base}/v1/metrics", headers, timeout, self._tally)
+            reader = PeriodicExportingMetricReader(sender)
+            self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+        self._closed = False
+        self._problem = ""
+        atexit.register(self._shut_down)
+
+    @classmethod
+    def from_target(cls, target: str) -> Self:
+        """The exporter for what stands behind `otlp=` on the command line: `http://localhost:4318`.
+
+        Raises:
+            SettingsError: it is no address of a collector.
+            PluginError: the optional part of the package that this needs is not installed.
+        """
+        return cls(target)
+
+    def __repr__(self) -> str:
+        return f"<OtlpExporter to {self.endpoint}{' closed' if self._closed else ''}>"
+
+    @property
+    def problem(self) -> str:
+        """What went wrong so far, in a sentence; empty when everything sent was taken."""
+        return self._problem or self._tally.problem(self.endpoint)
+
+    def tracer_provider(self) -> TracerProvider:
+        """Where the engine's spans go, and where spans of one's own may go as well."""
+        return self._tracers
+
+    def meter_provider(self) -> MeterProvider | None:
+        """Where the engine's metrics go, if they are wanted."""
+        return self._meters
+
+    async def aclose(self) -> None:
+        """Send what is left, for at most three seconds, and let go of connections."""
+        await anyio.to_thread.run_sync(self._shut_down, abandon_on_cancel=True)
+
+    def _shut_down(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._shut_down)
+        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself.
+        closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_LIMIT)
+        if closing.is_alive():
+            self._problem = f"{self.endpoint} did not take all spans within {CLOSE_LIMIT:g} s; the rest is given up"
+        if self.problem:
+            _log.warning("%s", self.problem)
+
+    def _shut_down_providers(self) -> None:
+        self._tracers.shutdown()
+        if self._meters is not None:
+            self._meters.shutdown()
+
+
+def _sending() -> ModuleType:
+    try:
+        from replanning.exporters import _sending
+    except ImportError as error:
+        raise PluginError(
+            f"the exporter 'otlp' needs a part that is not installed ({error}): pip install 'replanning[otlp]'"
+        ) from error
+    return _sending
+
+
+def _address(endpoint: str) -> str:
+    """The address without a path for the kind of signal."""
+    text = endpoint.strip().rstrip("/").removesuffix("/v1/traces")
+    text = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or any(character.isspace() for character in text):
+        raise SettingsError(
+            [Problem("otlp", f"{endpoint!r} is no address of a collector; expected one such as {DEFAULT_ENDPOINT}")]
+        )
+    return text
+
+
+def _shown(address: str) -> str:
+    """The address as people see it: without a password."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _resource(service_name: str | None) -> Resource:
+    name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
+    return Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__})
+
+
+def _queue_size() -> int | None:
+    return None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE

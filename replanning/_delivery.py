@@ -1,0 +1,144 @@
+"""Hands records to exporters, after the commit and without ever holding up the run."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from replanning._interfaces import Exporter
+from replanning._records import Contained, Record
+from replanning._run import PlanRun
+
+QUEUE_SIZE: Final = 10_000
+"""Records that wait for a slow exporter; more are dropped, which is recorded."""
+
+LIMIT: Final = 5.0
+"""Seconds for which an exporter may hold up the closing of a run, and then of the engine."""
+
+_log = logging.getLogger("replanning")
+
+
+class Delivery:
+    """Hands the records of one run to exporters, each at its own pace.
+
+    Args:
+        run: whose records are handed on; those of its earlier processes are not.
+        exporters: who gets them; one that only takes spans does not.
+    """
+
+    def __init__(self, run: PlanRun, exporters: Sequence[Exporter]) -> None:
+        self._life = run._life
+        self._lines = [_Line(run, exporter) for exporter in exporters if type(exporter).export is not Exporter.export]
+
+    def begin(self, group: anyio.abc.TaskGroup) -> None:
+        """Hand over from now on, in tasks of this group."""
+        for line in self._lines:
+            self._life.taps.append(line.put)
+            group.start_soon(line.deliver)
+
+    async def close(self) -> None:
+        """Wait until everything so far has been handed over, within the limit, which counts on the run's clock."""
+        if not self._lines:
+            return
+        with anyio.CancelScope() as scope:
+            alarm = self._life.timer.at(self._life.clock.now() + LIMIT, scope.cancel)
+            for line in self._lines:
+                line.close()
+            for line in self._lines:
+                await line.done.wait()
+            alarm.cancel()
+
+    async def finish(self) -> None:
+        """Hand over what a run that was cancelled has left, within the limit."""
+        left = [line for line in self._lines if not line.finished]
+        if left:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(LIMIT):
+                for line in left:
+                    await line.drain()
+
+
+class _Line:
+    """The queue of one exporter for one run."""
+
+    def __init__(self, run: PlanRun, exporter: Exporter) -> None:
+        self.done = anyio.Event()
+        self.finished = False
+        self._run = run
+        self._exporter = exporter
+        self._closing = False
+        self._troubles: set[str] = set()
+        self._wanted: anyio.Event | None = None
+        new = run._opening if run._life.journal.seq == 1 else None
+        self._queue: deque[Record] = deque([] if new is None else [new])
+
+    def put(self, record: Record) -> None:
+        """Queue a record."""
+        if len(self._queue) >= QUEUE_SIZE:
+            self._contain("full", f"more than {QUEUE_SIZE} records wait for it; further ones are dropped")
+            return
+        self._queue.append(record)
+        if self._wanted is not None:
+            self._wanted.set()
+
+    def close(self) -> None:
+        """Stop when the queue is empty."""
+        self._closing = True
+        if self._wanted is not None:
+            self._wanted.set()
+
+    async def deliver(self) -> None:
+        """Hand over until closed."""
+        try:
+            while True:
+                await self.drain()
+                if self._closing:
+                    break
+                self._wanted = anyio.Event()
+                await self._wanted.wait()
+                self._wanted = None
+            self.finished = True
+        finally:
+            self.done.set()
+
+    async def drain(self) -> None:
+        """Hand over what is queued."""
+        while self._queue:
+            record = self._queue.popleft()
+            try:
+                await self._exporter.export(self._run.id, record)
+            except Exception as error:  # noqa: BLE001 - law 7: an exporter must not harm the run
+                self._contain("failed", repr(error))
+
+    def _contain(self, kind: str, text: str) -> None:
+        """Record a kind of trouble once; what happens after the end of the run has no place in its journal."""
+        life, name = self._run._life, self._exporter.name
+        if kind in self._troubles:
+            return
+        self._troubles.add(kind)
+        clean = self._run._redactor.text(text)[:2000]
+        if life.end is None and life.ledger.ended is None:
+            life.observe(Contained(f"exporter {name!r}", clean))
+        else:
+            _log.warning("exporter %r: %s", name, clean)
+
+
+async def close_exporters(exporters: Sequence[Exporter]) -> None:
+    """Close exporters, all at once; what one raises or leaves unsent is logged and harms nobody."""
+    async with anyio.create_task_group() as group:
+        for exporter in exporters:
+            group.start_soon(_close, exporter)
+
+
+async def _close(exporter: Exporter) -> None:
+    with anyio.move_on_after(LIMIT) as scope:
+        try:
+            await exporter.aclose()
+        except Exception as error:  # noqa: BLE001 - law 7: likewise
+            _log.warning("exporter %r failed when it was closed: %r", exporter.name, error)
+    if scope.cancelled_caught:
+        _log.warning("exporter %r did not close within %g s", exporter.name, LIMIT)
