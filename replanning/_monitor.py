@@ -45,6 +45,7 @@ class PlanMonitor:
         self._emitter = EventEmitter()
         self._types: dict[type, str] = {}
         self._watches: dict[str, _Watch] = {}
+        self._delivering: dict[str, _Watch] = {}
 
     def __repr__(self) -> str:
         return f"<PlanMonitor watching {list(self._watches)}>"
@@ -67,7 +68,7 @@ class PlanMonitor:
     def watch(self, run: PlanRun, triggers: Sequence[TriggerKind]) -> None:
         """Begin to watch a run, for these kinds of trigger."""
         watch = _Watch(run, self._detectors(triggers, run._life.settings), self)
-        self._watches[run.id] = watch
+        self._watches[run.id] = self._delivering[run.id] = watch
         if self._types:
             watch.listen()
         self._tell(watch, MonitorNotice(run.id, "started"))
@@ -81,7 +82,7 @@ class PlanMonitor:
 
     async def deliver(self, run: PlanRun) -> None:
         """Call the handlers of a run's events, until it is no longer watched and all are delivered."""
-        watch = self._watches.get(run.id)
+        watch = self._delivering.pop(run.id, None)  # also when it was watched so shortly that this begins afterwards
         if watch is None:
             return
         async with watch.receive:
