@@ -1,0 +1,149 @@
+"""What differs between two revisions of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from replanning._changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
+from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
+from replanning.history._words import change_line, plain
+
+_ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
+"""Changes that show in the states of tasks and not, or not only, in the document."""
+
+
+class FieldChange(NamedTuple):
+    """A field, and its value before and after; None where there was or is none."""
+
+    name: str
+    before: JsonValue
+    after: JsonValue
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_shown(self.before)} → {_shown(self.after)}"
+
+
+class TaskChange(NamedTuple):
+    """A task that is in both revisions and differs."""
+
+    id: str
+    fields: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What differs between two revisions; its text has a line for each difference.
+
+    Attributes:
+        before: the number of the one revision.
+        after: the number of the other.
+        removed: tasks that only the first has.
+        added: tasks that only the second has.
+        changed: tasks that both have, with the fields that differ.
+        tools: tools that differ, with their fields.
+        context: values of the context that differ.
+        acts: what was done in between to tasks as they are: run again, skipped, cancelled, reordered.
+    """
+
+    before: int
+    after: int
+    removed: tuple[Task, ...] = ()
+    added: tuple[Task, ...] = ()
+    changed: tuple[TaskChange, ...] = ()
+    tools: tuple[TaskChange, ...] = ()
+    context: tuple[FieldChange, ...] = ()
+    acts: tuple[PlanChange, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.added or self.changed or self.tools or self.context or self.acts)
+
+    def __str__(self) -> str:
+        lines = [f"- {_line(task)}" for task in self.removed]
+        lines += [f"+ {_line(task)}" for task in self.added]
+        lines += [f"~ {plain(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
+        lines += [f"~ {plain(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
+        lines += [f"~ {plain(f'context.{change}')}" for change in self.context]
+        undone = "undone: " if self.after < self.before else ""
+        lines += [f"* {undone}{change_line(act)}" for act in self.acts]
+        return "\n".join(lines)
+
+    def to_json(self) -> JsonObject:
+        """The same as JSON."""
+        return {
+            "before": self.before,
+            "after": self.after,
+            "removed": [_document(task) for task in self.removed],
+            "added": [_document(task) for task in self.added],
+            "changed": [_changed(task) for task in self.changed],
+            "tools": [_changed(tool) for tool in self.tools],
+            "context": [change._asdict() for change in self.context],
+            "acts": [change_json(act) for act in self.acts],
+        }
+
+
+def compare(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
+    """The difference of two plans.
+
+    Args:
+        before: the plan at the one revision.
+        after: the plan at the other.
+        numbers: of the revisions.
+        between: the changes from the lower to the higher revision, in order.
+    """
+    old = {task.id: task for task in before.tasks}
+    new = {task.id: task for task in after.tasks}
+    return PlanDiff(
+        *numbers,
+        removed=tuple(task for task_id, task in old.items() if task_id not in new),
+        added=tuple(task for task_id, task in new.items() if task_id not in old),
+        changed=_both(old, new),
+        tools=_both({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
+        context=_fields(before.context, after.context),
+        acts=tuple(change for change in between if isinstance(change, _ACTS)),
+    )
+
+
+def change_json(change: PlanChange) -> JsonObject:
+    """A change as it is written in files."""
+    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _line(task: Task) -> str:
+    fields = _document(task)
+    fields.pop("id")
+    rest = ", ".join(f"{name}: {_shown(value)}" for name, value in fields.items())
+    return plain(f"{task.id}: {rest}" if rest else task.id)
+
+
+def _both(
+    old: Mapping[str, Task] | Mapping[str, ToolSpec], new: Mapping[str, Task] | Mapping[str, ToolSpec]
+) -> tuple[TaskChange, ...]:
+    pairs: Iterable[tuple[str, Task | ToolSpec, Task | ToolSpec]] = (
+        (name, before, new[name]) for name, before in old.items() if name in new
+    )
+    return tuple(
+        TaskChange(name, _fields(_document(before), _document(after)))
+        for name, before, after in pairs
+        if before != after
+    )
+
+
+def _document(thing: Task | ToolSpec) -> JsonObject:
+    document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
+    return document
+
+
+def _fields(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> tuple[FieldChange, ...]:
+    names = dict.fromkeys([*old, *new])
+    return tuple(FieldChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+
+
+def _changed(thing: TaskChange) -> JsonObject:
+    return {"id": thing.id, "fields": [change._asdict() for change in thing.fields]}
+
+
+def _shown(value: JsonValue) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

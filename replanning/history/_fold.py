@@ -1,0 +1,262 @@
+"""The fold over journal records that makes a history; it keeps the newest replans and figures over all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from replanning._changes import AbortRun
+from replanning._ids import QuestionId, ReplanId, RunId, TriggerId
+from replanning._plan import Plan
+from replanning._records import (
+    AlternativesConsidered,
+    AnswerRefused,
+    Body,
+    Candidate,
+    Decided,
+    DecisionKind,
+    OutcomeKnown,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    Revised,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning._triggers import Trigger
+from replanning.history._metrics import ReplanMetrics, measure
+from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._rules import Status
+
+MAX_EVENTS = 1000
+"""How many replans, edits and dropped triggers a history keeps, of each the newest."""
+
+
+class ReplanFold:
+    """A history as it grows, record by record.
+
+    Attributes:
+        run: the id of the run.
+        plan: the plan it started from.
+        forked_from: the run and revision it was forked from.
+        status: `running`, or how the run ended.
+        reason: why it ended.
+        started, updated: the times of the first and the last record, in seconds since the epoch.
+        seq: the number of the last record.
+        revision: the number of the last revision.
+        edits: changes by hand, oldest first.
+        dropped: triggers that nothing followed from, oldest first.
+    """
+
+    plan: Plan
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        if max_events < 1:
+            raise ValueError(f"max_events is how many replans are kept: at least 1, got {max_events}")
+        self.run = RunId("")
+        self.forked_from: tuple[RunId, int] | None = None
+        self.status: Status = "running"
+        self.reason = ""
+        self.started = self.updated = 0.0
+        self.seq = 0
+        self.revision = 0
+        self.edits: deque[PlanEdit] = deque(maxlen=max_events)
+        self.dropped: deque[DroppedTrigger] = deque(maxlen=max_events)
+        self._max_events = max_events
+        self._events: dict[ReplanId, ReplanEvent] = {}
+        self._triggers: dict[TriggerId, Trigger] = {}
+        self._questions: dict[QuestionId, tuple[float, ReplanId]] = {}
+        self._parked: dict[ReplanId, DecisionKind] = {}
+        self._past = ReplanMetrics()
+
+    @property
+    def events(self) -> tuple[ReplanEvent, ...]:
+        """The replans that are kept, oldest first."""
+        return tuple(self._events.values())
+
+    @property
+    def entries(self) -> tuple[ReplanEvent | PlanEdit, ...]:
+        """The replans and the edits by hand that are kept, in the order of time."""
+        both: list[ReplanEvent | PlanEdit] = [*self._events.values(), *self.edits]
+        return tuple(sorted(both, key=lambda entry: entry.at))
+
+    @property
+    def metrics(self) -> ReplanMetrics:
+        """Figures over the whole run, also over the replans that are no longer kept."""
+        return self._past + measure(self._events.values())
+
+    def fold(self, record: Record) -> None:
+        """Take in a record; one that was taken in before is passed over.
+
+        To follow a run, call it with each record as it is committed, as an exporter gets them.
+        """
+        if record.seq <= self.seq:
+            return
+        self.seq, self.updated = record.seq, record.at
+        handler = _HANDLERS.get(type(record.body))
+        if handler is not None:
+            handler(self, record.body, record.at)
+
+    def _opened(self, body: RunOpened, at: float) -> None:
+        self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
+
+    def _ended(self, body: RunEnded, at: float) -> None:
+        self.status, self.reason = body.status, body.reason
+
+    def _resumed(self, body: RunResumed, at: float) -> None:
+        self.status, self.reason = "running", ""
+
+    # Triggers
+
+    def _fired(self, body: TriggerFired, at: float) -> None:
+        self._triggers[body.trigger.id] = body.trigger
+
+    def _on_dropped(self, body: TriggerDropped, at: float) -> None:
+        trigger = self._triggers.pop(body.trigger, None)
+        if trigger is not None:
+            self.dropped.append(DroppedTrigger(at, trigger, body.reason))
+            self._past += ReplanMetrics(dropped=1)
+
+    def _named(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
+        return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
+
+    # Replans
+
+    def _considered(self, body: AlternativesConsidered, at: float) -> None:
+        self._keep(ReplanEvent(body.replan, at, self._named(body.triggers), body.candidates, body.notes))
+
+    def _decided(self, body: Decided, at: float) -> None:
+        triggers = self._named(body.triggers)
+        if body.decision != "ask":
+            for trigger in triggers:
+                del self._triggers[trigger.id]
+        if body.replan in self._parked:
+            self._redecide(body.replan, body.decision)
+            self._past += ReplanMetrics(deciding=body.duration)
+            del self._parked[body.replan]
+            return
+        event = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
+        question = event.question
+        if body.decision == "ask" and question is not None:
+            question = replace(question, rule=body.rule)
+        decided = replace(
+            event,
+            decision=body.decision,
+            rule=body.rule,
+            reason=body.reason,
+            by=body.by,
+            chosen=_choice(event, body.chosen),
+            duration=event.duration + body.duration,
+            question=question,
+        )
+        self._keep(decided)
+
+    def _revised(self, body: Revised, at: float) -> None:
+        self.revision = body.number
+        if body.replan is None:
+            self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
+            self._past += ReplanMetrics(edits=1)
+            return
+        # The decision follows in a record of its own, unless the process dies or the run is forked in between.
+        decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
+        event = self._events.get(body.replan)
+        if event is None:
+            self._past += ReplanMetrics(executed=1)
+            self._redecide(body.replan, decision)
+            return
+        applied = replace(
+            event,
+            decision=decision,
+            reason=body.reason,
+            by=body.by,
+            chosen=_choice(event, body.chosen),
+            changes=body.changes,
+            before=body.parent,
+            after=body.number,
+        )
+        self._keep(applied)
+
+    def _outcome(self, body: OutcomeKnown, at: float) -> None:
+        event = self._events.get(body.replan)
+        if event is not None:
+            self._keep(replace(event, outcome="success" if body.succeeded else "failure"))
+        else:
+            self._past += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
+
+    def _keep(self, event: ReplanEvent) -> None:
+        self._events[event.replan] = event
+        if len(self._events) > self._max_events:
+            oldest = self._events.pop(next(iter(self._events)))
+            self._past += measure([oldest])
+            if oldest.decision == "ask":
+                self._parked[oldest.replan] = "ask"
+
+    def _redecide(self, replan: ReplanId, decision: DecisionKind) -> None:
+        """Count a replan that is no longer kept under another decision than before."""
+        if (before := self._parked.get(replan)) is not None:
+            self._past += ReplanMetrics(by_decision={before: -1})
+            self._past += ReplanMetrics(by_decision={decision: 1})
+            self._parked[replan] = decision
+
+    # People
+
+    def _asked(self, body: QuestionAsked, at: float) -> None:
+        self._questions[body.question] = (at, body.replan)
+        event = self._events.get(body.replan)
+        if event is not None:
+            asked = Asked(body.question, body.text, at)
+            self._keep(replace(event, decision="ask", reason=body.text, question=asked))
+
+    def _answered(self, body: QuestionAnswered, at: float) -> None:
+        asked_at, replan = self._questions.pop(body.question, (at, None))
+        event = self._events.get(replan) if replan is not None else None
+        if event is None or event.question is None:
+            self._past += ReplanMetrics(waiting=at - asked_at)
+            return
+        said = replace(event.question, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
+        self._keep(replace(event, question=said))
+
+    def _refused(self, body: AnswerRefused, at: float) -> None:
+        self._note(body.question, f"the answer of {body.by or 'somebody'} was not taken: {body.reason}")
+
+    def _attached(self, body: TriggerAttached, at: float) -> None:
+        trigger = self._triggers.get(body.trigger)
+        kind = trigger.kind if trigger is not None else "trigger"
+        self._note(body.question, f"{kind} {body.trigger} waits for the same answer")
+
+    def _note(self, question: QuestionId, note: str) -> None:
+        _, replan = self._questions.get(question, (0.0, None))
+        event = self._events.get(replan) if replan is not None else None
+        if event is not None:
+            self._keep(replace(event, notes=(*event.notes, note)))
+
+
+def _choice(event: ReplanEvent, place: int | None) -> Candidate | None:
+    """The alternative at a place: a person's choice counts only those that one can choose from."""
+    asked = event.question
+    among = event.considered if asked is None or not asked.verdict else event.candidates
+    return among[place] if place is not None and 0 <= place < len(among) else None
+
+
+_Handler = Callable[[ReplanFold, Any, float], None]
+_HANDLERS: dict[type[Body], _Handler] = {
+    RunOpened: ReplanFold._opened,
+    RunEnded: ReplanFold._ended,
+    RunResumed: ReplanFold._resumed,
+    TriggerFired: ReplanFold._fired,
+    TriggerDropped: ReplanFold._on_dropped,
+    AlternativesConsidered: ReplanFold._considered,
+    Decided: ReplanFold._decided,
+    Revised: ReplanFold._revised,
+    OutcomeKnown: ReplanFold._outcome,
+    QuestionAsked: ReplanFold._asked,
+    QuestionAnswered: ReplanFold._answered,
+    AnswerRefused: ReplanFold._refused,
+    TriggerAttached: ReplanFold._attached,
+}

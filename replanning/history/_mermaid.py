@@ -1,0 +1,126 @@
+"""A plan before and after as a Mermaid flowchart: states coloured, what was replaced dashed.
+
+Node ids are made here and names stand in quotes with everything but letters and digits as character codes, so
+that no name can end its label, add a node or a link, or begin a directive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from replanning._entries import Entry
+from replanning._ids import TaskId
+from replanning._live import LivePlan
+from replanning._states import STUCK, TaskState
+
+MAX_NODES: Final = 60
+"""How many tasks a diagram shows; of larger plans it shows what was changed, and what is around it."""
+
+MAX_LINKS: Final = 200
+"""How many dependencies it shows: more are refused by those who draw it, and cannot be read."""
+
+_LONGEST: Final = 60
+_SAFE: Final = frozenset(" _-,/=")
+_CLASSES: Final = {
+    "done": "fill:#d3f9d8,stroke:#2b8a3e,color:#0b2e13",
+    "running": "fill:#d0ebff,stroke:#1971c2,color:#0b2545",
+    "waiting": "fill:#f1f3f5,stroke:#868e96,color:#212529",
+    "failed": "fill:#ffe3e3,stroke:#c92a2a,color:#3b0a0a",
+    "skipped": "fill:#fff9db,stroke:#e8a90c,color:#3d2f00",
+    "replaced": "fill:#ffffff,stroke:#868e96,color:#868e96,stroke-dasharray:5 5",
+}
+_CLASS_OF: Final = {
+    TaskState.DONE: "done",
+    TaskState.RUNNING: "running",
+    TaskState.FAILED: "failed",
+    TaskState.BLOCKED: "failed",
+    TaskState.SKIPPED: "skipped",
+    TaskState.CANCELLED: "skipped",
+    TaskState.REPLACED_BY_REPLAN: "replaced",
+}
+
+
+def mermaid(before: LivePlan, after: LivePlan) -> str:
+    """One flowchart with the plan before and the plan after, side by side."""
+    lines = ["flowchart LR", *(f"  classDef {name} {style}" for name, style in _CLASSES.items())]
+    lines += _part("before", before)
+    lines += _part("after", after)
+    return "\n".join(lines) + "\n"
+
+
+def label(text: str) -> str:
+    """A text as it may stand between the quotes of a label."""
+    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return "".join(_character(c, first=i == 0) for i, c in enumerate(short))
+
+
+def _character(c: str, *, first: bool) -> str:
+    if c.isalnum() or (c in _SAFE and not first):
+        return c
+    return f"#{ord(c)};" if c.isprintable() else "#65533;"
+
+
+def _part(name: str, live: LivePlan) -> list[str]:
+    shown = {entry.id: f"{name}{number}" for number, entry in enumerate(_chosen(live))}
+    lines = [f'  subgraph {name}["{label(name)}: revision {live.revision}"]']
+    lines += [f"    {_node(node, live.entry(task_id))}" for task_id, node in shown.items()]
+    left = sum(1 for _ in live) - len(shown)
+    if left:
+        lines.append(f'    {name}_more["… and {left} more"]:::waiting')
+    links = list(_links(live, shown))
+    lines += [f"    {link}" for link in links[:MAX_LINKS]]
+    if len(links) > MAX_LINKS:
+        lines.append(f'    {name}_links["… and {len(links) - MAX_LINKS} more dependencies"]:::waiting')
+    return [*lines, "  end"]
+
+
+def _node(node: str, entry: Entry) -> str:
+    gone = entry.removed or entry.state is TaskState.REPLACED_BY_REPLAN
+    kind = "replaced" if gone else _CLASS_OF.get(entry.state, "waiting")
+    state = "removed" if entry.removed else "replaced" if gone else entry.state.lower().replace("_", " ")
+    tool = f"<br/>{label(entry.task.tool)}" if entry.task.tool else ""
+    return f'{node}["{label(entry.id)}{tool}<br/>{state}"]:::{kind}'
+
+
+def _links(live: LivePlan, shown: dict[TaskId, str]) -> Iterator[str]:
+    for task_id, node in shown.items():
+        entry = live.entry(task_id)
+        for needed in entry.task.depends_on:
+            for dep in _followed(live, needed):
+                if dep in shown and not entry.removed:
+                    yield f"{shown[dep]} --> {node}"
+        for new in entry.replaced_by:
+            if new in shown:
+                yield f"{node} -. replaced by .-> {shown[new]}"
+
+
+def _followed(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
+    """The tasks that are waited for: of a replaced one, what stands for it."""
+    stack = [needed]
+    while stack:
+        entry = live.entry(stack.pop())
+        sinks = live.sinks(entry)
+        if sinks:
+            stack.extend(reversed(sinks))
+        else:
+            yield entry.id
+
+
+def _chosen(live: LivePlan) -> list[Entry]:
+    """The tasks to show, in the order of the plan: all, or what was changed and what is next to it."""
+    everything = list(live)
+    if len(everything) <= MAX_NODES:
+        return everything
+    changed = [e for e in everything if e.removed or e.replaced_by or e.parent is not None or e.state in STUCK]
+    active = [e for e in everything if e.state is TaskState.RUNNING]
+    found: dict[TaskId, None] = {}
+    queue = deque(dict.fromkeys([*changed, *active]) or everything[:1])
+    while queue and len(found) < MAX_NODES:
+        entry = queue.popleft()
+        if entry.id not in found:
+            found[entry.id] = None
+            queue.extend(live.entry(dep) for dep in entry.task.depends_on)
+            queue.extend(entry.dependents)
+    return [entry for entry in everything if entry.id in found]

@@ -1,0 +1,150 @@
+"""Figures over replans: how many, how well they worked out, what they took, and how good the scores were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from replanning.history._replans import ReplanEvent
+
+UNDECIDED = "undecided"
+"""What figures call replans about which nothing was decided, because the process died."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanMetrics:
+    """Counts and times.
+
+    Attributes:
+        replans: how many there were.
+        executed: how many of them changed the plan.
+        succeeded: how many of the executed ones worked out.
+        failed: how many of the executed ones did not.
+        asked: how many a person was asked about.
+        by_trigger: replans by the kind of trigger; one with triggers of two kinds counts under both.
+        by_decision: replans by what became of them in the end.
+        deciding: seconds that deciding took.
+        waiting: seconds between questions to people and their answers.
+        edits: changes by hand; they are no replans.
+        dropped: triggers that were dropped.
+    """
+
+    replans: int = 0
+    executed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    asked: int = 0
+    by_trigger: Mapping[str, int] = field(default_factory=dict)
+    by_decision: Mapping[str, int] = field(default_factory=dict)
+    deciding: float = 0.0
+    waiting: float = 0.0
+    edits: int = 0
+    dropped: int = 0
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share that worked out of the executed replans whose outcome is known; None when none is known.
+
+        None out of none is neither good nor bad: a rate of 0 or 1 would claim what nobody has seen.
+        """
+        known = self.succeeded + self.failed
+        return self.succeeded / known if known else None
+
+    def __add__(self, other: ReplanMetrics) -> ReplanMetrics:
+        return ReplanMetrics(
+            self.replans + other.replans,
+            self.executed + other.executed,
+            self.succeeded + other.succeeded,
+            self.failed + other.failed,
+            self.asked + other.asked,
+            _merged(self.by_trigger, other.by_trigger),
+            _merged(self.by_decision, other.by_decision),
+            self.deciding + other.deciding,
+            self.waiting + other.waiting,
+            self.edits + other.edits,
+            self.dropped + other.dropped,
+        )
+
+
+def measure(events: Iterable[ReplanEvent]) -> ReplanMetrics:
+    """The figures of some replans; edits and dropped triggers are not among them."""
+    events = tuple(events)
+    return ReplanMetrics(
+        replans=len(events),
+        executed=sum(event.executed for event in events),
+        succeeded=sum(event.outcome == "success" for event in events),
+        failed=sum(event.outcome == "failure" for event in events),
+        asked=sum(event.question is not None for event in events),
+        by_trigger=dict(Counter(kind for event in events for kind in event.kinds)),
+        by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
+        deciding=sum(event.duration for event in events),
+        waiting=sum(event.waited for event in events),
+    )
+
+
+def _merged(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    both = {key: first.get(key, 0) + second.get(key, 0) for key in (*first, *second)}
+    return {key: number for key, number in both.items() if number}
+
+
+# How good scores were
+
+
+class Bin(NamedTuple):
+    """Predictions from `low` up to `high`: how many, their mean, and the share that came true."""
+
+    low: float
+    high: float
+    replans: int
+    predicted: float
+    succeeded: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How far confidence could be trusted.
+
+    Attributes:
+        count: executed replans with a score and a known outcome.
+        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 is what always saying 0.5
+            gets (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None of no data.
+        bins: for reliability: in each bin, what was predicted should be what came true. Empty bins are left out.
+    """
+
+    count: int
+    brier: float | None
+    bins: tuple[Bin, ...]
+
+
+def calibrate(
+    events: Iterable[ReplanEvent], *, of: Literal["total", "self_assessment"] = "total", bins: int = 10
+) -> Calibration:
+    """Compare predictions with outcomes.
+
+    Args:
+        events: the replans; those without a known outcome are passed over.
+        of: which part of the score is the prediction.
+        bins: how many equal bins there are from 0 to 1.
+    """
+    pairs = [
+        (float(getattr(event.chosen.score, of)), event.outcome == "success")
+        for event in events
+        if event.outcome != "unknown" and event.chosen is not None and event.chosen.score is not None
+    ]
+    sorted_in: dict[int, list[tuple[float, bool]]] = {}
+    for predicted, came_true in pairs:
+        sorted_in.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
+    found = tuple(
+        Bin(
+            index / bins,
+            (index + 1) / bins,
+            len(inside),
+            sum(predicted for predicted, _ in inside) / len(inside),
+            sum(came_true for _, came_true in inside) / len(inside),
+        )
+        for index, inside in sorted(sorted_in.items())
+    )
+    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / len(pairs) if pairs else None
+    return Calibration(len(pairs), brier, found)

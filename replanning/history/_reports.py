@@ -1,0 +1,228 @@
+"""Reports for terminals: a history, and why a revision came about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from replanning._live import LivePlan
+from replanning._records import Candidate, Revised, RunOpened, Score
+from replanning.history._metrics import Calibration, ReplanMetrics
+from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._words import cause, change_line, count, moment, percent, plain, span
+
+if TYPE_CHECKING:
+    from replanning.history._history import ReplanHistory
+
+_SHOWN: Final = 8
+"""How many of a kind one screen shows."""
+
+
+def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
+    """A history in plain lines: a head, then each replan and each edit in the order of time.
+
+    Args:
+        history: whose head and edits are shown.
+        events: the replans to show, instead of all with edits and dropped triggers.
+    """
+    lines = [*head(history), ""]
+    entries = history.entries if events is None else events
+    for entry in entries:
+        lines += [*entry_lines(entry), ""]
+    if not entries:
+        lines += ["nothing was replanned" if events is None else "no replan is like that", ""]
+    if events is None and history.dropped:
+        lines += ["triggers that were dropped:", *(f"  {_dropped(d)}" for d in list(history.dropped)[-_SHOWN:]), ""]
+    return "\n".join(lines)
+
+
+def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
+    """One screen about a replan or an edit: cause, candidates, what was rejected, the decision, the difference."""
+    effect = effects(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
+    if isinstance(entry, PlanEdit):
+        parts = [("Changes", [change_line(change) for change in entry.changes])]
+    else:
+        parts = _parts(entry)
+    plan = effect.splitlines() or ["nothing was applied" if entry.after is None else "no task is another than before"]
+    lines = [f"run {plain(history.run)}: {_title(entry)}"]
+    for title, content in [*parts, ("Plan", plan)]:
+        lines += ["", title, *(f"  {line}" for line in content)]
+    return "\n".join(lines) + "\n"
+
+
+def head(history: ReplanHistory) -> list[str]:
+    """What a run is and how its replanning went, in a few lines."""
+    plan = history.plan
+    name = f" {plain(plan.name)!r}" if plan.name else ""
+    status = f"{history.status}: {plain(history.reason)}" if history.reason else history.status
+    origin = (
+        f", forked from revision {history.forked_from[1]} of {plain(history.forked_from[0])}"
+        if history.forked_from
+        else ""
+    )
+    return [
+        f"run {plain(history.run)}{name}: {status}",
+        f"  goal:     {plain(plan.goal.objective)}",
+        f"  started:  {moment(history.started)}{origin}",
+        f"  replans:  {metrics_line(history.metrics)}",
+    ]
+
+
+def metrics_line(metrics: ReplanMetrics) -> str:
+    """Figures in one line."""
+    known = metrics.succeeded + metrics.failed
+    rate = (
+        f"{percent(metrics.success_rate)} of {known} with a known outcome worked out"
+        if known
+        else "no outcome known yet"
+    )
+    parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
+    parts += [count(metrics.edits, "edit") + " by hand"] if metrics.edits else []
+    parts += [count(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
+    parts.append(f"deciding took {span(metrics.deciding)}")
+    parts += [f"people took {span(metrics.waiting)}"] if metrics.waiting else []
+    return "; ".join(parts)
+
+
+def entry_lines(entry: ReplanEvent | PlanEdit) -> list[str]:
+    """A replan or an edit in a few lines."""
+    lines = [_title(entry)]
+    if isinstance(entry, PlanEdit):
+        return [*lines, *(f"    applied:  {change_line(change)}" for change in entry.changes[:_SHOWN])]
+    lines += [f"    cause:    {cause(trigger)}" for trigger in entry.triggers[:_SHOWN]]
+    lines += [f"    asked:    {line}" for line in asked_lines(entry.question)]
+    lines.append(f"    decided:  {decision_line(entry)}")
+    lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_SHOWN]]
+    lines += [f"    note:     {plain(note)}" for note in entry.notes[:_SHOWN]]
+    return lines
+
+
+def _title(entry: ReplanEvent | PlanEdit) -> str:
+    made = f"revision {entry.before} → {entry.after}" if entry.after is not None else "plan kept"
+    if isinstance(entry, PlanEdit):
+        reason = f": {plain(entry.reason)}" if entry.reason else ""
+        return f"edit · {moment(entry.at)} · {made} · by hand{reason}"
+    outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
+    why = ", ".join(entry.kinds) or "no trigger"
+    return f"{plain(entry.replan)} · {moment(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
+
+
+def decision_line(event: ReplanEvent) -> str:
+    """Who decided, by which rule, and why."""
+    if event.decision is None:
+        return "nothing: the process ended before"
+    by = f" by {plain(event.by)}" if event.by else ""
+    rule = f", rule {plain(event.rule)}" if event.rule else ""
+    return f"{event.decision}{by}{rule}: {plain(event.reason)} ({span(event.duration)})"
+
+
+def asked_lines(asked: Asked | None) -> list[str]:
+    """The question to a person and what came of it."""
+    if asked is None:
+        return []
+    text = f"{plain(asked.id)}: {plain(asked.text)}"
+    if asked.answered_at is None:
+        return [text, "not answered yet"]
+    said = f", who said: {plain(asked.comment)}" if asked.comment else ""
+    by = f" by {plain(asked.by)}" if asked.by else ""
+    return [text, f"{asked.verdict}{by} after {span(asked.answered_at - asked.at)}{said}"]
+
+
+def _parts(event: ReplanEvent) -> list[tuple[str, list[str]]]:
+    triggers = [f"{trigger.kind}: {cause(trigger)}" for trigger in event.triggers]
+    candidates = [
+        line
+        for n, c in enumerate(event.candidates, 1)
+        for line in candidate_lines(n, c, chosen=c == event.chosen and event.executed)
+    ]
+    rejected = [line for c in event.rejected[:_SHOWN] for line in rejected_lines(c)]
+    if len(event.rejected) > _SHOWN:
+        rejected.append(f"… and {len(event.rejected) - _SHOWN} more")
+    outcome = [f"outcome: {event.outcome}"] if event.executed else []
+    return [
+        ("Cause", _some(triggers)),
+        ("Candidates", candidates or ["none"]),
+        *([("Rejected", rejected)] if rejected else []),
+        *([("Notes", _some([plain(note) for note in event.notes]))] if event.notes else []),
+        *([("Asked", asked_lines(event.question))] if event.question else []),
+        ("Decision", [decision_line(event), *outcome]),
+    ]
+
+
+def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
+    """An alternative one can choose, with its score and the parts of it."""
+    mark = "  ← applied" if chosen else ""
+    return [f"{number}. {_what(candidate)}{mark}", f"   {_score(candidate.score).strip() or 'not scored'}"]
+
+
+def rejected_lines(candidate: Candidate) -> list[str]:
+    """An alternative that was ruled out, with the reason, and the score where it came that far."""
+    score = [f"   {_score(candidate.score).strip()}"] if candidate.score is not None else []
+    return [_what(candidate), f"   rejected: {plain(candidate.rejected)}", *score]
+
+
+def _what(candidate: Candidate) -> str:
+    alternative = candidate.alternative
+    does = "; ".join(change_line(change) for change in alternative.changes[:_SHOWN]) or "no changes"
+    source = f"{plain(alternative.source)}: " if alternative.source else ""
+    return f"{does}  ({source}{plain(alternative.reason)})"
+
+
+def _score(score: Score | None) -> str:
+    if score is None:
+        return ""
+    return (
+        f"  confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
+        f"{score.past_success:.2f}, availability {score.availability:.2f}, simplicity {score.simplicity:.2f}"
+    )
+
+
+def _dropped(dropped: DroppedTrigger) -> str:
+    return f"{moment(dropped.at)} {dropped.trigger.kind}: {cause(dropped.trigger)}: {plain(dropped.reason)}"
+
+
+def _some(lines: list[str]) -> list[str]:
+    more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [*lines[:_SHOWN], *more]
+
+
+def calibration_lines(calibration: Calibration) -> list[str]:
+    """How far confidence could be trusted, as a table with a row for each bin."""
+    if calibration.brier is None:
+        return ["calibration: no replan with a score has a known outcome yet"]
+    lines = [
+        f"calibration over {count(calibration.count, 'replan')}: Brier score {calibration.brier:.3f} (0 is perfect)"
+    ]
+    lines.append("  predicted    mean   came true  replans")
+    lines += [
+        f"  {b.low:.1f} to {b.high:.1f}   {b.predicted:.2f}   {b.succeeded:9.0%}  {b.replans:7}"
+        for b in calibration.bins
+    ]
+    return lines
+
+
+def effects(history: ReplanHistory, revisions: Collection[int] | None = None) -> dict[int, str]:
+    """What revisions did to the tasks concerned, states included: lines with `-` before and `+` after.
+
+    Args:
+        history: whose journal is replayed, once for all.
+        revisions: which ones; all when left out.
+    """
+    found: dict[int, str] = {}
+    live: LivePlan | None = None
+    for record in history.records(0):
+        body = record.body
+        if isinstance(body, RunOpened):
+            live = LivePlan(body.plan)
+            continue
+        assert live is not None
+        if isinstance(body, Revised) and (revisions is None or body.number in revisions):
+            found[body.number] = "\n".join(_lines(live.diff(body.changes)))
+            if revisions is not None and len(found) == len(revisions):
+                break
+        live.fold(record)
+    return found
+
+
+def _lines(text: str) -> Iterable[str]:
+    return (line[:2] + plain(line[2:]) for line in text.split("\n") if line)

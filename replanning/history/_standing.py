@@ -1,0 +1,182 @@
+"""How a run stands, read from its journal: for whoever looks at it from outside of its process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from replanning._errors import JournalCorrupt
+from replanning._ids import QuestionId, RunId, TaskId
+from replanning._interfaces import Question, RunInfo, RunStore
+from replanning._ledger import Ledger
+from replanning._live import LivePlan
+from replanning._plan import Budget
+from replanning._records import QuestionAsked, Record, RunOpened, Usage
+from replanning._settings import Settings
+from replanning._states import TaskState
+from replanning.history._owner import is_free
+from replanning.history._rules import Status
+
+
+class RunningTask(NamedTuple):
+    """A task that is being executed: which attempt it is, since when, and until when it may take."""
+
+    id: TaskId
+    attempt: int
+    since: float
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStanding:
+    """How a run stands.
+
+    Attributes:
+        status: `running`, or how the run ended or stands still.
+        reason: why it ended.
+        revision: the number of the last revision.
+        counts: how many tasks are in each state, of those that are part of the plan now.
+        running: the tasks that are being executed.
+        questions: what waits for a person.
+        replans: how many replans were applied.
+        spent: what budgets counted; `budget` is the limit.
+        elapsed: seconds that count towards the budget's wall clock.
+        owner: the process that owns the run; None when nobody does.
+        alive: whether the owner can still write; None when there is none. Of a process on another machine it is
+            taken to be so.
+    """
+
+    run: RunId
+    name: str
+    objective: str
+    status: Status
+    reason: str
+    revision: int
+    counts: Mapping[TaskState, int]
+    running: tuple[RunningTask, ...]
+    questions: tuple[Question, ...]
+    replans: int
+    spent: Usage
+    budget: Budget
+    elapsed: float
+    started: float
+    updated: float
+    owner: str | None
+    alive: bool | None
+
+
+class Replayed(NamedTuple):
+    """A journal replayed to its end."""
+
+    opened: RunOpened
+    live: LivePlan
+    ledger: Ledger
+    first: float
+    last: float
+
+
+def replayed(records: Iterable[Record]) -> Replayed:
+    """Replay a journal.
+
+    Raises:
+        JournalCorrupt: it does not begin with the opening of a run.
+    """
+    found = iter(records)
+    first = next(found, None)
+    if first is None or not isinstance(first.body, RunOpened):
+        raise JournalCorrupt("this journal does not begin with the opening of a run")
+    opened = first.body
+    live = LivePlan(opened.plan)
+    ledger = Ledger(_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+    last = first.at
+    for record in found:
+        live.fold(record)
+        ledger.fold(record)
+        last = record.at
+    return Replayed(opened, live, ledger, first.at, last)
+
+
+def open_questions(records: Iterable[Record]) -> list[Question]:
+    """The questions of a run that wait for a person, with the difference that each candidate would make.
+
+    Raises:
+        JournalCorrupt: the journal does not begin with the opening of a run.
+    """
+    found = replayed(records)
+    return [question_of(asked, found.opened.run, found.live, found.ledger) for asked in found.ledger.questions.values()]
+
+
+def question_of(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
+    """A question as a gate or a person gets to see it."""
+    return Question(
+        id=QuestionId(asked.question),
+        run=run,
+        text=asked.text,
+        triggers=tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers),
+        candidates=asked.candidates,
+        diffs=tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates),
+        holds=asked.holds,
+        asked_at=ledger.asked_at.get(asked.question, 0.0),
+        deadline=asked.deadline,
+    )
+
+
+def standing(store: RunStore, info: RunInfo, now: float) -> RunStanding:
+    """How a run stands.
+
+    Args:
+        store: where its journal is.
+        info: the run as the store lists it.
+        now: the time, in seconds since the epoch.
+
+    Raises:
+        UnknownRun: the store has no such run any more.
+        JournalCorrupt: its journal cannot be read.
+    """
+    opened, live, ledger, first, last = replayed(store.read(info.run))
+    ended = ledger.ended
+    until = last if ended is not None else now
+    return RunStanding(
+        run=info.run,
+        name=opened.plan.name or opened.plan.id or "",
+        objective=opened.plan.goal.objective,
+        status="running" if ended is None else ended.status,
+        reason="" if ended is None else ended.reason,
+        revision=live.revision,
+        counts=_counts(live),
+        running=_running(live),
+        questions=tuple(question_of(asked, info.run, live, ledger) for asked in ledger.questions.values()),
+        replans=ledger.applied,
+        spent=ledger.spending.spent,
+        budget=ledger.spending.budget,
+        elapsed=max(0.0, until - first - ledger.waiting(until)),
+        started=first,
+        updated=last,
+        owner=info.owner,
+        alive=is_alive(info),
+    )
+
+
+def is_alive(info: RunInfo) -> bool | None:
+    """Whether the owner of a run can still write; None when it has none."""
+    return None if info.owner is None else not is_free(info.owner, math.inf, 0.0)
+
+
+def _budget(opened: RunOpened) -> Budget:
+    if opened.plan.budget is not None:
+        return opened.plan.budget
+    return Settings.model_validate(opened.settings or {}).budget
+
+
+def _running(live: LivePlan) -> tuple[RunningTask, ...]:
+    return tuple(RunningTask(e.id, e.attempts, e.started, e.deadline) for e in live if e.state is TaskState.RUNNING)
+
+
+def _counts(live: LivePlan) -> dict[TaskState, int]:
+    counts = dict.fromkeys(TaskState, 0)
+    for entry in live:
+        if not entry.removed and entry.state is not TaskState.REPLACED_BY_REPLAN:
+            counts[entry.state] += 1
+    return {state: number for state, number in counts.items() if number}

@@ -1,0 +1,111 @@
+"""Words for reports: what a change does, when something was, how long it took; safe to print, whatever was said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from replanning._changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning._plan import Task
+from replanning._triggers import Trigger
+
+LONGEST: Final = 300
+"""How much of a text a report shows, in characters."""
+
+
+def plain(text: str, limit: int = LONGEST) -> str:
+    """A text as one line of printable characters, cut where it is long.
+
+    Names, errors and reasons come from plans, tools and people: what would steer a terminal is shown as its code.
+    """
+    words = " ".join(text[: 4 * limit].split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)
+    return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
+
+
+def moment(at: float) -> str:
+    """A point in time, in UTC, as `2026-03-01 12:00:03Z`."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # a time far outside of the calendar, in a journal from elsewhere
+        return f"{at:g} s"
+
+
+def iso(at: float) -> str:
+    """A point in time, in UTC, as `2026-03-01T12:00:03.250000Z`."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g} s"
+
+
+def span(seconds: float) -> str:
+    """How long something took, in the unit that fits."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 replan`, `2 replans`."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent; `unknown` where there is none."""
+    return "unknown" if share is None else f"{share:.0%}"
+
+
+def cause(trigger: Trigger) -> str:
+    """What a trigger is about, in one line."""
+    if trigger.reason:
+        return plain(trigger.reason)
+    about = ", ".join(trigger.tasks[:5])
+    return plain(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+
+
+def change_line(change: PlanChange) -> str:
+    """What a change does, in one line."""
+    match change:
+        case AddTask():
+            before = f" before {', '.join(change.before)}" if change.before else ""
+            text = f"add {_new(change.task)}{before}"
+        case RemoveTask():
+            text = f"remove {change.task_id}"
+        case ReplaceTask():
+            text = f"replace {change.task_id} by {', '.join(map(_new, change.tasks))}"
+        case ModifyTask():
+            text = (
+                f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
+            )
+        case ReorderTasks():
+            text = f"reorder {', '.join(change.order)}"
+        case RetryTask():
+            text = f"run {change.task_id} again" + (f" after {span(change.delay)}" if change.delay else "")
+        case SkipTask():
+            text = f"skip {change.task_id}" + (f": {change.reason}" if change.reason else "")
+        case CancelTask():
+            text = f"cancel {change.task_id}" + (f": {change.reason}" if change.reason else "")
+        case _:
+            text = "abort the run" + (f": {change.reason}" if change.reason else "")
+    return plain(text)
+
+
+def _new(task: Task) -> str:
+    return f"{task.id} ({task.tool})" if task.tool else task.id
