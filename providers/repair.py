@@ -63,7 +63,7 @@ def by_task(request: ReplanRequest) -> Iterator[Alternative]:
             break
     if len(cases) <= TOGETHER:
         yield from islice(_combined(ways), wanted)
-    if len(cases) > 1:
+    if len(cases) > TOGETHER or len(ways) > 1:
         yield from (_alternative(found[:1]) for found in ways[:wanted])
     missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
     if helpless or (missing and not ways):
@@ -146,7 +146,7 @@ def _verdict(helpless: Sequence[tuple[Case, list[WhyNot]]], missing: Sequence[st
     proven = final and view.original.facts is None and not missing and len(helpless) < BOUND
     lines = [f"{_subject(case)}: {', '.join(reason.text for reason in reasons)}" for case, reasons in helpless]
     if missing:
-        lines.append(f"the goal lacks {', '.join(missing[:_SHOWN])}")
+        lines.append(f"the goal, which lacks {', '.join(missing[:_SHOWN])}")
     reason = f"no way on for {_listed(lines)}"
     return Alternative(
         changes=(), reason=reason, unreachable="proven-unreachable" if proven else "not-found-within-bound"
