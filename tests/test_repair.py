@@ -28,6 +28,7 @@ from replanning.events import (
     AlternativesConsidered,
     BetterPathFound,
     Candidate,
+    ContextChanged,
     Decided,
     GoalUnreachable,
     HumanRequest,
@@ -235,6 +236,16 @@ async def test_tools_that_failed_are_not_tried_again() -> None:
     assert "'cheap' has failed as well, 'a' has failed as well" in last.alternative.reason
 
 
+async def test_only_tool_of_its_capability() -> None:
+    """Where no other tool has the capability, the verdict says so."""
+    async with open_run(made("  - {id: get, tool: a}", "  - {name: a, capability: c}\n  - {name: b}")) as run:
+        (verdict,) = await proposed(run, broken(run, "get"))
+    assert (verdict.unreachable, "no other tool has the capability 'c'" in verdict.reason) == (
+        "proven-unreachable",
+        True,
+    )
+
+
 async def test_equal_tool_that_is_down_is_no_proof() -> None:
     """Where an equal tool is only unavailable now, nothing is proven."""
     tools = "  - {name: a, capability: c}\n  - {name: b, capability: c, available: false}"
@@ -396,6 +407,19 @@ async def test_missing_argument_arrives() -> None:
     assert first.rejected == "not-found-within-bound"
 
 
+async def test_failed_reader_of_what_changed() -> None:
+    """A task that failed is worth another try when what it refers to has changed, though its error would not pass."""
+    async with open_run(
+        made("  - {id: get, arguments: {u: '${context.url}'}}\n  - {id: b}", context="{url: x}")
+    ) as run:
+        failed = broken(run, "get")
+        run.change_context({"url": "y"})
+        (verdict,) = await proposed(run, failed)
+        (alternative,) = await proposed(run, ContextChanged(tasks=("get",), keys=("url",)))
+    assert (verdict.changes, alternative.confidence) == ((), 0.6)
+    assert alternative.reason == "try 'get' again in 5 s: what it refers to has changed"
+
+
 async def test_context_change_that_needs_no_change() -> None:
     """A waiting task simply takes the new value: nothing is proposed, and the plan is kept."""
     plan = made("  - {id: a}\n  - {id: b, arguments: {v: '${context.x}'}, depends_on: [a]}", context="{x: 1}")
@@ -542,6 +566,20 @@ async def test_request_names_none() -> None:
     assert [[change.task_id for change in a.changes] for a in alternatives] == [["a", "b"], ["a"]]
 
 
+async def test_request_lifts_the_limit() -> None:
+    """A task that was given up at the limit gets another chance when a person asks for it, and only then."""
+    settings = Settings.model_validate({"limits": {"replans_per_lineage": 0}})
+    engine = ReplanningEngine(settings=settings)
+    async with engine.open(made("  - {id: a, tool: t, fallbacks: [{tool: u}]}\n  - {id: b}")) as run:
+        broken(run, "a")
+        await anyio.wait_all_tasks_blocked()
+        (given_up,) = run.view.stuck()
+        (verdict,) = await proposed(run, GoalUnreachable(tasks=("a",)))
+        (alternative,) = await proposed(run, HumanRequest(tasks=("a",)))
+        run.pause()
+    assert (given_up.state, verdict.changes, replacements([alternative])) == ("BLOCKED", (), ["u"])
+
+
 async def test_running_work_is_not_touched() -> None:
     """Nothing is proposed for a task that runs, whoever names it."""
     tools = "  - {name: a, capability: c}\n  - {name: b, capability: c}"
@@ -622,6 +660,9 @@ async def test_repairs_come_before_better_paths() -> None:
     async with open_run(made("  - {id: a, tool: dear}\n  - {id: b, tool: dear, optional: true}", tools)) as run:
         better = BetterPathFound(tasks=("a",), tool="cheap", gain=0.9)
         assert [[c.task_id for c in a.changes] for a in await proposed(run, better)] == [["a"]]
+        assert await proposed(run, BetterPathFound(tasks=("a",), tool="gone")) == []
+        run.change_resource("cheap", available=False)
+        assert await proposed(run, better) == []
         alternatives = await proposed(run, broken(run, "b"), better)
     assert {change.task_id for a in alternatives for change in a.changes} == {"b"}
 

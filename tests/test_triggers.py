@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Plan, PlanRun, ReplanningEngine, Settings, TransientError
+from replanning import Plan, PlanRun, ReplanningEngine, Settings, Task, TransientError, open_run
 from replanning.changes import RetryTask, SkipTask
 from replanning.events import (
     BetterPathFound,
+    Charged,
     ContextChanged,
     GoalUnreachable,
     HumanRequest,
@@ -23,6 +24,7 @@ from replanning.events import (
     TimedOut,
     Trigger,
     TriggerFired,
+    Usage,
 )
 from replanning.testing import (
     ScriptedExecutor,
@@ -240,6 +242,16 @@ async def test_skipped_on_purpose_stays_skipped() -> None:
         assert found() == []
 
 
+async def test_condition_that_still_cannot_be_told() -> None:
+    """A skipped task is not named while its condition cannot be evaluated."""
+    plan = made("  - {id: post, when: context.n > 2}\n  - {id: a}", context="{n: 0}")
+    async with watched(plan) as (run, found):
+        assert (await anext(run.ready())).id == "a"
+        run.change_context({"n": "many"})
+        run.change_context({}, removed=["n"])
+        assert found() == []
+
+
 @given(data=st.data())
 def test_context_change_invariant(data: st.DataObject) -> None:
     """Whoever has finished: the tasks named are exactly those that read the key and still have to run."""
@@ -307,6 +319,33 @@ async def test_fact_of_the_goal_that_is_lost() -> None:
         (trigger,) = found()
         assert (trigger.tasks, trigger.facts) == ((), ("artifact(report)",))
         assert trigger.reason == "artifact(report) does not hold any more, and the goal needs it"
+
+
+async def test_fact_that_a_replacement_brings_back() -> None:
+    """What replaced a task on the way counts as that task: the fact that it adds is not missed."""
+    tasks = """
+  - {id: up, tool: pick, arguments: {x: a}}
+  - {id: down, tool: put, arguments: {x: a}, depends_on: [up]}
+  - {id: next, tool: pick, arguments: {x: b}, depends_on: [down]}
+"""
+    async with watched(made(tasks, tools=FACTS, facts="[clear(a), clear(b), handempty]")) as (run, found):
+        done(run, "up")
+        run.observe(holds=["handempty"])
+        run.replace_task("down", Task(id="lower", tool="put", arguments={"x": "a"}))
+        run.observe(ceased=["handempty"])
+        assert found() == []
+        run.replace_task("lower", Task(id="throw"))
+        run.observe(holds=["handempty"])
+        run.observe(ceased=["handempty"])
+        assert [trigger.tasks for trigger in found()] == [("next",)]
+
+
+async def test_fact_that_nobody_can_tell_to_be_needed() -> None:
+    """A task whose arguments come from a result that does not exist yet is not taken to need a fact."""
+    tasks = "  - {id: find}\n  - {id: a, tool: pick, arguments: {x: '${find.output}'}, depends_on: [find]}"
+    async with watched(made(tasks, tools=FACTS, facts="[clear(a)]")) as (run, found):
+        run.observe(ceased=["clear(a)"])
+        assert found() == []
 
 
 # resource-changed
@@ -486,6 +525,13 @@ def test_detectors_are_plugins() -> None:
     """Our seven detectors are found as anyone's are, each under the kind of its triggers."""
     found = {point.name: point.load().name for point in entry_points(group="replanning.triggers")}
     assert {name: found[name] for name in ALL} == {name: name for name in ALL}
+
+
+async def test_detectors_pass_over_what_they_do_not_observe() -> None:
+    """A detector that is shown an observation of another kind finds nothing in it."""
+    async with open_run(made("  - {id: a}")) as run:
+        for point in entry_points(group="replanning.triggers"):
+            assert list(point.load()().detect(Charged(Usage()), run.view)) == []
 
 
 async def test_better_path_is_off_by_default() -> None:

@@ -40,7 +40,7 @@ class BetterPathDetector:
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
         """One trigger for each tool whose waiting tasks a cheaper one could take over."""
-        if view.successes % self.every:
+        if not isinstance(observation, AttemptSucceeded) or view.successes % self.every:
             return
         cheapest = _cheapest(view)
         if not any(_saves(tool, cheapest) for tool in view.tools.values()):
