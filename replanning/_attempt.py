@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never, Self
 
-import anyio
-
-from replanning._errors import TransientError
+from replanning._errors import NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._records import Failure, Usage
@@ -80,13 +78,16 @@ class Attempt:
     An exception of the body is a failure and goes no further; KeyboardInterrupt, SystemExit and cancellation
     are recorded as an interruption and go on.
 
+    Where the attempt may not start (the run has ended, its journal takes nothing, or the task was taken out of
+    the plan meanwhile), the body is cancelled at its first checkpoint, and has no `context` until then.
+
     Attributes:
         task: the task.
         id: the id of this attempt.
         output: what the body assigns.
     """
 
-    __slots__ = ("_run", "_scope", "cancelled", "context", "id", "output", "task")
+    __slots__ = ("_refused", "_run", "_scope", "_token", "cancelled", "context", "id", "output", "task")
 
     def __init__(self, run: PlanRun, task: Task) -> None:
         self._run = run
@@ -95,9 +96,17 @@ class Attempt:
         self.output: object = None
         self.cancelled = False
         self.context: TaskContext
+        self._refused = False
+        self._scope = run._scope_type()
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
+
+    def __getattr__(self, name: str) -> Never:
+        # Reached only where `context` was not set, because the attempt could not be started.
+        if name == "context":
+            raise NotRunning(f"no attempt at {self.task.id!r} was started, because it may not run any more; do nothing")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
     def idempotency_key(self) -> str:
@@ -113,27 +122,32 @@ class Attempt:
         self.cancelled = True
         self._scope.cancel()
 
-    async def __aenter__(self) -> Attempt:
+    async def __aenter__(self) -> Self:
         started = self._run._begin(self)
         if not started:
             started = await self._run._begin_later(self)
-        self.context = TaskContext(self._run, self.task, self.id)
-        self._scope = anyio.CancelScope()
         self._scope.__enter__()
-        if not started:
+        if started:
+            self.context = TaskContext(self._run, self.task, self.id)
+        else:
+            self._refused = True
             self.cancel()
+        self._token = self._run._spans.enter(self.id)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if self._token is not None:
+            self._run._spans.leave(self._token)
         swallowed = self._scope.__exit__(kind, error, trace)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
                 self._run.succeeded(self.id, self.output)
             return True
         if isinstance(error, Exception):
-            self._run.failed(self.id, error)
+            if not self._refused:
+                self._run.failed(self.id, error)
             return True
         self._run._interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
@@ -152,12 +166,12 @@ def failure_from(error: BaseException | str) -> Failure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may pass: TransientError, connection errors, and HTTP statuses 429 and 5xx.
+    """Whether an error may pass: TransientError, connection errors, HTTP statuses 429 and 5xx, a failing store.
 
     Errors of other libraries are recognised by what they carry (`status_code`, also of their `response`, and
     connection errors as their cause), never by the words in them.
     """
-    if isinstance(error, TransientError | ConnectionError):
+    if isinstance(error, TransientError | ConnectionError | StoreError):
         return True
     status = getattr(error, "status_code", None)
     if status is None:

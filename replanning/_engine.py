@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import anyio.abc
 
+from replanning._answers import changes_of, not_open, understood
 from replanning._attempt import TaskContext
+from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
-from replanning._errors import ReplanningError, UnknownQuestion, UnknownRun
+from replanning._delivery import Delivery, close_exporters
+from replanning._errors import NotRunning, ReplanningError, StoreError, UnknownQuestion, UnknownRun, Unstorable
 from replanning._evaluation import PlanEvaluator
 from replanning._generator import AlternativeGenerator
 from replanning._ids import QuestionId, RunId
 from replanning._interfaces import AlternativeProvider, Answer, Exporter, HumanGate, Message, Question, RunStore
+from replanning._lifecycle import Past
 from replanning._monitor import PlanMonitor
-from replanning._opening import Opener, opened
+from replanning._opening import Opener
 from replanning._plan import JsonObject, Plan, Task
 from replanning._plugins import load
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
-from replanning._records import Contained, QuestionAnswered, QuestionAsked, RunOpened, Verdict
+from replanning._records import Contained, Verdict
 from replanning._redaction import Redactor
 from replanning._replan import PastOutcomes, Replanner
 from replanning._run import Codec, PlanRun, RunResult
+from replanning._services import opened
 from replanning._settings import Settings
-from replanning.history import MemoryStore
+from replanning._telemetry import telemetry_of
+from replanning.history import MemoryStore, ReplanHistory, open_questions
+from replanning.history._standing import replayed
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
+
+RESUMABLE: Final = ("paused", "needs_human")
+"""How runs stand still that can be taken up again."""
 
 Mode = Literal["act", "observe"]
 Work = Callable[[Task, TaskContext], Awaitable[object]]
@@ -58,7 +70,8 @@ class ReplanningEngine:
         policy: decides, instead of one made of `settings`.
         exporters: are told of everything that happens, after it is on record.
         environment: time, chance and ids.
-        tracer_provider: where spans go; the globally configured one when left out.
+        tracer_provider: where spans go; when left out, where an exporter wants them, or the globally configured one.
+        meter_provider: where metrics go; likewise.
         redactor: takes secrets out of what enters.
         codec: turns outputs that are not JSON into JSON.
     """
@@ -78,6 +91,7 @@ class ReplanningEngine:
         exporters: Sequence[Exporter] = (),
         environment: Environment | None = None,
         tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
         redactor: Redactor | None = None,
         codec: Codec | None = None,
     ) -> None:
@@ -90,8 +104,9 @@ class ReplanningEngine:
         self.generator = generator or AlternativeGenerator([_provider(p) for p in providers])
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = tuple(exporters)
-        self._opener = Opener(self.store, self.settings, environment or Environment(), redactor or Redactor(), codec)
-        self._tracer_provider = tracer_provider
+        telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
+        parts = environment or Environment(), redactor or Redactor(), codec, telemetry
+        self._opener = Opener(self.store, self.settings, *parts)
         self._open: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:
@@ -143,12 +158,22 @@ class ReplanningEngine:
 
     def pending(self, run_id: str | None = None) -> list[Question]:
         """The questions that wait for a person, of one run or of all, also of runs of other processes."""
-        found = [q for run, qs in self._open.values() for q in map(qs.question, run._life.ledger.questions.values())]
-        known = set(self._open)
+        here = [(run._life, questions) for run, questions in self._open.values()]
+        going = [(life, qs) for life, qs in here if life.end is None or life.end.status in RESUMABLE]
+        found = [q for life, qs in going for q in map(qs.question, life.ledger.questions.values())]
         for info in self.store.runs():
-            if info.run not in known and (run_id is None or info.run == run_id):
-                found += self._stored_questions(info.run)
+            wanted = info.run not in self._open and (run_id is None or info.run == run_id)
+            if wanted and (info.status == "running" or info.status in RESUMABLE):
+                found += open_questions(self.store.read(info.run))
         return [question for question in found if run_id is None or question.run == run_id]
+
+    def history(self, run_id: str) -> ReplanHistory:
+        """What was replanned in a run, and why, read from its journal; also while another process is at it.
+
+        Raises:
+            UnknownRun: the store has no such run.
+        """
+        return ReplanHistory.of(self.store, run_id)
 
     def answer(
         self,
@@ -157,7 +182,7 @@ class ReplanningEngine:
         *,
         by: str = "",
         choice: int = 0,
-        changes: Sequence[JsonObject] = (),
+        changes: Sequence[PlanChange | JsonObject] = (),
         comment: str = "",
     ) -> None:
         """Answer a question, of a run in this process or elsewhere.
@@ -168,28 +193,44 @@ class ReplanningEngine:
         Raises:
             UnknownQuestion: no such question is open.
             StaleAnswer: what it is about has changed since.
-            ChangeRefused: the changes of `modify` do not fit the plan.
+            ChangeRefused: it is no answer, or the changes of `modify` do not fit the plan.
+            NotRunning: the run has ended for good.
         """
-        payload: JsonObject = {
-            "question": question_id,
-            "verdict": verdict,
-            "choice": choice,
-            "changes": list(changes),
-            "comment": comment,
-        }
-        answer = parse_answer(payload, by)
+        answer = understood(Answer(verdict, by, choice, parse_changes(changes), comment))
         run_id = RunId(question_id.rpartition(".q")[0])
-        if run_id in self._open:
-            self._open[run_id][1].answer(QuestionId(question_id), answer)
-            return
+        run, questions = self._open.get(run_id, (None, None))
+        if run is not None and questions is not None and run._life.end is None:
+            questions.answer(QuestionId(question_id), answer)
+        else:
+            self._leave_answer(run_id, QuestionId(question_id), answer)
+
+    def _leave_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
+        """Leave an answer, which fits the plan as far as can be seen, for whoever has the run."""
         try:
-            known = {question.id for question in self._stored_questions(run_id)}
+            _, live, ledger, *_ = replayed(self.store.read(run_id))
+            left = self.store.inbox(run_id)
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
-        if question_id not in known:
-            raise UnknownQuestion(question_id, "it was answered already, or never asked")
-        now = self._opener.environment.clock.now()
-        self.store.post(run_id, Message("answer", now, by, payload))
+        asked = ledger.questions.get(question_id)
+        if asked is None:
+            raise not_open(question_id, ledger)
+        if ledger.ended is not None and ledger.ended.status not in RESUMABLE:
+            raise NotRunning(f"run {run_id!r} is {ledger.ended.status}; its questions need no answer any more")
+        if any(message.kind == "answer" and message.payload.get("question") == question_id for message in left):
+            raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
+        changes_of(answer, asked, live)
+        payload: JsonObject = {
+            "question": question_id,
+            "verdict": answer.verdict,
+            "choice": answer.choice,
+            "changes": [dump_change(change) for change in answer.changes],
+            "comment": self._opener.redactor.text(answer.comment),
+        }
+        self.store.post(run_id, Message("answer", self._opener.environment.clock.now(), answer.by, payload))
+
+    async def aclose(self) -> None:
+        """Let the exporters send what is left, each for a few seconds at most; called after the last run."""
+        await close_exporters(self.exporters)
 
     @asynccontextmanager
     async def _running(self, start: Callable[[], PlanRun]) -> AsyncIterator[PlanRun]:
@@ -201,74 +242,68 @@ class ReplanningEngine:
             run, self.generator, self.policy, questions, observe_only=self.mode == "observe", past=past
         )
 
-        async def replan(group: anyio.abc.TaskGroup) -> None:
-            questions.rearm(group)
-            replanner.requeue()
-            await replanner.run()
+        def look_again(past: Past) -> None:
+            self.monitor.detect_again(run, past)
+            replanner.look_again(past.cause)
 
-        async def deliver(group: anyio.abc.TaskGroup) -> None:
+        def begin(group: anyio.abc.TaskGroup) -> None:
+            if life.end is None:
+                with suppress(StoreError):  # then it is done when the store works again
+                    replanner.conclude()
+                questions.rearm(group)
+                replanner.requeue()
+            group.start_soon(replanner.run)
+            group.start_soon(deliver)
+            delivery.begin(group)
+
+        async def deliver() -> None:
             await self.monitor.deliver(run)
             delivered.set()
 
         async def close() -> None:
             self.monitor.unwatch(run)
             await delivered.wait()
+            await delivery.close()
 
         def on_message(message: Message) -> None:
             try:
                 answer = parse_answer(message.payload, message.by)
                 questions.answer(QuestionId(str(message.payload.get("question"))), answer)
+            except StoreError as error:
+                if not isinstance(error, Unstorable):
+                    raise  # the answer stays where it is until the store works
+                life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
             except ReplanningError as error:
                 life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
 
         delivered = anyio.Event()
+        delivery = Delivery(run, self.exporters)
         self._open[run.id] = (run, questions)
         if self.settings.enabled:
             life.busy = lambda: replanner.busy
         self.monitor.watch(run, self.settings.triggers if self.settings.enabled else ())
         try:
-            async with opened(run, [replan, deliver], on_message=on_message, before_close=close):
+            async with opened(run, [begin], on_message=on_message, look_again=look_again, before_close=close):
                 yield run
         finally:
             del self._open[run.id]
+            await delivery.finish()
 
     def _earlier(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
         found = self.store.outcomes(tool=tool, capability=capability)
         return [outcome.succeeded for outcome in reversed(found)]
-
-    def _stored_questions(self, run_id: RunId) -> list[Question]:
-        """The open questions of a run that is not open here, read from its journal."""
-        asked: dict[QuestionId, tuple[float, QuestionAsked]] = {}
-        name = run_id
-        for record in self.store.read(run_id):
-            body = record.body
-            if isinstance(body, QuestionAsked):
-                asked[body.question] = (record.at, body)
-            elif isinstance(body, QuestionAnswered):
-                asked.pop(body.question, None)
-            elif isinstance(body, RunOpened):
-                name = body.run
-        return [
-            Question(q.question, name, q.text, (), q.candidates, (), q.holds, at, q.deadline) for at, q in asked.values()
-        ]
 
 
 def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
     """The answer in a message.
 
     Raises:
-        PlanError: a change in it is not valid.
+        ChangeRefused: it is none, or a change in it is not valid.
     """
-    from replanning._changes import parse_changes
-
-    verdict = payload.get("verdict")
-    if verdict not in ("approve", "reject", "modify"):
-        raise ReplanningError(f"{verdict!r} is no verdict; expected approve, reject or modify")
-    choice = payload.get("choice", 0)
-    if not isinstance(choice, int):
-        raise ReplanningError(f"choice: expected the number of a candidate, got {choice!r}")
+    verdict: Any = payload.get("verdict")
+    choice: Any = payload.get("choice", 0)
     changes = parse_changes(payload.get("changes") or [])
-    return Answer(verdict, by, choice, changes, str(payload.get("comment") or ""))
+    return understood(Answer(verdict, by, choice, changes, str(payload.get("comment") or "")))
 
 
 @asynccontextmanager
@@ -283,7 +318,7 @@ async def open_run(
     """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
     base = opener or Opener(store or MemoryStore(), settings or Settings())
     quiet = base.settings.model_copy(update={"enabled": False})
-    run = Opener(base.store, quiet, base.environment, base.redactor, base.codec).create(plan, run_id, mode="off")
+    run = replace(base, settings=quiet).create(plan, run_id, mode="off")
     async with opened(run):
         yield run
 

@@ -1,25 +1,26 @@
 """Every error of the library, in one tree.
 
-    ReplanningError                  catch this to catch all of them
-    ├── PlanError                    a plan document is wrong; lists every problem and its place
-    ├── ExpressionError              a `when` condition or a `${...}` reference is wrong
-    ├── ChangeRefused                a set of changes was refused; nothing has changed
-    │   └── RevisionConflict         ... because the plan has moved on meanwhile
-    ├── IllegalTransition            a task cannot go from its state by that event
-    ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
-    ├── NotRunning                   an operation needs a run that is under way
-    ├── StaleView                    a view of the plan was read after the plan moved on
-    ├── StaleAnswer                  an answer to a question whose subject has changed
-    ├── SettingsError                a setting or argument is wrong; names key, source, range
-    ├── PluginError                  a named plugin is missing or cannot be loaded
-    ├── StoreError                   the journal cannot be read or written
-    │   ├── RunOwned                 another process owns the run
-    │   ├── LeaseLost                this process no longer owns the run
-    │   └── JournalCorrupt           records are missing or unreadable
-    ├── OutputError                  a task's output is too large or cannot be stored
-    ├── BudgetExceeded               a reservation does not fit the budget
-    ├── ToolError                    a tool could not do its work
-    └── TransientError               work may raise this: the failure may pass, try again
+ReplanningError                  catch this to catch all of them
+├── PlanError                    a plan document is wrong; lists every problem and its place
+├── ExpressionError              a `when` condition or a `${...}` reference is wrong
+├── ChangeRefused                a set of changes was refused; nothing has changed
+│   └── RevisionConflict         ... because the plan has moved on meanwhile
+├── IllegalTransition            a task cannot go from its state by that event
+├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
+├── NotRunning                   an operation needs a run that is under way
+├── StaleView                    a view of the plan was read after the plan moved on
+├── StaleAnswer                  an answer to a question whose subject has changed
+├── SettingsError                a setting or argument is wrong; names key, source, range
+├── PluginError                  a named plugin is missing or cannot be loaded
+├── StoreError                   the journal cannot be read or written
+│   ├── RunOwned                 another process owns the run
+│   ├── LeaseLost                this process no longer owns the run
+│   ├── JournalCorrupt           records are missing or unreadable
+│   └── Unstorable               a record holds what JSON cannot express; trying again does not help
+├── OutputError                  a task's output is too large or cannot be stored
+├── BudgetExceeded               a reservation does not fit the budget
+├── ToolError                    a tool could not do its work
+└── TransientError               work may raise this: the failure may pass, try again
 """
 
 from __future__ import annotations
@@ -168,6 +169,10 @@ class LeaseLost(StoreError):
 
 class JournalCorrupt(StoreError):
     """Records of a journal are missing or cannot be read."""
+
+
+class Unstorable(StoreError):
+    """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
 
 
 class OutputError(ReplanningError):

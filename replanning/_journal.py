@@ -1,10 +1,16 @@
-"""Writes a run's journal, and knows what to do while its store fails."""
+"""Writes a run's journal and keeps its lease; whatever a store raises, what comes out of here is a StoreError."""
 
 from __future__ import annotations
 
-from replanning._errors import LeaseLost, StoreError
-from replanning._interfaces import Clock, Lease, RunStore
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from replanning._errors import LeaseLost, StoreError, Unstorable
+from replanning._interfaces import Clock, Lease, Message, Outcome, RunStore
 from replanning._records import Body, Record
+
+LEASE = 30.0
+"""Seconds for which a run is owned without being renewed."""
 
 
 class Journal:
@@ -15,20 +21,35 @@ class Journal:
         lease: the right to write there.
         clock: stamps the records.
         seq: the number of the last record so far.
+        at: when that was; no record is stamped earlier, though the clock of another machine had been ahead.
         optional: whether the run goes on unjournaled when the store fails.
+        ttl: seconds for which the lease holds unless it is renewed.
 
     Attributes:
-        blocked: set while the store fails and nothing is to be tried.
-        failing_since: when the store began to fail; None when the last record was taken.
+        blocked: set while nothing is to be written: the store fails, or the run is no longer ours.
+        failed_for: seconds for which the store has failed by now.
+        unjournaled: whether records were left out.
     """
 
-    def __init__(self, store: RunStore, lease: Lease, clock: Clock, *, seq: int = 0, optional: bool = False) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        lease: Lease,
+        clock: Clock,
+        *,
+        seq: int = 0,
+        at: float = 0.0,
+        optional: bool = False,
+        ttl: float = LEASE,
+    ) -> None:
         self.store = store
         self.lease = lease
         self.seq = seq
         self.unjournaled = False
         self.blocked = False
-        self.failing_since: float | None = None
+        self.failed_for = 0.0
+        self.ttl = ttl
+        self._at = at
         self._now = clock.now
         self._optional = optional
 
@@ -40,21 +61,61 @@ class Journal:
 
         Raises:
             LeaseLost: another process has taken the run over.
+            Unstorable: it holds what a journal cannot have; nothing has changed.
             StoreError: it could not be written; nothing has changed.
         """
         if self.blocked:
             raise StoreError("the store is failing; nothing new is begun until it works again")
-        record = Record(self.seq + 1, self._now(), body)
+        at = max(self._now(), self._at)
+        record = Record(self.seq + 1, at, body)
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
-                self.failing_since = None
-            except LeaseLost:
+                self.failed_for = 0.0
+            except (LeaseLost, Unstorable):
                 raise
             except Exception as error:  # a third party's store may raise anything
                 if not self._optional:
-                    raise error if isinstance(error, StoreError) else StoreError(f"the store failed: {error!r}") from error
+                    raise _translated(error) from error
                 # A journal with a gap could not be replayed, so nothing more is written to it.
                 self.unjournaled = True
         self.seq += 1
+        self._at = at
         return record
+
+    def renew(self) -> None:
+        """Own the run for longer."""
+        with _border():
+            self.store.renew(self.lease, self._now(), self.ttl)
+
+    def release(self) -> None:
+        """Give the run up."""
+        with _border():
+            self.store.release(self.lease)
+
+    def messages(self) -> Sequence[Message]:
+        """What others have left for the owner of the run."""
+        with _border():
+            return self.store.inbox(self.lease.run)
+
+    def discard(self, message: Message) -> None:
+        """Forget a message that was dealt with."""
+        with _border():
+            self.store.discard(self.lease, [message.id])
+
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Remember how uses of tools ended, for later runs."""
+        with _border():
+            self.store.add_outcomes(outcomes)
+
+
+@contextmanager
+def _border() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a third party's store may raise anything
+        raise _translated(error) from error
+
+
+def _translated(error: Exception) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError(f"the store failed: {error!r}")

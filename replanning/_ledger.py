@@ -15,6 +15,7 @@ from replanning._records import (
     Charged,
     Decided,
     OutcomeKnown,
+    PersonAsked,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -54,18 +55,25 @@ class Ledger:
         self.open: dict[TriggerId, Trigger] = {}
         self.acted: dict[tuple[str, str, str], float] = {}
         self.replans = 0
+        self._known: dict[ReplanId, None] = {}
         self.applied = 0
         self.per_root: dict[TaskId, int] = {}
         self.tried: dict[TaskId, dict[str, None]] = {}
         self.revisions: list[tuple[float, Revised]] = []
         self.questions: dict[QuestionId, QuestionAsked] = {}
+        self.closed: dict[QuestionId, QuestionAnswered] = {}
+        self.answered: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
+        self.declined: dict[str, float] = {}
         self.attached: dict[QuestionId, list[TriggerId]] = {}
         self.asked_at: dict[QuestionId, float] = {}
         self.reminded: set[QuestionId] = set()
         self.asked = 0
-        self.waited = 0.0
+        self._waited = 0.0
+        self._waiting_since: float | None = None
         self.watching: dict[TaskId, Applied] = {}
         self.quiescent_at: int | None = None
+        self.undecided: dict[ReplanId, Revised] = {}
+        self.last_request = 0
         self.pausing: RunPaused | None = None
         self.ended: RunEnded | None = None
         self._root_of = root_of
@@ -80,9 +88,9 @@ class Ledger:
             handler(self, record.body, record.at)
 
     def waiting(self, now: float) -> float:
-        """Seconds spent waiting for people, up to now."""
-        since = min(self.asked_at.values(), default=now)
-        return self.waited + max(0.0, now - since)
+        """Seconds up to now for which a person was waited for, or nobody was at the run."""
+        since = now if self._waiting_since is None else self._waiting_since
+        return self._waited + max(0.0, now - since)
 
     def _fired(self, body: TriggerFired, at: float) -> None:
         self.triggers[body.trigger.id] = self.open[body.trigger.id] = body.trigger
@@ -91,20 +99,30 @@ class Ledger:
         self.open.pop(body.trigger, None)
 
     def _considered(self, body: AlternativesConsidered, at: float) -> None:
-        self.replans += 1
+        self._count(body.replan)
+
+    def _count(self, replan: ReplanId) -> None:
+        # What limits refuse is decided without being considered; its number must not come again either.
+        self._known[replan] = None
+        self.replans = len(self._known)
 
     def _decided(self, body: Decided, at: float) -> None:
+        self._count(body.replan)
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
                 self.acted[trigger.fingerprint] = at
-            if body.decision != "ask":
+            if body.decision != "ask" or body.by == "observe":
                 self.open.pop(trigger_id, None)
+        if body.decision != "ask":
+            self.answered.pop(body.replan, None)
+            self.undecided.pop(body.replan, None)
 
     def _revised(self, body: Revised, at: float) -> None:
         self.revisions.append((at, body))
         if body.replan is None:
             return
+        self.undecided[body.replan] = body
         self.applied += 1
         roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in touched(body.changes)))
         new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
@@ -125,6 +143,8 @@ class Ledger:
         self.questions[body.question] = body
         self.attached[body.question] = list(body.triggers)
         self.asked_at[body.question] = at
+        if self._waiting_since is None:
+            self._waiting_since = at
 
     def _attached(self, body: TriggerAttached, at: float) -> None:
         self.attached[body.question].append(body.trigger)
@@ -139,10 +159,17 @@ class Ledger:
             # What was attached meanwhile, and everything when the question is withdrawn, is considered anew.
             for trigger_id in asked.triggers:
                 self.open.pop(trigger_id, None)
-        since = min(self.asked_at.values(), default=at)
+            self.answered[asked.replan] = (asked, body)
+            if body.verdict in ("reject", "continue"):
+                self.declined.update((c.alternative.fingerprint(), at) for c in asked.candidates)
+        self.closed[body.question] = body
         self.asked_at.pop(body.question, None)
-        following = min(self.asked_at.values(), default=at)
-        self.waited += max(0.0, min(at, following) - since)
+        if not self.questions and self._waiting_since is not None:
+            self._waited += max(0.0, at - self._waiting_since)
+            self._waiting_since = None
+
+    def _person_asked(self, body: PersonAsked, at: float) -> None:
+        self.last_request = max(self.last_request, body.message)
 
     def _charged(self, body: Charged, at: float) -> None:
         self.spending.charge(body.usage)
@@ -155,10 +182,10 @@ class Ledger:
 
     def _resumed(self, body: RunResumed, at: float) -> None:
         self.pausing = None
-        if self.ended is not None and self.ended.status == "needs_human":
-            # The wait ended with the run; the time until now is not this process's to count.
-            self.asked_at = dict.fromkeys(self.asked_at, at)
+        if self._waiting_since is None:
+            self._waited += body.waited
         self.ended = None
+        self.quiescent_at = None  # the process may have ended before anything followed from that
 
     def _on_end(self, body: RunEnded, at: float) -> None:
         self.ended = body
@@ -175,6 +202,7 @@ HANDLERS: dict[type[Body], Callable[..., None]] = {
     TriggerAttached: Ledger._attached,
     QuestionReminded: Ledger._reminded,
     QuestionAnswered: Ledger._answered,
+    PersonAsked: Ledger._person_asked,
     Charged: Ledger._charged,
     RunQuiescent: Ledger._quiescent,
     RunPaused: Ledger._paused,

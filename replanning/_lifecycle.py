@@ -4,39 +4,62 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
 
 from replanning._entries import Entry
-from replanning._errors import ExpressionError, LeaseLost, NotRunning, StoreError
+from replanning._errors import ExpressionError, LeaseLost, NotRunning, StoreError, Unstorable
 from replanning._ids import AttemptId, TaskId
 from replanning._interfaces import Clock
 from replanning._journal import Journal
 from replanning._ledger import HANDLERS as LEDGER_KINDS
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
+from replanning._outage import Outage, bare
 from replanning._plan import Task
 from replanning._records import (
     Body,
     ConditionEvaluated,
+    Contained,
     Failure,
     Record,
     RunEnded,
     RunQuiescent,
     RunStatus,
+    TriggerDropped,
 )
 from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
 from replanning._timer import Timer
+from replanning._triggers import Trigger
 
 PULLS_PER_CHECKPOINT: Final = 32
 """Pulls that found a task at once before the event loop gets a turn all the same."""
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 Observer = Callable[[Record], None]
+
+
+class Past(NamedTuple):
+    """What a run that is taken up again must know of its past, beside what live plan and ledger know.
+
+    Attributes:
+        cause: the last record that triggers may have to follow from; the process may have ended before they did.
+        fired: the triggers that did.
+        announced: tools and resources of which it is on record what became of them.
+        stopped_at: when the last record was written.
+        interrupted: why what was running then does not run any more.
+    """
+
+    cause: Record
+    fired: tuple[Trigger, ...]
+    announced: frozenset[str]
+    stopped_at: float
+    interrupted: str
 
 
 class Lifecycle:
@@ -65,15 +88,24 @@ class Lifecycle:
         self.on_end: Callable[[], None] = lambda: None
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
+        self.past: Past | None = None
         self.started_at = clock.now()
         self.cancelling = False
         self.over_budget = ledger.spending.exceeded()
         self._waiters: deque[anyio.Event] = deque()
         self._pulls = 0
         self._check_always = live.plan.goal.stop_when_reached
-        self._buffer: list[Body] = []
-        self._store_delay = 0.1
-        self._store_back: anyio.Event | None = None
+        self._writable = True
+        self._unrecorded = False
+        self._outage = Outage(
+            journal,
+            self.timer,
+            clock,
+            settings.store_patience,
+            write=self._write_kept,
+            on_over=self._on_store_back,
+            on_lasting=self._stop_unrecorded,
+        )
 
     # Records
 
@@ -83,16 +115,12 @@ class Lifecycle:
         Raises:
             StoreError: it could not be journaled; nothing has changed.
         """
-        try:
-            record = self.journal.append(body)
-        except StoreError as error:
-            self._on_store_failure(error)
-            raise
+        record = self.append(body)
         self.live.fold(record)
-        for observer in self.observers.get(type(body), ()):
-            observer(record)
         if self.taps:
             self._tap(record)
+        for observer in self.observers.get(type(body), ()):
+            observer(record)
         return record
 
     def append(self, body: Body) -> Record:
@@ -103,29 +131,53 @@ class Lifecycle:
         """
         try:
             return self.journal.append(body)
+        except Unstorable:
+            raise  # the store works, and trying again would not help
+        except LeaseLost as error:
+            self.lose(error)
+            raise
         except StoreError as error:
-            self._on_store_failure(error)
+            self._outage.begin(error)
             raise
 
     def observe(self, body: Body) -> None:
-        """Commit something that has happened; while the store fails it is kept and committed later."""
+        """Commit something that has happened; while the store fails it is kept and committed later.
+
+        What a store can never keep is left out of the record.
+
+        Raises:
+            Unstorable: nothing would be left of it; nothing has changed.
+        """
         if self.journal.blocked:
-            self._buffer.append(body)
+            self._outage.keep(body)
             return
         try:
             self.commit(body)
+        except Unstorable:
+            rest = bare(body)
+            if rest is None or rest == body:
+                raise
+            self.observe(rest)
         except StoreError:
-            self._buffer.append(body)
+            self._outage.keep(body)
 
     def publish(self, record: Record) -> None:
         """Tell observers of a record that has taken effect."""
+        self._tap(record)
         for observer in self.observers.get(type(record.body), ()):
             observer(record)
-        self._tap(record)
 
     def _tap(self, record: Record) -> None:
+        # Before the observers, which commit records that follow from this one: listeners hear them in order.
         for tap in self.taps:
             tap(record)
+
+    def _write_kept(self, body: Body) -> None:
+        """Commit what was kept while the store failed, or what can be of it."""
+        try:
+            self.commit(body)
+        except Unstorable as error:
+            self.commit(bare(body) or Contained(f"record {body.kind!r}", str(error)))
 
     # The store fails
 
@@ -140,58 +192,45 @@ class Lifecycle:
         Raises:
             NotRunning: it did not, and the run is paused.
         """
-        while self.journal.blocked and self.end is None:
-            if self._store_back is None:
-                self._store_back = anyio.Event()
-            await self._store_back.wait()
+        await self._outage.wait()
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
 
-    def _on_store_failure(self, error: StoreError) -> None:
-        if self.journal.blocked:
-            return
-        now = self.clock.now()
-        since = self.journal.failing_since
-        if since is None:
-            self.journal.failing_since = since = now
-            self._store_delay = 0.1
-        if isinstance(error, LeaseLost):
-            self.lose(error)
-        elif now - since >= self.settings.store_patience:
-            self._stop_unrecorded(f"the store has failed for {now - since:g} s: {error}")
-        else:
-            self.journal.blocked = True
-            self.timer.at(now + self._store_delay, self._try_store)
-            self._store_delay = min(2 * self._store_delay, 5.0)
-
-    def _try_store(self) -> None:
-        """Write what was kept; with nothing kept, the next start is the test."""
-        if self.end is not None:
-            return
-        self.journal.blocked = False
-        waiting, self._buffer = self._buffer, []
-        while waiting:
-            try:
-                self.commit(waiting[0])
-            except StoreError:
-                self._buffer = [*waiting, *self._buffer]
-                return
-            waiting.pop(0)
-        if self._store_back is not None:
-            self._store_back.set()
-            self._store_back = None
+    def _on_store_back(self) -> None:
         self.wake()
         self.check()
+        self.watch_wall_clock()
 
     def lose(self, error: LeaseLost) -> None:
-        """Stop: another process owns the run now."""
+        """Stop: another process owns the run now, and runs anew what runs here."""
+        self._writable = False
         if self.end is None:
             self._stop_unrecorded(f"another process has taken the run over: {error}")
+            self.on_end()
+
+    def rest(self, end: RunEnded) -> None:
+        """Stand at the end that the run came to earlier; nothing more is written."""
+        self._writable = False
+        self.journal.blocked = True
+        self._finish(end)
+
+    def close(self, reason: str) -> None:
+        """Leave the run: it is paused if it has not ended, and what a failing store did not take is tried once more."""
+        if not self._writable:
+            return
+        if self.journal.blocked and self._outage.write_kept() and self._unrecorded and self.end is not None:
+            self._try(self.end)
+        if self.end is None:
+            self.finish("paused", reason)
+        if self.end is None:
+            self._stop_unrecorded(f"{reason}; the store fails, so this and what happened last is not in the journal")
 
     def _stop_unrecorded(self, reason: str) -> None:
-        """End as paused without a record, which the store would not take."""
+        """End as paused without a record, which the store would not take. What runs may finish."""
         self.journal.blocked = True
-        self._finish(RunEnded("paused", reason))
+        if self.end is None:
+            self._unrecorded = True
+            self._finish(RunEnded("paused", reason))
 
     # Handing out
 
@@ -348,23 +387,45 @@ class Lifecycle:
         except StoreError:
             pass  # the store is retried, and what was to be recorded is found again
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Commit records that belong together: whether the run is at its end is looked at after the last of them."""
+        before, self.cancelling = self.cancelling, True
+        try:
+            yield
+        finally:
+            self.cancelling = before
+        self.after_observation()
+        self.check()
+
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
         """Record the end of the run and let everybody go."""
         if self.end is not None:
             return
         body = RunEnded(status, reason, cancelled)
-        self._try(body)
-        if not self.journal.blocked:
-            self._finish(body)
+        try:
+            if status not in ("paused", "needs_human"):
+                self._drop_triggers()
+            self._write_kept(body)
+        except StoreError:
+            return  # when the store works again, the end is found again
+        self._finish(body)
+        self.on_end()
+
+    def _drop_triggers(self) -> None:
+        """Record that nothing becomes of the triggers that are still waiting, as the run is over for good."""
+        ledger = self.ledger
+        parked = {trigger for attached in ledger.attached.values() for trigger in attached}
+        for trigger in list(ledger.open):
+            if trigger not in parked:
+                self.commit(TriggerDropped(trigger, "the run is over"))
 
     def _finish(self, body: RunEnded) -> None:
         self.end = body
-        self.on_end()
+        self._outage.close()
         self.ended.set()
         while self._waiters:
             self._waiters.popleft().set()
-        if self._store_back is not None:
-            self._store_back.set()
 
     def after_observation(self) -> None:
         """What follows when something happened: pullers look, and the run may be over."""

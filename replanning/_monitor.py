@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 import anyio
@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from pyee.base import EventEmitter
 
 from replanning._interfaces import TriggerDetector
-from replanning._lifecycle import Lifecycle
+from replanning._lifecycle import Lifecycle, Past
 from replanning._plugins import load
 from replanning._records import Body, Contained, Record, TriggerDropped, TriggerFired
 from replanning._run import PlanRun
@@ -79,6 +79,12 @@ class PlanMonitor:
         if watch is not None:
             self._tell(watch, MonitorNotice(run.id, "stopped"))
             watch.close()
+
+    def detect_again(self, run: PlanRun, past: Past) -> None:
+        """Have detectors look at the last record of a run that is taken up again, in case its process could not."""
+        watch = self._watches.get(run.id)
+        if watch is not None:
+            watch.detect_again(past)
 
     async def deliver(self, run: PlanRun) -> None:
         """Call the handlers of a run's events, until it is no longer watched and all are delivered."""
@@ -167,17 +173,22 @@ class _Watch:
         body = record.body
         self._monitor._tell(self, body.trigger if isinstance(body, TriggerFired) else body)
 
-    def _detect(self, record: Record) -> None:
+    def detect_again(self, past: Past) -> None:
+        """Fire what follows from the last record of a run that is taken up again and was not fired then."""
+        self._detect(past.cause, frozenset(trigger.fingerprint for trigger in past.fired))
+
+    def _detect(self, record: Record, known: Collection[tuple[str, str, str]] = ()) -> None:
         if self._life.end is not None:
             return
-        for detector in self._by_type[type(record.body)]:
+        for detector in self._by_type.get(type(record.body), ()):
             try:
                 found = list(detector.detect(record.body, PlanView(self.run.live)))  # type: ignore[arg-type]
             except Exception as error:  # a detector must not harm the run
                 self.contain(f"detector {detector.name!r}", error)
                 continue
             for trigger in found:
-                self._fire(trigger, record.at)
+                if trigger.fingerprint not in known:
+                    self._fire(trigger, record.at)
 
     def _fire(self, trigger: TriggerEvent, at: float) -> None:
         ledger, live = self._life.ledger, self.run.live

@@ -184,12 +184,13 @@ class FactsObserved:
 
 @dataclass(frozen=True, slots=True)
 class PersonAsked:
-    """A person (or program) asked for replanning."""
+    """A person (or program) asked for replanning; from elsewhere by the `message` of that number."""
 
     kind: ClassVar = "person-asked"
     reason: str
     by: str = ""
     tasks: tuple[TaskId, ...] = ()
+    message: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,12 +376,13 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """Another process (or the same) took the run over."""
+    """Another process (or the same) took the run over, after nobody had been at it for `waited` seconds."""
 
     kind: ClassVar = "run-resumed"
     owner: str
     waited: float = 0.0
     trace: str | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,9 @@ class Redactor:
         self._after = re.compile(f"(?i)({'|'.join(_AFTER)})([^\\s\"',;&@]{{4,}})")
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
+        """The text without secrets, and without halves of surrogate pairs, which are no characters."""
+        if not text.isascii():
+            text = _whole_characters(text)
         if len(text) < 8:
             return text
         return self._after.sub(self._keep_lead, self._whole.sub(MASK, text))
@@ -62,7 +64,7 @@ class Redactor:
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
-            return {key: self._member(key, item) for key, item in value.items()}
+            return {_whole_characters(key): self._member(key, item) for key, item in value.items()}
         return value
 
     def _member(self, key: str, value: JsonValue) -> JsonValue:
@@ -73,3 +75,12 @@ class Redactor:
     @staticmethod
     def _keep_lead(match: re.Match[str]) -> str:
         return match[0] if match[2].startswith((MASK, "{env:", "${")) else match[1] + MASK
+
+
+def _whole_characters(text: str) -> str:
+    """The text as UTF-8 can express it: what stands for bytes that were no text becomes a replacement mark."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -7,12 +7,13 @@ from typing import Protocol
 
 import anyio
 
-from replanning._changes import PlanChange, touched
-from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError
-from replanning._generator import AlternativeGenerator, Generated, ProviderSpan, Setting
+from replanning._answers import holds_for
+from replanning._changes import AbortRun, PlanChange, touched
+from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
+from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TaskId, TriggerId
 from replanning._policy import Decision, ReplanPolicy
-from replanning._questions import Questions, holds_for
+from replanning._questions import Questions
 from replanning._records import (
     AlternativesConsidered,
     AttemptFailed,
@@ -22,6 +23,7 @@ from replanning._records import (
     Candidate,
     Contained,
     Decided,
+    DecisionKind,
     OutcomeKnown,
     QuestionAnswered,
     Record,
@@ -49,7 +51,6 @@ class Replanner:
         questions: what people are asked.
         observe_only: record what would have been done, and do nothing.
         past: earlier outcomes of a tool, across runs.
-        span: traces the asking of a provider.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class Replanner:
         *,
         observe_only: bool,
         past: PastOutcomes,
-        span: ProviderSpan | None = None,
     ) -> None:
         self._run = run
         self._life = run._life
@@ -70,10 +70,9 @@ class Replanner:
         self._questions = questions
         self._observe_only = observe_only
         self._past = past
-        self._span = span
         self._queue: list[Trigger] = []
         self._deferred: dict[TriggerId, Trigger] = {}
-        self._deciding = False
+        self._considering: list[Trigger] = []
         self._work = anyio.Event()
         self._life.observers[Revised].append(self._on_revised)
         self._watching = False
@@ -88,16 +87,15 @@ class Replanner:
     @property
     def busy(self) -> bool:
         """Whether something is being decided, is about to be, or a person is being asked."""
-        return self._deciding or bool(self._queue) or bool(self._deferred) or self._questions.waiting
+        return bool(self._considering) or bool(self._queue) or bool(self._deferred) or self._questions.waiting
 
     def requeue(self) -> None:
         """Take up the triggers that are recorded as undecided and wait for nobody, as after a resume."""
         ledger = self._life.ledger
         parked = {t for attached in ledger.attached.values() for t in attached}
-        waiting = {trigger.id for trigger in self._queue} | self._deferred.keys() | parked
-        for trigger in ledger.open.values():
-            if trigger.id not in waiting:
-                self._enqueue(trigger)
+        elsewhere = {trigger.id for trigger in self._considering} | self._deferred.keys() | parked
+        self._queue = [trigger for trigger in ledger.open.values() if trigger.id not in elsewhere]
+        self._work.set()
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
@@ -105,11 +103,10 @@ class Replanner:
             while not self._queue:
                 self._work = anyio.Event()
                 await self._work.wait()
-            self._deciding = True
             try:
                 await self._consider_next()
             finally:
-                self._deciding = False
+                self._considering = []
             self._life.check()
 
     # Taking triggers in
@@ -132,27 +129,55 @@ class Replanner:
 
     async def _consider_next(self) -> None:
         trigger = self._queue.pop(0)
-        batch = [trigger]
+        self._considering = [trigger]
         try:
+            self.conclude()
+            if trigger.id not in self._life.ledger.open:
+                return
             if not self._current(trigger) or self._deferred_for_cooldown(trigger) or self._attached(trigger):
                 return
-            batch = self._coalesce(trigger)
-            await self._replan(batch)
+            self._considering = self._coalesce(trigger)
+            await self._replan(self._considering)
+        except Unstorable as error:  # what was proposed cannot be put on record, however often it is tried
+            self._give_up(error)
         except (StoreError, NotRunning):
-            if self._life.end is None:
-                self._queue[:0] = batch
-                await self._wait_for_store()
+            await self._wait_for_store()
         except Exception as error:  # law 7: the engine never makes things worse
-            where = "replanning"
-            self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
-            for failed in batch:
-                self._life.observe(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        where = "replanning"
+        self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
+        for failed in self._considering:
+            self._life.observe(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
+
+    def conclude(self) -> None:
+        """Record as decided what was applied when the store failed, or the process ended, before that was on record.
+
+        Raises:
+            StoreError: the journal does not take it; it is tried again before the next decision.
+        """
+        ledger = self._life.ledger
+        for replan, revised in list(ledger.undecided.items()):
+            if replan not in ledger.answered:
+                aborts = any(isinstance(change, AbortRun) for change in revised.changes)
+                kind: DecisionKind = "abort" if aborts else "execute"
+                how = revised.triggers, kind, "confident", revised.reason, revised.chosen, revised.by
+                self._life.commit(Decided(replan, *how))
+
+    def look_again(self, record: Record) -> None:
+        """Look at the last record of a run that is taken up again, from which its process may have concluded nothing."""
+        if isinstance(record.body, AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted):
+            self._on_attempt_ended(record)
 
     async def _wait_for_store(self) -> None:
         try:
             await self._life.store_back()
         except NotRunning:
             self._queue.clear()
+        else:
+            self._considering = []
+            self.requeue()  # what was recorded before the store failed need not be done again
 
     def _current(self, trigger: Trigger) -> bool:
         """Whether a trigger still holds; one that the plan has moved past is dropped."""
@@ -227,11 +252,16 @@ class Replanner:
         life = self._life
         began = life.clock.now()
         replan = ReplanId(f"r{life.ledger.replans + 1}")
-        refusal = self._policy.refuse(triggers, PlanView(self._run.live), life.ledger)
-        if refusal is not None:
-            self._record(replan, triggers, refusal, began)
-            return
+        with self._run._spans.replan(replan, triggers):
+            await self._settle(replan, triggers, began)
+
+    async def _settle(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
+        life = self._life
         while triggers:
+            refusal = self._policy.refuse(triggers, PlanView(self._run.live), life.ledger)
+            if refusal is not None:
+                self._record(replan, triggers, refusal, began)
+                return
             setting = self._setting(began)
             request = self._generator.analyzer.analyse(triggers, setting, life.settings)
             try:
@@ -250,14 +280,14 @@ class Replanner:
         """Decide, unless an edit made while providers were asked has settled the matter."""
         held = [trigger for trigger in triggers if self._current(trigger)]
         if held:
-            self._decide(replan, held, generated, generated.view, began)
+            with self._life.together():
+                self._decide(replan, held, generated, generated.view, began)
 
     def _setting(self, now: float) -> Setting:
         life = self._life
         wall = life.ledger.spending.budget.wall_clock
         left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
-        setting = Setting(life.live, life.ledger, life.timer, self._past, now, left, self._run.charge)
-        return setting if self._span is None else setting._replace(span=self._span)
+        return Setting(life.live, life.ledger, life.timer, self._past, now, left, self._run.charge, self._run._spans)
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], generated: Generated, view: PlanView, began: float

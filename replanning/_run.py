@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import anyio
+from pydantic_core import from_json
+
 from replanning._attempt import Attempt, ReadyTasks, failure_from
 from replanning._changes import CancelTask, PlanChange
 from replanning._edits import PlanEdits
 from replanning._entries import Entry
 from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt
 from replanning._ids import AttemptId, ReplanId, RunId, TaskId, TriggerId
+from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
 from replanning._patterns import normalise_fact
 from replanning._plan import JsonObject, JsonValue, Plan, Task
@@ -40,7 +44,9 @@ from replanning._redaction import Redactor
 from replanning._retry import next_attempt
 from replanning._states import TaskState
 from replanning._taskgraph import Results
+from replanning._telemetry import UNTRACED, Spans
 from replanning._view import PlanView
+from replanning.history import ReplanHistory
 
 if TYPE_CHECKING:
     from replanning._live import LivePlan
@@ -87,17 +93,20 @@ class PlanRun(PlanEdits):
         chance: Callable[[], float],
         redactor: Redactor,
         codec: Codec | None = None,
-        host: str = "",
     ) -> None:
         self.id = run_id
         self._life = life
         self._chance = chance
         self._redactor = redactor
         self._codec = codec
-        self._host = host
+        self._spans: Spans = UNTRACED
+        self._opening: Record | None = None
         self._attempts: dict[AttemptId, Entry] = {}
         self._bodies: dict[AttemptId, Attempt] = {}
         self._limit = life.settings.max_output
+        # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
+        self._scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
+        self._history: ReplanHistory | None = None
         life.on_overdue = self._time_out
         life.on_bad_arguments = self._fail_arguments
         life.on_end = self._stop_attempts
@@ -142,6 +151,17 @@ class PlanRun(PlanEdits):
             self._life.journal.unjournaled,
         )
 
+    @property
+    def history(self) -> ReplanHistory:
+        """What was replanned so far, and why; it is derived from the journal when it is asked for.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        if self._history is None:
+            self._history = ReplanHistory.of(self._life.journal.store, self.id)
+        return self._history.refresh()
+
     # Pulling
 
     def ready(self) -> ReadyTasks:
@@ -170,12 +190,14 @@ class PlanRun(PlanEdits):
             The id of the attempt, to report its end with.
 
         Raises:
-            NotRunning: the task is not ready, or the run has ended.
+            NotRunning: the task is not ready, a question holds it, or the run has ended.
             StoreError: the journal does not take it; the task must not be executed.
         """
         entry = self.live.entry(TaskId(task_id))
         if entry.state is not TaskState.READY:
             raise NotRunning(f"task {task_id!r} is {entry.state}, so no attempt at it can start")
+        if entry.held:
+            raise NotRunning(f"task {task_id!r} is held until a person has answered what they were asked about it")
         if self._life.end is not None:
             raise NotRunning(f"the run is {self._life.end.status}")
         return self._start(entry)
@@ -196,9 +218,9 @@ class PlanRun(PlanEdits):
         except OutputError as error:
             self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
             return
-        self._life.observe(AttemptSucceeded(attempt_id, entry.id, value, recoverable))
         if not recoverable:
             entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
+        self._life.observe(AttemptSucceeded(attempt_id, entry.id, value, recoverable))
         self._life.after_observation()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -251,8 +273,12 @@ class PlanRun(PlanEdits):
         """
         if self._life.end is not None:
             raise NotRunning(f"the run is {self._life.end.status}; there is nothing to replan")
+        self._ask_to_replan(reason, by, tasks)
+
+    def _ask_to_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
         ids = tuple(self.live.entry(TaskId(task_id)).id for task_id in tasks)
-        self._life.observe(PersonAsked(self._redactor.text(reason), by, ids))
+        redact = self._redactor.text
+        self._life.observe(PersonAsked(redact(reason), redact(by), ids, message))
         self._life.after_observation()
 
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
@@ -298,7 +324,8 @@ class PlanRun(PlanEdits):
             journaled.append(life.append(body))
 
         journaled: list[Record] = []
-        number = live.apply(changes, expected_revision, at=life.clock.now(), before_commit=journal)
+        with self._spans.apply(changes, by, replan):
+            number = live.apply(changes, expected_revision, at=life.clock.now(), before_commit=journal)
         for attempt_id in stopped:
             self._forget(attempt_id)
         for record in journaled:
@@ -315,7 +342,7 @@ class PlanRun(PlanEdits):
     def _begin(self, attempt: Attempt) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
         entry = self.live.entry(attempt.task.id)
-        if entry.state is not TaskState.READY or self._life.end is not None:
+        if entry.state is not TaskState.READY or entry.held or self._life.end is not None:
             self._fence(attempt, entry)
             return False
         try:
@@ -340,7 +367,8 @@ class PlanRun(PlanEdits):
     def _fence(self, attempt: Attempt, entry: Entry) -> None:
         attempt.id = AttemptId(f"{entry.id}#fenced")
         if self._life.end is None:
-            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: the task is {entry.state}"))
+            state = "held by a question" if entry.held else entry.state
+            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: the task is {state}"))
 
     def _start(self, entry: Entry) -> AttemptId:
         life = self._life
@@ -354,7 +382,7 @@ class PlanRun(PlanEdits):
         deadline = None if timeout is None else life.clock.now() + timeout
         life.commit(AttemptStarted(attempt_id, entry.id, number, deadline))
         self._attempts[attempt_id] = entry
-        if deadline is not None:
+        if deadline is not None and deadline < life.timer.soonest:
             life.timer.poke(deadline)
         return attempt_id
 
@@ -389,7 +417,11 @@ class PlanRun(PlanEdits):
         self._life.after_observation()
 
     def _time_out(self, entry: Entry, attempt_id: AttemptId) -> None:
-        timeout = (entry.deadline or 0.0) - entry.started
+        if attempt_id not in self._attempts:
+            return  # it has ended; while the store fails, the plan does not know yet
+        if attempt_id not in self._attempts:
+            return  # its end was reported already, and is kept until the store works again
+        timeout = round((entry.deadline or 0.0) - entry.started, 3)
         retry_at, _ = self._next(entry, Failure("TimedOut", "", kind="timeout"))
         self._forget(attempt_id)
         self._life.observe(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
@@ -421,11 +453,11 @@ class PlanRun(PlanEdits):
 
     def _note_process(self, attempt_id: AttemptId, group: int) -> None:
         if attempt_id in self._attempts:
-            self._life.commit(ProcessStarted(attempt_id, self._host, group, process_born(group)))
+            self._life.commit(ProcessStarted(attempt_id, machine(), group, process_born(group)))
 
     def _storable(self, output: object) -> tuple[JsonValue, bool]:
         """The output as JSON without secrets, and whether a resumed run will find it."""
-        if output is None or isinstance(output, bool | int):
+        if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
             return output, True
         if self._codec is not None:
             try:
@@ -442,14 +474,10 @@ class PlanRun(PlanEdits):
                 f"the output has {size} bytes as JSON, the limit is {self._limit};"
                 " store it elsewhere and return a reference to it"
             )
-        return self._redactor.value(json.loads(text) if isinstance(output, list | dict | tuple) else output), True  # type: ignore[arg-type]
-
-
-def process_born(pid: int) -> float:
-    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return float(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0.0
+        if isinstance(output, list | dict | tuple):
+            try:
+                output = from_json(f'{{"output":{text}}}')["output"]  # as whoever resumes the run will read it
+            except ValueError:
+                return None, False  # a reader does not take so deep a nesting, or so long a number
+        return self._redactor.value(output), True  # type: ignore[arg-type]  # one of the scalars of JSON, or parsed JSON
 

@@ -27,6 +27,7 @@ from replanning._errors import (
     UnknownQuestion,
     UnknownRun,
     UnknownTask,
+    Unstorable,
 )
 
 __all__ = [
@@ -54,4 +55,5 @@ __all__ = [
     "UnknownQuestion",
     "UnknownRun",
     "UnknownTask",
+    "Unstorable",
 ]

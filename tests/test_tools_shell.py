@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from replanning.tools import (
     ToolOutputTooLarge,
     ToolUnavailable,
     TransientCommandFailed,
-    kill_leftovers,
 )
 from tests.tools_parts import PATIENCE, Attempt, Pulse, names_in, shell, task, use
 
@@ -487,18 +485,6 @@ async def test_killed_before_the_note(tmp_path: Path, anyio_backend_name: str):
             await anyio.wait_readable(process)
         os.close(process)
     assert names_in(tmp_path) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised on Linux alone")
-def test_leftovers_are_recognised():
-    """Of two runs of one number, only the group that worked for that attempt is killed."""
-    environ = {**os.environ, "REPLANNING_IDEMPOTENCY_KEY": "mine"}
-    with subprocess.Popen(["tail", "-f", "/dev/null"], env=environ, start_new_session=True) as process:
-        assert not kill_leftovers(process.pid, "another")
-        assert process.poll() is None
-        assert kill_leftovers(process.pid, "mine")
-        assert process.wait() == -signal.SIGKILL
-    assert not kill_leftovers(process.pid, "mine")
 
 
 async def test_output_can_be_stored():

@@ -1,9 +1,45 @@
-"""The journal of a run, the stores that keep it and the reports drawn from it."""
+"""The journal of a run, the stores that keep it, and the history and reports drawn from it."""
 
+from replanning.history._diff import FieldChange, PlanDiff, TaskChange
+from replanning.history._history import ReplanHistory
 from replanning.history._jsonl import JsonlStore
+from replanning.history._markdown import markdown_report
 from replanning.history._memory import MemoryStore
+from replanning.history._mermaid import mermaid
+from replanning.history._metrics import Bin, Calibration, ReplanMetrics, calibrate, measure
 from replanning.history._owner import is_free, owner_id
-from replanning.history._rules import Unstorable
+from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._reports import text_report, why_report
+from replanning._errors import Unstorable
 from replanning.history._sqlite import SqliteStore
+from replanning.history._standing import RunningTask, RunStanding, open_questions, standing
 
-__all__ = ["JsonlStore", "MemoryStore", "SqliteStore", "Unstorable", "is_free", "owner_id"]
+__all__ = [
+    "Asked",
+    "Bin",
+    "Calibration",
+    "DroppedTrigger",
+    "FieldChange",
+    "JsonlStore",
+    "MemoryStore",
+    "PlanDiff",
+    "PlanEdit",
+    "ReplanEvent",
+    "ReplanHistory",
+    "ReplanMetrics",
+    "RunStanding",
+    "RunningTask",
+    "SqliteStore",
+    "TaskChange",
+    "Unstorable",
+    "calibrate",
+    "is_free",
+    "markdown_report",
+    "measure",
+    "mermaid",
+    "open_questions",
+    "owner_id",
+    "standing",
+    "text_report",
+    "why_report",
+]

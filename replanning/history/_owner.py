@@ -31,19 +31,19 @@ def _is_gone(owner: str) -> bool:
     match = _OWNER.fullmatch(owner)
     if match is None:
         return False
-    pid, host, born, place = match.groups()
-    if (host, place) != (socket.gethostname(), _place()):
+    pid, host, born, where = match.groups()
+    if (host, where) != (socket.gethostname(), place()):
         return False
     return _born(int(pid)) != born
 
 
 @cache
 def _name(pid: int) -> str:
-    return f"process {pid} on {socket.gethostname()} ({_born(pid)}.{_place()})"
+    return f"process {pid} on {socket.gethostname()} ({_born(pid)}.{place()})"
 
 
 @cache
-def _place() -> str:
+def place() -> str:
     """Within what process numbers are unique: a boot of a machine, and a container on it.
 
     Containers and machines may share a host name; after a boot the numbers begin anew.

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from replanning._errors import LeaseLost, StoreError, UnknownRun
+from replanning._errors import LeaseLost, PlanError, StoreError, UnknownRun, Unstorable
 from replanning._ids import RunId
 from replanning._interfaces import Lease
 from replanning._records import Body, Record, RunEnded, RunOpened, RunResumed, RunStatus, dump_body, load_body
@@ -24,10 +24,6 @@ MAX_RUN_ID: Final = 200
 _TURNS: Final = (RunOpened, RunResumed, RunEnded)
 _SURELY_READABLE: Final = 400
 """In so many characters fit neither nesting nor a number that goes beyond what a reader takes."""
-
-
-class Unstorable(StoreError):
-    """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
 
 
 def encode(record: Record) -> str:
@@ -80,6 +76,8 @@ def decode(kind: str, text: str | bytes) -> Body:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         raise ValueError(f"this is no {kind}: {where}{': ' if where else ''}{first['msg']}") from error
+    except PlanError as error:
+        raise ValueError(f"this is no {kind}: {error.problems[0]}") from error
 
 
 def title(body: Body | None) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """Tools for plans that describe theirs: shell commands, HTTP requests and Python functions.
 
-`ToolExecutor` is the work of an orchestrator. `check_tools` and `check_machine` look at a plan before it
-runs, `kill_leftovers` cleans up before a run that was killed is resumed.
+`ToolExecutor` is the work of an orchestrator. `check_tools` and `check_machine` look at a plan before it runs.
 
 `shell`: `command` is a script for `/bin/sh`, which stops at the first command that fails. `{name}` is an
 argument as one word, a list several words; they reach the shell as variables and are never parsed by it. A
@@ -38,7 +37,6 @@ from replanning.tools._errors import (
     UnknownTool,
 )
 from replanning.tools._executor import ToolExecutor
-from replanning.tools._leftovers import kill_leftovers
 from replanning.tools._templates import Secrets
 
 __all__ = [
@@ -60,5 +58,4 @@ __all__ = [
     "WorkContext",
     "check_machine",
     "check_tools",
-    "kill_leftovers",
 ]

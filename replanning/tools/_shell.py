@@ -9,6 +9,7 @@ from typing import Final
 import anyio.to_thread
 from pydantic import JsonValue
 
+from replanning._leftovers import IDEMPOTENCY_VARIABLE
 from replanning._plan import JsonObject, ToolSpec
 from replanning.tools._artifacts import Snapshot, artifact_names, find_artifacts, snapshot
 from replanning.tools._call import ToolCall
@@ -21,7 +22,6 @@ from replanning.tools._errors import (
     ToolUnavailable,
     TransientCommandFailed,
 )
-from replanning.tools._leftovers import IDEMPOTENCY_VARIABLE
 from replanning.tools._process import GATE, Finished, Launch, TooMuchOutput, run_process
 from replanning.tools._templates import MARK, read_json
 

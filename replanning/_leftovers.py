@@ -1,0 +1,132 @@
+"""What a process that was killed left running: found again by what its run has noted, and ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from replanning._ids import RunId
+from replanning._records import AttemptFailed, AttemptSucceeded, ProcessStarted, Record
+from replanning.history._owner import place
+
+IDEMPOTENCY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
+"""The variable by which a process learns the idempotency key of its attempt, and by which we know it again."""
+
+LIMIT: Final = 5.0
+"""Seconds that killed processes have to be gone; only the system itself can hold one up for longer."""
+
+_PROCESSES: Final = Path("/proc")
+_DEAD: Final = ("Z", "X")
+
+
+def machine() -> str:
+    """Where numbers of processes mean the same, as a record of a process names it."""
+    return f"{platform.node()} ({place()})"
+
+
+def process_born(pid: int) -> float:
+    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
+    fields = _stat(pid)
+    return float(fields[19]) if fields else 0.0
+
+
+def kill_left_behind(run: RunId, records: Iterable[Record]) -> list[int]:
+    """Kill the process groups that attempts of a run started on this machine and left behind.
+
+    Returns when they are gone. Must be called by the owner of the run, before anything is run again.
+
+    Args:
+        run: the run.
+        records: its journal.
+
+    Returns:
+        The groups that were killed.
+    """
+    noted: dict[str, dict[int, ProcessStarted]] = {}
+    for record in records:
+        body = record.body
+        if isinstance(body, ProcessStarted):
+            noted.setdefault(body.attempt, {})[body.group] = body
+        elif isinstance(body, AttemptSucceeded | AttemptFailed):
+            # Work that reported its end has ended its processes. One that was timed out or cancelled may have
+            # been at that when its process was killed.
+            noted.pop(body.attempt, None)
+    started = [process for groups in noted.values() for process in groups.values()]
+    return [process.group for process in started if process.host == machine() and _kill(run, process)]
+
+
+def _kill(run: RunId, process: ProcessStarted) -> bool:
+    """Kill a process group, if it still is the one that was noted: numbers of processes are used again."""
+    group = process.group
+    if group <= 1 or group == os.getpgrp() or not _is_ours(run, process):
+        return False
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    for pid in _members(group):
+        _wait_for(pid)
+    return True
+
+
+def _is_ours(run: RunId, process: ProcessStarted) -> bool:
+    """Whether the leader of the group is the one that was noted, or else somebody in it works for that attempt."""
+    if not _exists(process.group):
+        return False
+    if process.born and process_born(process.group) == process.born:
+        return True
+    key = f"{run}/{process.attempt.rpartition('#')[0]}"
+    mark = f"{IDEMPOTENCY_VARIABLE}={key}".encode()
+    return any(mark in _environment(pid) for pid in _members(process.group))
+
+
+def _exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _members(group: int) -> Iterator[int]:
+    """The living processes of a group; none where the system does not tell."""
+    if _PROCESSES.is_dir():
+        for entry in _PROCESSES.iterdir():
+            fields = _stat(int(entry.name)) if entry.name.isdecimal() else []
+            if fields and int(fields[2]) == group and fields[0] not in _DEAD:
+                yield int(entry.name)
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system tells of a process, from its state on; nothing where it is gone."""
+    try:
+        text = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables that a process was started with; none where it is gone or belongs to someone else."""
+    try:
+        return (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _wait_for(pid: int) -> None:
+    """Wait until a killed process is gone."""
+    with suppress(OSError):  # it is gone already, or the system has no way to wait for it
+        end = os.pidfd_open(pid)
+        try:
+            waiting = select.poll()  # unlike `select`, for any number of open files
+            waiting.register(end, select.POLLIN)
+            waiting.poll(LIMIT * 1000)
+        finally:
+            os.close(end)

@@ -1,0 +1,197 @@
+"""What goes on around a run while somebody works on it: timer, lease, messages; and how a run is taken up and left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import anyio.abc
+
+from replanning._errors import LeaseLost, StoreError
+from replanning._interfaces import Message, Outcome
+from replanning._lifecycle import Lifecycle, Past
+from replanning._records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Record,
+    ResourceUpdated,
+    RunResumed,
+)
+from replanning._run import PlanRun
+from replanning._states import TaskState
+from replanning._version import __version__
+
+POLL = 0.5
+"""Seconds between looks into the inbox of a durable store."""
+
+MessageHandler = Callable[[Message], None]
+
+
+@asynccontextmanager
+async def opened(
+    run: PlanRun,
+    services: Sequence[Callable[[anyio.abc.TaskGroup], None]] = (),
+    *,
+    on_message: MessageHandler | None = None,
+    look_again: Callable[[Past], None] | None = None,
+    before_close: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[PlanRun]:
+    """Keep the services of a run going while the caller's body works on it.
+
+    An exception of the body is raised again unwrapped, after the run was left in order.
+
+    Args:
+        run: the run, new or resumed.
+        services: begin more, in the task group of the run, once the run has been taken up.
+        on_message: takes messages of other kinds than `pause` and `request`.
+        look_again: has that detected which may not have been before the run stopped.
+        before_close: called before the services end.
+    """
+    life = run._life
+    failure: BaseException | None = None
+    outcomes = _Outcomes(run)
+    try:
+        async with anyio.create_task_group() as group:
+            if life.end is None:
+                _take_up(run, look_again)
+                group.start_soon(life.timer.run)
+                if life.journal.store.durable:
+                    group.start_soon(_keep_lease, life)
+                    group.start_soon(_read_inbox, run, on_message)
+            for service in services:
+                service(group)
+            if life.past is not None:
+                # Before the run could end again for want of an answer; a pause was meant for what ran before.
+                take_messages(run, on_message, passing_over="pause")
+            life.watch_wall_clock()
+            try:
+                yield run
+            except anyio.get_cancelled_exc_class():
+                _leave(run, "the orchestrator was cancelled")
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+                failure = error
+                _leave(run, f"the orchestrator raised {type(error).__name__}")
+            else:
+                _leave(run, "the orchestrator left before the end")
+            if before_close is not None:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                    await before_close()
+            group.cancel_scope.cancel()
+    finally:
+        run._spans.close(failure)
+        outcomes.save()
+        with suppress(StoreError):  # the lease runs out by itself
+            life.journal.release()
+    if failure is not None:
+        raise failure
+
+
+def _take_up(run: PlanRun, look_again: Callable[[Past], None] | None) -> None:
+    """Begin to work on a run; of one that was worked on before, make good what its end cut off."""
+    life, past = run._life, run._life.past
+    if past is None:
+        _announce_unavailable(run, ())
+        return
+    waited = max(0.0, life.clock.now() - past.stopped_at)
+    life.observe(RunResumed(life.journal.lease.owner, waited, run._spans.traceparent, __version__))
+    if look_again is not None:
+        look_again(past)
+    for entry in [e for e in run.live if e.state is TaskState.RUNNING]:
+        assert entry.attempt is not None
+        retry_at = life.clock.now() if entry.task.idempotent else None
+        life.observe(AttemptInterrupted(entry.attempt, entry.id, past.interrupted, retry_at))
+    _announce_unavailable(run, past.announced)
+
+
+def _announce_unavailable(run: PlanRun, known: Sequence[str] | frozenset[str]) -> None:
+    """Say which tools are unavailable from the start, so that what needs them is considered at once."""
+    for tool in run.live.plan.tools:
+        if not tool.available and tool.name not in known and run.live.users.get(tool.name):
+            run._life.observe(ResourceUpdated(tool.name, available=False))
+
+
+def _leave(run: PlanRun, reason: str) -> None:
+    """Leave a run in order: what is still running is interrupted, and the run is paused."""
+    life = run._life
+    if life.end is None:
+        life.cancelling = True
+        for attempt_id in list(run._attempts):
+            run._interrupted(attempt_id, reason)
+        life.cancelling = False
+    pausing = life.ledger.pausing
+    life.close(pausing.reason if pausing is not None else reason)
+
+
+async def _keep_lease(life: Lifecycle) -> None:
+    while True:
+        await life.clock.sleep(life.journal.ttl / 3)
+        try:
+            life.journal.renew()
+        except LeaseLost as error:
+            life.lose(error)
+            return
+        except StoreError:
+            pass  # appends notice as well, and know what to do
+
+
+async def _read_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
+    while True:
+        await run._life.clock.sleep(POLL)
+        take_messages(run, on_message)
+
+
+def take_messages(run: PlanRun, on_message: MessageHandler | None, *, passing_over: str | None = None) -> None:
+    """Do what messages from elsewhere ask. What comes after the end is left for whoever resumes the run."""
+    life = run._life
+    try:
+        for message in life.journal.messages():
+            if life.end is not None or not life.store_works:
+                return
+            if message.kind != passing_over:
+                _deal_with(run, message, on_message)
+            life.journal.discard(message)
+    except StoreError:
+        pass  # looked into again
+
+
+def _deal_with(run: PlanRun, message: Message, on_message: MessageHandler | None) -> None:
+    if message.kind == "pause":
+        run.pause(str(message.payload.get("reason") or "asked to pause"), by=message.by)
+    elif message.kind == "request":
+        # One that is on record already was not discarded, because the process ended in between.
+        if message.id > run._life.ledger.last_request:
+            tasks = message.payload.get("tasks") or []
+            known = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
+            reason = str(message.payload.get("reason") or "asked to replan")
+            run._ask_to_replan(reason, message.by, known, message.id)
+    elif on_message is not None:
+        on_message(message)
+
+
+class _Outcomes:
+    """Collects how uses of tools end, for later runs; written when the run is left."""
+
+    def __init__(self, run: PlanRun) -> None:
+        self._run = run
+        self._outcomes: list[Outcome] = []
+        observers = run._life.observers
+        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if run.live.users else ():
+            observers.setdefault(kind, []).append(self._note)
+
+    def _note(self, record: Record) -> None:
+        live = self._run.live
+        name = live.entry(record.body.task).task.tool  # type: ignore[union-attr]
+        if name is not None:
+            spec = live.tools.get(name)
+            succeeded = isinstance(record.body, AttemptSucceeded)
+            self._outcomes.append(Outcome(name, spec.capability if spec else None, succeeded, record.at))
+
+    def save(self) -> None:
+        """Hand over what was collected; without it, later scores know less."""
+        if self._outcomes:
+            with suppress(StoreError):
+                self._run._life.journal.add_outcomes(self._outcomes)
