@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import anyio
 
@@ -18,11 +18,18 @@ from replanning._live import LivePlan
 from replanning._plan import Goal
 from replanning._records import Candidate, Usage
 from replanning._settings import Settings
+from replanning._telemetry import UNTRACED, Spans
 from replanning._timer import Timer
 from replanning._triggers import Trigger
 from replanning._view import PlanView
 
-ProviderSpan = Callable[[str], AbstractContextManager[None]]
+
+class Charge(Protocol):
+    """Counts what was used, by whichever provider."""
+
+    def __call__(self, usage: Usage, *, provider: str | None = None) -> None:
+        """Count it."""
+        ...
 
 
 class Setting(NamedTuple):
@@ -34,8 +41,8 @@ class Setting(NamedTuple):
     past: PastSuccess
     now: float
     time_left: float | None
-    charge: Callable[[Usage], None] = lambda usage: None
-    span: ProviderSpan = lambda name: nullcontext()
+    charge: Charge = lambda usage, provider=None: None
+    spans: Spans = UNTRACED
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +121,10 @@ class PathGenerator:
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
         try:
-            with setting.span(name), scope:
-                reply.take(await provider.propose(request))
+            with setting.spans.provider(name) as answered:
+                with scope:
+                    reply.take(await provider.propose(replace(request, charge=partial(setting.charge, provider=name))))
+                answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
         except StaleView as error:
@@ -196,7 +205,9 @@ class AlternativeGenerator:
         """
         alternatives, notes = await self.paths.generate(request, setting)
         now = replace(request, view=PlanView(setting.live))
-        return Generated(self.paths.rank(alternatives, now, setting, settings), tuple(notes), now.view)
+        with setting.spans.score():
+            candidates = self.paths.rank(alternatives, now, setting, settings)
+        return Generated(candidates, tuple(notes), now.view)
 
 
 class _Reply:
