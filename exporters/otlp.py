@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from replanning.exporters._sending import Tally
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
-CLOSE_LIMIT: Final = 3.0
-"""Seconds for which sending what is left may hold up the end of a program."""
-
 MAX_QUEUE: Final = 16_384
 """Spans that wait to be sent; when more wait, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
 
@@ -54,6 +51,7 @@ class OtlpExporter(Exporter):
         headers: sent with every request, such as a key that the collector wants.
         metrics: whether metrics are sent, too; Jaeger does not take them.
         timeout: seconds for one request with its repetitions.
+        close_limit: seconds for which sending what is left may hold up the end of a program.
         service_name: under which the collector shows the spans; `OTEL_SERVICE_NAME` or `replanning` when left out.
 
     Raises:
@@ -70,6 +68,7 @@ class OtlpExporter(Exporter):
         headers: Mapping[str, str] | None = None,
         metrics: bool = False,
         timeout: float = 5.0,
+        close_limit: float = 3.0,
         service_name: str | None = None,
     ) -> None:
         base = _address(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
@@ -86,6 +85,7 @@ class OtlpExporter(Exporter):
             sender = sending.MetricSender(f"{base}/v1/metrics", headers, timeout, self._tally)
             reader = PeriodicExportingMetricReader(sender)
             self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+        self._close_limit = close_limit
         self._closed = False
         self._problem = ""
         atexit.register(self._shut_down)
@@ -117,7 +117,7 @@ class OtlpExporter(Exporter):
         return self._meters
 
     async def aclose(self) -> None:
-        """Send what is left, for at most three seconds, and let go of connections."""
+        """Send what is left, within the limit, and let go of connections."""
         await anyio.to_thread.run_sync(self._shut_down, abandon_on_cancel=True)
 
     def _shut_down(self) -> None:
@@ -128,9 +128,10 @@ class OtlpExporter(Exporter):
         # The SDK waits for as long as a request lasts; a daemon thread can be left to itself.
         closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
         closing.start()
-        closing.join(CLOSE_LIMIT)
+        closing.join(self._close_limit)
         if closing.is_alive():
-            self._problem = f"{self.endpoint} did not take all spans within {CLOSE_LIMIT:g} s; the rest is given up"
+            limit = f"{self._close_limit:g} s"
+            self._problem = f"{self.endpoint} did not take all spans within {limit} at the end; the rest is given up"
         if self.problem:
             _log.warning("%s", self.problem)
 
@@ -152,8 +153,7 @@ def _sending() -> ModuleType:
 
 def _address(endpoint: str) -> str:
     """The address without a path for the kind of signal."""
-    text = endpoint.strip().rstrip("/").removesuffix("/v1/traces")
-    text = text if "://" in text else f"http://{text}"
+    text = endpoint.strip() if "://" in endpoint else f"http://{endpoint.strip()}"
     try:
         parts = urlsplit(text)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -163,7 +163,7 @@ def _address(endpoint: str) -> str:
         raise SettingsError(
             [Problem("otlp", f"{endpoint!r} is no address of a collector; expected one such as {DEFAULT_ENDPOINT}")]
         )
-    return text
+    return text.rstrip("/").removesuffix("/v1/traces")
 
 
 def _shown(address: str) -> str:

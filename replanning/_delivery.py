@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
 import anyio.abc
 
-from replanning._interfaces import Exporter
+from replanning._interfaces import Clock, Exporter
 from replanning._records import Contained, Record
 from replanning._run import PlanRun
 
@@ -45,21 +46,23 @@ class Delivery:
         """Wait until everything so far has been handed over, within the limit, which counts on the run's clock."""
         if not self._lines:
             return
-        with anyio.CancelScope() as scope:
-            alarm = self._life.timer.at(self._life.clock.now() + LIMIT, scope.cancel)
-            for line in self._lines:
-                line.close()
+        for line in self._lines:
+            line.close()
+        async with _at_most(LIMIT, self._life.clock):
             for line in self._lines:
                 await line.done.wait()
-            alarm.cancel()
+        for line in self._lines:
+            line.finished = True  # also what was given up
 
     async def finish(self) -> None:
         """Hand over what a run that was cancelled has left, within the limit."""
         left = [line for line in self._lines if not line.finished]
         if left:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(LIMIT):
-                for line in left:
-                    await line.drain()
+            with anyio.CancelScope(shield=True):
+                async with _at_most(LIMIT, self._life.clock):
+                    for line in left:
+                        line.left = True
+                        await line.drain()
 
 
 class _Line:
@@ -68,6 +71,7 @@ class _Line:
     def __init__(self, run: PlanRun, exporter: Exporter) -> None:
         self.done = anyio.Event()
         self.finished = False
+        self.left = False
         self._run = run
         self._exporter = exporter
         self._closing = False
@@ -115,30 +119,46 @@ class _Line:
                 self._contain("failed", repr(error))
 
     def _contain(self, kind: str, text: str) -> None:
-        """Record a kind of trouble once; what happens after the end of the run has no place in its journal."""
+        """Record a kind of trouble once; log it where the journal takes no more."""
         life, name = self._run._life, self._exporter.name
         if kind in self._troubles:
             return
         self._troubles.add(kind)
         clean = self._run._redactor.text(text)[:2000]
-        if life.end is None and life.ledger.ended is None:
-            life.observe(Contained(f"exporter {name!r}", clean))
-        else:
+        if life.journal.blocked or self.left:
             _log.warning("exporter %r: %s", name, clean)
+        else:
+            life.observe(Contained(f"exporter {name!r}", clean))
 
 
-async def close_exporters(exporters: Sequence[Exporter]) -> None:
+async def close_exporters(exporters: Sequence[Exporter], clock: Clock) -> None:
     """Close exporters, all at once; what one raises or leaves unsent is logged and harms nobody."""
     async with anyio.create_task_group() as group:
         for exporter in exporters:
-            group.start_soon(_close, exporter)
+            group.start_soon(_close, exporter, clock)
 
 
-async def _close(exporter: Exporter) -> None:
-    with anyio.move_on_after(LIMIT) as scope:
+async def _close(exporter: Exporter, clock: Clock) -> None:
+    closed = False
+    async with _at_most(LIMIT, clock):
         try:
             await exporter.aclose()
         except Exception as error:  # noqa: BLE001 - law 7: likewise
             _log.warning("exporter %r failed when it was closed: %r", exporter.name, error)
-    if scope.cancelled_caught:
+        closed = True
+    if not closed:
         _log.warning("exporter %r did not close within %g s", exporter.name, LIMIT)
+
+
+@asynccontextmanager
+async def _at_most(seconds: float, clock: Clock) -> AsyncIterator[None]:
+    """Cancel a block that takes longer than this on a clock, and go on."""
+
+    async def expire() -> None:
+        await clock.sleep(seconds)
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(expire)
+        yield
+        group.cancel_scope.cancel()

@@ -70,6 +70,11 @@ _W3C: Final = TraceContextTextMapPropagator()
 Attributes = Mapping[str, str | int | Sequence[str]]
 
 
+def nanoseconds(seconds: float) -> int:
+    """Seconds since the epoch as OpenTelemetry wants them; a float has no more than microseconds of them."""
+    return round(seconds * 1e6) * 1000
+
+
 class Pen:
     """Writes spans: times from the clock of the run, and no secrets.
 
@@ -89,7 +94,7 @@ class Pen:
 
     def now(self) -> int:
         """The time of the run's clock in nanoseconds."""
-        return int(self._clock.now() * 1e9)
+        return nanoseconds(self._clock.now())
 
     def start(
         self,
@@ -277,7 +282,7 @@ class RunSpans(Spans):
     def _contain(self, text: str) -> None:
         """Record, once, that tracing fails; the run goes on without those spans."""
         life = self._life
-        if life is not None and not self._troubled and life.end is None and life.ledger.ended is None:
+        if life is not None and not self._troubled and not life.journal.blocked:
             self._troubled = True
             life.observe(Contained("tracing", text))
 
@@ -537,4 +542,4 @@ Handler = Callable[[Any, int], None]
 
 
 def _observer(handler: Handler) -> Callable[[Record], None]:
-    return lambda record: handler(record.body, int(record.at * 1e9))
+    return lambda record: handler(record.body, nanoseconds(record.at))
