@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from replanning._changes import AbortRun, Alternative, RetryTask
+from replanning._changes import AbortRun, Alternative, ReplaceTask, RetryTask
 from replanning._confidence import tasks_to_run
 from replanning._ids import TaskId
 from replanning._ledger import Ledger
+from replanning._plan import Task
 from replanning._records import Candidate, DecisionKind
 from replanning._settings import Settings
 from replanning._states import TaskState
@@ -107,13 +108,22 @@ def _dangerous(tool: str | None, view: PlanView) -> bool:
 
 
 def _unsafe_repeat(alternative: Alternative, view: PlanView) -> TaskId | None:
+    """The task that may have taken effect already and would be done again, by itself or by another tool."""
     for change in alternative.changes:
-        if isinstance(change, RetryTask):
+        if isinstance(change, RetryTask | ReplaceTask):
             task = view.task(change.task_id)
             cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
-            if cut_off and not task.task.idempotent:
+            if cut_off and not task.task.idempotent and not _declared(change, task.task):
                 return task.id
     return None
+
+
+def _declared(change: RetryTask | ReplaceTask, task: Task) -> bool:
+    """Whether a change puts in nothing but a fallback that the plan itself declares for this case."""
+    if isinstance(change, RetryTask) or len(change.tasks) != 1:
+        return False
+    new = change.tasks[0]
+    return any((new.tool, new.arguments) == (other.tool, other.arguments) for other in task.fallbacks)
 
 
 def _why_none(candidates: Sequence[Candidate]) -> str:

@@ -190,6 +190,9 @@ class Replanner:
         """Put a repetition off until the cooldown of its fingerprint is over."""
         acted = self._life.ledger.acted.get(trigger.fingerprint)
         due = None if acted is None else acted + self._life.settings.cooldown
+        if due is not None and trigger.kind == "goal-unreachable":
+            self._drop(trigger, "the same was decided before, and nothing has changed since")
+            return True
         if due is None or due <= self._life.clock.now():
             return False
         same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
@@ -249,19 +252,28 @@ class Replanner:
     # Deciding and applying
 
     async def _replan(self, triggers: list[Trigger]) -> None:
-        life = self._life
-        began = life.clock.now()
-        replan = ReplanId(f"r{life.ledger.replans + 1}")
-        with self._run._spans.replan(replan, triggers):
-            await self._settle(replan, triggers, began)
+        began = self._life.clock.now()
+        triggers = [trigger for trigger in triggers if not self._refused(trigger, began)]
+        if triggers:
+            replan = self._next_id()
+            with self._run._spans.replan(replan, triggers):
+                await self._settle(replan, triggers, began)
+
+    def _next_id(self) -> ReplanId:
+        return ReplanId(f"r{self._life.ledger.replans + 1}")
+
+    def _refused(self, trigger: Trigger, began: float) -> bool:
+        """Whether a limit forbids to replan for a trigger, which is then recorded as decided."""
+        refusal = self._policy.refuse([trigger], PlanView(self._run.live), self._life.ledger)
+        if refusal is not None:
+            replan = self._next_id()
+            with self._run._spans.replan(replan, [trigger]):
+                self._record(replan, [trigger], refusal, began)
+        return refusal is not None
 
     async def _settle(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
         life = self._life
         while triggers:
-            refusal = self._policy.refuse(triggers, PlanView(self._run.live), life.ledger)
-            if refusal is not None:
-                self._record(replan, triggers, refusal, began)
-                return
             setting = self._setting(began)
             request = self._generator.analyzer.analyse(triggers, setting, life.settings)
             try:

@@ -350,10 +350,18 @@ async def test_retries_come_to_an_end() -> None:
     assert (alternative.unreachable, "it has failed 4 times" in alternative.reason) == ("not-found-within-bound", True)
 
 
+async def test_cut_off_work_is_not_doubled() -> None:
+    """What was cut off and may have taken effect is not done again by another tool without asking a person."""
+    tools = "  - {name: a, capability: c}\n  - {name: b, capability: c}"
+    result, _, _, clock = await executed(made("  - {id: get, tool: a, timeout: 5}", tools), {"a": hangs()})
+    assert (result.status, clock.elapsed) == ("needs_human", 5)
+
+
 async def test_timeout_takes_another_tool() -> None:
     """A task that ran into its deadline is done by another tool rather than by the same one again."""
     tools = "  - {name: a, capability: c}\n  - {name: b, capability: c}"
-    result, _, _, clock = await executed(made("  - {id: get, tool: a, timeout: 5}", tools), {"a": hangs()})
+    task = "  - {id: get, tool: a, timeout: 5, idempotent: true, retry: {max_attempts: 1}}"
+    result, _, _, clock = await executed(made(task, tools), {"a": hangs()})
     assert (result.status, clock.elapsed) == ("succeeded", 5)
     assert reasons(result) == ["do 'get' with 'b', of the same capability 'c'"]
 
