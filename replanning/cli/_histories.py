@@ -1,0 +1,150 @@
+"""Shows what was replanned in a run, why, and what it made of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final, NoReturn, get_args
+
+from replanning._plan import JsonObject
+from replanning._records import DecisionKind
+from replanning._triggers import TriggerKind
+from replanning._wording import did_you_mean
+from replanning.cli._lookup import command, find_run, looking_into, refuse, split_run
+from replanning.cli._options import fail
+from replanning.cli._output import console, show_json
+from replanning.history import (
+    PlanEdit,
+    ReplanEvent,
+    ReplanHistory,
+    calibrate,
+    markdown_report,
+    mermaid,
+    text_report,
+    why_report,
+)
+from replanning.history._export import edit_json, event_json, export, summary
+from replanning.history._reports import calibration_lines, effects
+from replanning.interfaces import RunStore
+
+EVERYTHING: Final = 1_000_000
+"""How many replans a command keeps in mind: it ends soon."""
+
+_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "*": "yellow"}
+
+
+def show_history(
+    place: str, run: str | None, form: str, *, trigger: str | None, decision: str | None, calibration: bool
+) -> None:
+    """Print the history of a run in a format, or the part of it that is asked for."""
+    _check("trigger", trigger, get_args(TriggerKind))
+    _check("decision", decision, get_args(DecisionKind))
+    with looking_into(place) as store:
+        history = _history(store, run)
+        filtered = trigger is not None or decision is not None
+        events = history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
+        if form == "json":
+            document = summary(history, events) if filtered else export(history)
+            if calibration:
+                document["calibration"] = {of: _calibration(events, of) for of in ("total", "self_assessment")}
+            show_json(document)
+        elif form == "mermaid":
+            _print(mermaid(history.replay(min(1, history.revision), before=True), history.replay()))
+        else:
+            only = events if filtered else None
+            _print(markdown_report(history, only) if form == "markdown" else text_report(history, only))
+            if calibration:
+                _print("\n".join(calibration_lines(calibrate(events))) + "\n")
+
+
+def explain(place: str, words: Sequence[str], *, as_json: bool) -> None:
+    """Print why a revision was made, or why a replan made none."""
+    with looking_into(place) as store:
+        run, rest = split_run(words, store)
+        if len(rest) > 1:
+            fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
+        history = _history(store, run)
+        entry = _entry(history, rest[0]) if rest else _last(history, place)
+        if as_json:
+            shown = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
+            effect = effects(history, [entry.after])[entry.after] if entry.after is not None else ""
+            show_json({"run": history.run, **shown, "diff": effect.splitlines()})
+        else:
+            _print(why_report(history, entry))
+
+
+def show_difference(place: str, words: Sequence[str], *, as_json: bool) -> None:
+    """Print what differs between two revisions."""
+    with looking_into(place) as store:
+        run, rest = split_run(words, store)
+        if len(rest) > 2:
+            fail(f"expected a run and two revisions, got {len(words)} words: {' '.join(words)}")
+        history = _history(store, run)
+        numbers = [_revision(history, word) for word in rest]
+        before, after = numbers if len(numbers) == 2 else (max(0, numbers[0] - 1), numbers[0]) if numbers else (0, None)
+        found = history.diff(before, history.revision if after is None else after)
+        if as_json:
+            show_json({"run": history.run, **found.to_json()})
+            return
+        _print(f"run {history.run}: revision {found.before} → {found.after}\n{str(found) or 'no difference'}\n")
+
+
+def _history(store: RunStore, run: str | None) -> ReplanHistory:
+    return ReplanHistory.of(store, find_run(store, run).run, max_events=EVERYTHING)
+
+
+def _check(option: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        hint = did_you_mean(value, known)
+        fail(
+            f"--{option}: there is no {option} {value!r}; {f'{hint} ' if hint else ''}expected one of {', '.join(known)}"
+        )
+
+
+def _entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
+    if word.startswith("r"):
+        found = next((event for event in history.events if event.replan == word), None)
+        if found is None:
+            have = ", ".join(event.replan for event in history.events[-8:]) or "none"
+            refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {have}")
+        return found
+    number = _revision(history, word)
+    entry = history.entry(number)
+    if entry is None:
+        refuse(f"revision 0 is the plan as it was given; run {history.run!r} has revisions 0 to {history.revision}")
+    return entry
+
+
+def _revision(history: ReplanHistory, word: str) -> int:
+    if not word.isdecimal():
+        fail(f"{word!r} is no revision; expected a number from 0 to {history.revision}")
+    if int(word) > history.revision:
+        refuse(f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}")
+    return int(word)
+
+
+def _last(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
+    if not history.entries:
+        _nothing(history, place)
+    return history.entries[-1]
+
+
+def _nothing(history: ReplanHistory, place: str) -> NoReturn:
+    stands = f"{history.status}: {history.reason}" if history.reason else history.status
+    count = len(history.dropped)
+    dropped = (
+        f"; {count} trigger{'s' * (count != 1)} dropped: {command(place, 'history', history.run)}" if count else ""
+    )
+    refuse(f"nothing was replanned in run {history.run!r}, which is {stands}{dropped}")
+
+
+def _calibration(events: Sequence[ReplanEvent], of: str) -> JsonObject:
+    found = calibrate(events, of=of)  # type: ignore[arg-type] # one of the two parts
+    return {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
+
+
+def _print(text: str) -> None:
+    """Print a report as it is; what is gone red and what is new green, where there are colours."""
+    out = console()
+    for line in text.rstrip("\n").split("\n"):
+        out.print(line, style=_STYLES.get(line.strip()[:1], "") if line[2:3].strip() in ("", *_STYLES) else "")

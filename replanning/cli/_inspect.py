@@ -1,0 +1,222 @@
+"""The commands that look at runs and decide about them, also while another process carries them out."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from replanning.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+
+LOOKING: Final = "Look at runs"
+DECIDING: Final = "Decide about runs"
+
+
+class Format(StrEnum):
+    """How a history is written."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    MERMAID = "mermaid"
+
+
+RunsArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", show_default=False, help="The id of a run, or how it begins; by default the newest."
+    ),
+]
+QuestionArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[QUESTION]",
+        show_default=False,
+        help="The id of a question, or of a run with one; by default the only one that is open.",
+    ),
+]
+ByOption = Annotated[
+    str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the history; by default who is logged in.")
+]
+CommentOption = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="Why, for the history.")]
+WaitOption = Annotated[
+    float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the run to take it.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Give an application the commands of this module."""
+    for looking in (status, history, why, diff, pending):
+        app.command(rich_help_panel=LOOKING)(looking)
+    app.command("questions", hidden=True)(pending)
+    for deciding in (approve, reject, modify, request):
+        app.command(rich_help_panel=DECIDING)(deciding)
+
+
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", show_default=False, help="The id of a run, or how it begins; by default all."),
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many runs to list.")] = 20,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how runs stand: tasks by state, what runs and for how long, open questions, what was spent, who is at it."""
+    from replanning.cli._standings import show_run, show_runs
+
+    if run is None:
+        show_runs(store, limit, as_json=as_json)
+    else:
+        show_run(store, run, as_json=as_json)
+
+
+def history(
+    run: RunsArgument = None,
+    *,
+    form: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TEXT,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", metavar="KIND", help="Only replans because of this, as task-failed.")
+    ] = None,
+    decision: Annotated[
+        str | None, typer.Option("--decision", metavar="KIND", help="Only replans with this decision, as execute.")
+    ] = None,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Also show how far confidence could be trusted.")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was replanned in a run: cause, decision, changes and outcome of each replan, and edits by hand.
+
+    As JSON and without a filter it is an export, which ReplanHistory.from_json imports.
+    """
+    from replanning.cli._histories import show_history
+
+    chosen = Format.JSON if as_json else form
+    show_history(store, run, chosen.value, trigger=trigger, decision=decision, calibration=calibration)
+
+
+def why(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [REVISION]",
+            show_default=False,
+            help="The run, by default the newest; and a revision such as 2, or a replan such as r2, by default the last.",
+        ),
+    ] = None,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a revision on one screen: cause, candidates with their scores, what was rejected, rule, and difference."""
+    from replanning.cli._histories import explain
+
+    explain(store, what or [], as_json=as_json)
+
+
+def diff(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [A] [B]",
+            show_default=False,
+            help="The run, by default the newest; and two revisions, or one for what that revision did; by default the"
+            " first and the last.",
+        ),
+    ] = None,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what differs between two revisions of a run's plan."""
+    from replanning.cli._histories import show_difference
+
+    show_difference(store, what or [], as_json=as_json)
+
+
+def pending(run: RunsArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Show the questions that wait for a person, what one can choose, and what each choice changes."""
+    from replanning.cli._standings import show_questions
+
+    show_questions(store, run, as_json=as_json)
+
+
+def approve(
+    question: QuestionArgument = None,
+    *,
+    choice: Annotated[
+        int, typer.Option("--choice", metavar="N", help="Which candidate, as `pending` numbers them; 1 is the best.")
+    ] = 1,
+    comment: CommentOption = "",
+    by: ByOption = None,
+    wait: WaitOption = 5.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Agree to a change that a run asks about."""
+    from replanning.cli._answers import Reply, answer
+
+    reply = Reply("approve", by, comment, choice=choice)
+    answer(store, question, reply, wait, as_json=as_json)
+
+
+def reject(
+    question: QuestionArgument = None,
+    *,
+    comment: CommentOption = "",
+    by: ByOption = None,
+    wait: WaitOption = 5.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse every change that a run asks about: the plan is kept as it is."""
+    from replanning.cli._answers import Reply, answer
+
+    answer(store, question, Reply("reject", by, comment), wait, as_json=as_json)
+
+
+def modify(
+    question: QuestionArgument = None,
+    *,
+    changes: Annotated[
+        Path,
+        typer.Option(
+            "--changes", metavar="FILE", help="The changes to make instead: a list, in YAML or JSON; - reads the input."
+        ),
+    ],
+    comment: CommentOption = "",
+    by: ByOption = None,
+    wait: WaitOption = 5.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a question with changes of your own."""
+    from replanning.cli._answers import Reply, answer, read_changes
+
+    reply = Reply("modify", by, comment, changes=read_changes(str(changes)))
+    answer(store, question, reply, wait, as_json=as_json)
+
+
+def request(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="[RUN] REASON", help="The run, by default the newest, and why, as one word in quotes."),
+    ],
+    *,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="TASK", help="A task it is about; repeat for several.")
+    ] = None,
+    by: ByOption = None,
+    wait: WaitOption = 5.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a run to replan."""
+    from replanning.cli._answers import ask_to_replan
+
+    ask_to_replan(store, what, task or [], by, wait, as_json=as_json)
