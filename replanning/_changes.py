@@ -91,15 +91,7 @@ class AbortRun(_Change):
 
 
 PlanChange = Annotated[
-    AddTask
-    | RemoveTask
-    | ReplaceTask
-    | ModifyTask
-    | ReorderTasks
-    | RetryTask
-    | SkipTask
-    | CancelTask
-    | AbortRun,
+    AddTask | RemoveTask | ReplaceTask | ModifyTask | ReorderTasks | RetryTask | SkipTask | CancelTask | AbortRun,
     Field(discriminator="kind"),
 ]
 
@@ -162,6 +154,11 @@ def _rename(part: JsonObject, names: dict[str, str]) -> None:
         assert isinstance(depends_on, list)
         task["id"] = names[str(task["id"])]
         task["depends_on"] = [names.get(str(dep), str(dep)) for dep in depends_on]
+
+
+def dump_change(change: PlanChange) -> JsonObject:
+    """A change as JSON, which `parse_changes` reads back."""
+    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 
 def parse_changes(data: object) -> tuple[PlanChange, ...]:

@@ -161,6 +161,8 @@ class PathGenerator:
         seen.add(print_)
         if print_ in request.tried and not all(isinstance(c, RetryTask) for c in alternative.changes):
             return Candidate(alternative, None, "the same was tried before and did not help")
+        if _declined(print_, alternative, request, setting):
+            return Candidate(alternative, None, "a person was asked about the same already")
         if limit := _exhausted(alternative, setting, settings):
             return Candidate(alternative, None, limit)
         if problems := setting.live.check(alternative.changes):
@@ -226,6 +228,14 @@ class _Reply:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
         self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+
+
+def _declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: Setting) -> bool:
+    """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
+    at = setting.ledger.declined.get(print_)
+    if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
+        return False
+    return all(setting.live.entry(t).started <= at for t in touched(alternative.changes) if t in setting.live)
 
 
 def _exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:

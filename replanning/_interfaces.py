@@ -106,6 +106,7 @@ class Question:
         candidates: what they may choose from, best first.
         diffs: for each candidate, the plan before and after as a unified diff.
         deadline: when it is decided without them, in seconds since the epoch.
+        refused: why their last answer was not taken, where they are asked again.
     """
 
     id: QuestionId
@@ -117,6 +118,7 @@ class Question:
     holds: tuple[TaskId, ...] = ()
     asked_at: float = 0.0
     deadline: float | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,46 @@
-"""Questions to people: asked, parked, reminded of, answered, or closed by their deadline."""
+"""Questions to people: asked, parked, reminded of, answered, withdrawn, or closed by their deadline."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
-from replanning._changes import AbortRun, PlanChange, SkipTask, touched
-from replanning._errors import ChangeRefused, Problem, StaleAnswer, UnknownQuestion
+from replanning._answers import (
+    CHANGED,
+    at_timeout,
+    changes_of,
+    footprint_hash,
+    is_stale,
+    not_open,
+    settlement,
+    understood,
+)
+from replanning._errors import ChangeRefused, NotRunning, ReplanningError, StaleAnswer, StoreError, UnknownQuestion
 from replanning._ids import QuestionId, ReplanId, TaskId
 from replanning._interfaces import Answer, HumanGate, Question
-from replanning._live import LivePlan
 from replanning._policy import Decision
 from replanning._records import (
     AnswerRefused,
     Candidate,
     Contained,
     Decided,
-    DecisionKind,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
+    Record,
+    Revised,
     RunPaused,
 )
 from replanning._run import PlanRun
-from replanning._states import STUCK, TaskState
 from replanning._triggers import Trigger
+from replanning.history._standing import question_of
+
+REFUSALS: Final = 5
+"""Answers of a gate that may be refused in a row; then it is taken not to understand."""
 
 
 class Questions:
@@ -46,15 +59,18 @@ class Questions:
         self._durable = durable
         self._scopes: dict[QuestionId, anyio.CancelScope] = {}
         self._group: TaskGroup | None = None
+        self._life.observers[Revised].append(self._on_revised)
 
     @property
     def waiting(self) -> bool:
-        """Whether a person is being asked, so that the run is not at its end."""
-        return bool(self._scopes)
+        """Whether a person is being asked, or an answer is being carried out, so that the run is not at its end."""
+        return bool(self._scopes) or bool(self._life.ledger.answered)
 
     def rearm(self, group: TaskGroup) -> None:
-        """Put the questions that a resumed run has open to the gate again."""
+        """Finish what a resumed run had begun, and put the questions that it has open to the gate again."""
         self._group = group
+        if self._life.ledger.answered:
+            self._carry_out()
         for asked in list(self._life.ledger.questions.values()):
             self._put(asked)
 
@@ -86,18 +102,7 @@ class Questions:
 
     def question(self, asked: QuestionAsked) -> Question:
         """A question as a gate or a person gets to see it."""
-        ledger = self._life.ledger
-        return Question(
-            id=asked.question,
-            run=self._run.id,
-            text=asked.text,
-            triggers=tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers),
-            candidates=asked.candidates,
-            diffs=tuple(self._run.live.diff(c.alternative.changes) for c in asked.candidates),
-            holds=asked.holds,
-            asked_at=ledger.asked_at.get(asked.question, 0.0),
-            deadline=asked.deadline,
-        )
+        return question_of(asked, self._run.id, self._run.live, self._life.ledger)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -105,67 +110,99 @@ class Questions:
         Raises:
             UnknownQuestion: no such question is open.
             StaleAnswer: the tasks it is about have changed since; it is closed.
-            ChangeRefused: the person's own changes do not fit; the question stays open.
+            ChangeRefused: it is no answer, or the person's own changes do not fit; the question stays open.
+            NotRunning: the run has ended.
+            StoreError: the journal does not take it; nothing has changed.
         """
-        asked = self._life.ledger.questions.get(question_id)
+        life = self._life
+        if life.end is not None:
+            raise NotRunning(f"the run is {life.end.status}; resume it to have question {question_id!r} answered")
+        asked = life.ledger.questions.get(question_id)
         if asked is None:
-            raise UnknownQuestion(question_id, "it was answered already, or never asked")
-        changes = self._changes(asked, answer)
-        stale = footprint_hash(self._run.live, asked.holds) != asked.footprint
-        if stale and answer.verdict != "reject":
-            reason = "the tasks it is about have changed since it was asked"
-            self._life.commit(AnswerRefused(question_id, answer.by, reason))
-            self._close(asked, QuestionAnswered(question_id, "withdrawn", "policy", comment=reason))
-            raise StaleAnswer(f"question {question_id!r}: {reason}; replanning is considered anew")
-        if problems := self._run.live.check(changes):
-            self._life.commit(AnswerRefused(question_id, answer.by, "; ".join(map(str, problems))))
-            raise ChangeRefused(problems)
-        closing = QuestionAnswered(question_id, answer.verdict, answer.by, answer.choice, answer.changes, answer.comment)
-        self._close(asked, closing)
-        self._decide(asked, changes, answer)
+            raise not_open(question_id, life.ledger)
+        try:
+            answer = understood(answer)
+            changes_of(answer, asked, self._run.live)
+        except (ChangeRefused, StaleAnswer) as error:
+            life.commit(
+                AnswerRefused(question_id, str(getattr(answer, "by", "")), self._run._redactor.text(str(error)))
+            )
+            if isinstance(error, StaleAnswer):
+                self._withdraw(asked)
+            raise
+        comment = self._run._redactor.text(answer.comment)
+        self._settle(
+            asked, QuestionAnswered(question_id, answer.verdict, answer.by, answer.choice, answer.changes, comment)
+        )
 
-    def withdraw(self, question_id: QuestionId, reason: str) -> None:
-        """Close a question that needs no answer any more."""
-        asked = self._life.ledger.questions[question_id]
-        self._close(asked, QuestionAnswered(question_id, "withdrawn", "policy", comment=reason))
+    # Closing
 
-    def _changes(self, asked: QuestionAsked, answer: Answer) -> tuple[PlanChange, ...]:
-        if answer.verdict == "reject":
-            return ()
-        if answer.verdict == "modify":
-            return answer.changes
-        if not 0 <= answer.choice < len(asked.candidates):
-            have = len(asked.candidates)
-            text = f"question {asked.question!r} has {have} candidate{'s' * (have != 1)}, numbered from 0"
-            raise ChangeRefused([Problem("choice", f"{answer.choice} is not one of them: {text}")])
-        return asked.candidates[answer.choice].alternative.changes
+    def _settle(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
+        """Put an answer on record, then do what it says; should the process end in between, a resume does it."""
+        with self._life.together():
+            self._close(asked, closing)
+            self._carry_out()
 
-    def _decide(self, asked: QuestionAsked, changes: tuple[PlanChange, ...], answer: Answer) -> None:
-        by = f"person:{answer.by}" if answer.by else "person"
-        chosen = answer.choice if answer.verdict == "approve" else None
-        if changes:
-            reason = asked.candidates[answer.choice].alternative.reason if chosen is not None else answer.comment
-            self._run._revise(changes, reason, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen)
-        kind: DecisionKind = "keep" if not changes else "execute"
-        reason = answer.comment or f"{answer.verdict} by {answer.by or 'a person'}"
-        self._life.commit(Decided(asked.replan, asked.triggers, kind, f"person-{answer.verdict}", reason, chosen, by))
+    def _carry_out(self) -> None:
+        """Do what the answers on record say."""
+        try:
+            for asked, closing in list(self._life.ledger.answered.values()):
+                self._do(asked, closing)
+        except StoreError:
+            if self._group is not None:
+                self._group.start_soon(self._carry_out_later)
+
+    async def _carry_out_later(self) -> None:
+        try:
+            await self._life.store_back()
+        except NotRunning:
+            return  # the answer is on record: whoever resumes the run carries it out
+        with self._life.together():
+            self._carry_out()
+
+    def _do(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
+        said = settlement(asked, closing)
+        decision, rule, because = said.decision, said.rule, said.because
+        applied = any(revised.replan == asked.replan for _, revised in self._life.ledger.revisions)
+        if said.changes and not applied:
+            try:
+                self._run._revise(
+                    said.changes, said.reason, said.by, triggers=asked.triggers, replan=asked.replan, chosen=said.chosen
+                )
+            except ChangeRefused as error:  # the plan was edited before it could be carried out
+                decision, rule, because = "keep", "refused", str(error)
+        self._life.commit(Decided(asked.replan, asked.triggers, decision, rule, because, said.chosen, said.by))
+
+    def _withdraw(self, asked: QuestionAsked) -> None:
+        """Close a question that nobody can answer any more; its triggers are considered anew."""
+        with self._life.together():
+            self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=CHANGED))
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         self._life.commit(closing)
         scope = self._scopes.pop(asked.question, None)
         if scope is not None:
             scope.cancel()
-        self._life.after_observation()
+
+    def _on_revised(self, record: Record) -> None:
+        """Withdraw what a revision has made pointless, so that nobody is asked in vain and the run does not wait."""
+        for asked in list(self._life.ledger.questions.values()):
+            if is_stale(asked, self._run.live):
+                try:
+                    self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=CHANGED))
+                except StoreError:
+                    return  # the answer will be refused, or the deadline withdraw it
+
+    # Asking
 
     def _put(self, asked: QuestionAsked) -> None:
-        if self._gate is None or self._group is None or asked.question in self._scopes:
-            return
-        self._scopes[asked.question] = anyio.CancelScope()
-        self._group.start_soon(self._converse, asked, self._gate, self._scopes[asked.question])
+        if self._gate is not None and self._group is not None and asked.question not in self._scopes:
+            self._scopes[asked.question] = scope = anyio.CancelScope()
+            self._group.start_soon(self._converse, asked, self._gate, scope)
 
     async def _converse(self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope) -> None:
         """Put one question to the gate, with reminder and deadline, until it is closed."""
-        timer, question = self._life.timer, self.question(asked)
+        question, remind_at = self._timed(asked)
         overdue = False
 
         def expire() -> None:
@@ -173,86 +210,86 @@ class Questions:
             overdue = True
             scope.cancel()
 
-        alarms = [] if asked.deadline is None else [timer.at(asked.deadline, expire)]
+        def remind() -> None:
+            if not overdue and self._life.end is None:
+                group.start_soon(self._remind, question, gate)
+
+        timer = self._life.timer
+        alarms = [] if question.deadline is None else [timer.at(question.deadline, expire)]
         try:
             with scope:
                 async with anyio.create_task_group() as group:
-
-                    def remind() -> None:
-                        group.start_soon(self._remind, asked, gate, question)
-
-                    if asked.remind_at is not None and asked.question not in self._life.ledger.reminded:
-                        alarms.append(timer.at(asked.remind_at, remind))
-                    await self._ask_until_taken(asked, gate, question)
+                    if remind_at is not None:
+                        alarms.append(timer.at(remind_at, remind))
+                    await self._ask_until_taken(question, gate)
                     group.cancel_scope.cancel()
-        except Exception as error:  # law 7: a failing gate is contained, and the question stays open
+            if overdue:
+                await self._expire(asked)
+        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
             self._contain("gate", error)
         finally:
             for alarm in alarms:
                 alarm.cancel()
             self._scopes.pop(asked.question, None)
-        if overdue and asked.question in self._life.ledger.questions:
-            self._expire(asked)
         self._life.check()
 
-    async def _ask_until_taken(self, asked: QuestionAsked, gate: HumanGate, question: Question) -> None:
-        while asked.question in self._life.ledger.questions:
+    def _timed(self, asked: QuestionAsked) -> tuple[Question, float | None]:
+        """A question with its deadline, and when to remind of it; who had no time to answer gets it anew."""
+        life = self._life
+        approval, now = life.settings.approval, life.clock.now()
+        question, remind_at = self.question(asked), asked.remind_at
+        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
+            question = replace(question, deadline=now + approval.timeout)
+            remind_at = now + approval.timeout * approval.remind_after
+        return question, None if asked.question in life.ledger.reminded else remind_at
+
+    async def _ask_until_taken(self, question: Question, gate: HumanGate) -> None:
+        for _ in range(REFUSALS):
+            if question.id not in self._life.ledger.questions:
+                return
             answer = await gate.ask(question)
             try:
-                self.answer(asked.question, answer)
-            except StaleAnswer:
+                await self._take(question.id, answer)
+            except (StaleAnswer, UnknownQuestion, NotRunning):
                 return
             except ChangeRefused as error:
-                self._contain("answer", error)
+                question = replace(question, refused=str(error))
+            else:
+                return
+        raise ReplanningError(f"{REFUSALS} answers in a row were refused; the last one: {question.refused}")
 
-    async def _remind(self, asked: QuestionAsked, gate: HumanGate, question: Question) -> None:
-        self._life.observe(QuestionReminded(asked.question))
+    async def _take(self, question_id: QuestionId, answer: Answer) -> None:
+        """Take an answer, as soon as the store does."""
+        while True:
+            await self._life.store_back()
+            try:
+                return self.answer(question_id, answer)
+            except StoreError:
+                continue
+
+    async def _remind(self, question: Question, gate: HumanGate) -> None:
+        self._life.observe(QuestionReminded(question.id))
         try:
             await gate.remind(question)
-        except Exception as error:  # law 7
+        except Exception as error:  # noqa: BLE001 - law 7: likewise
             self._contain("gate reminder", error)
 
-    def _expire(self, asked: QuestionAsked) -> None:
-        """Nobody answered in time."""
-        outcome = self._life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
-        reason = f"nobody answered question {asked.question!r} in time"
-        if outcome == "pause":
-            self._life.observe(RunPaused(reason, "timeout"))
-            return
-        changes: tuple[PlanChange, ...] = ()
-        if outcome == "abort":
-            changes = (AbortRun(reason=reason),)
-        elif outcome == "skip":
-            live = self._run.live
-            stuck = [t for t in asked.holds if live.entry(t).state in STUCK or live.entry(t).state is TaskState.READY]
-            changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in stuck)
-        self._close(asked, QuestionAnswered(asked.question, outcome, "timeout"))
-        kind: DecisionKind = "abort" if outcome == "abort" else "execute" if changes else "keep"
-        if changes:
-            self._run._revise(changes, reason, "timeout", triggers=asked.triggers, replan=asked.replan)
-        self._life.commit(Decided(asked.replan, asked.triggers, kind, f"timeout-{outcome}", reason, by="timeout"))
+    async def _expire(self, asked: QuestionAsked) -> None:
+        """Close a question that nobody answered in time, as soon as the store takes it."""
+        life = self._life
+        outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
+        while asked.question in life.ledger.questions and life.end is None:
+            try:
+                if is_stale(asked, self._run.live):
+                    self._withdraw(asked)
+                elif outcome == "pause":
+                    life.commit(RunPaused(f"nobody answered question {asked.question!r} in time", "timeout"))
+                    return
+                else:
+                    self._settle(asked, at_timeout(asked, outcome, self._run.live, life.ledger))
+            except StoreError:
+                await life.store_back()
 
     def _contain(self, where: str, error: Exception) -> None:
         if self._life.end is None:
             self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
-
-
-def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
-    """A hash of the states and documents of tasks, to see whether they have changed."""
-    digest = hashlib.sha256()
-    for task_id in tasks:
-        entry = live.entry(task_id)
-        digest.update(f"{task_id}:{entry.state}:{entry.attempts}:{entry.removed}:".encode())
-        digest.update(entry.task.model_dump_json().encode())
-    return digest.hexdigest()
-
-
-def holds_for(candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan) -> tuple[TaskId, ...]:
-    """The tasks that a question is about; what depends on them cannot run while they are held."""
-    ids: dict[TaskId, None] = {}
-    for candidate in candidates:
-        if not candidate.rejected:
-            ids.update(dict.fromkeys(touched(candidate.alternative.changes)))
-    for trigger in triggers:
-        ids.update(dict.fromkeys(trigger.tasks[:100]))
-    return tuple(task_id for task_id in ids if task_id in live)

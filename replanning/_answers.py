@@ -1,0 +1,163 @@
+"""What an answer to a question means, and whether it can be taken. Looks at a plan and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple, get_args
+
+from replanning._changes import AbortRun, PlanChange, SkipTask, parse_changes, touched
+from replanning._errors import ChangeRefused, Problem, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning._ids import QuestionId, TaskId
+from replanning._interfaces import Answer
+from replanning._ledger import Ledger
+from replanning._live import LivePlan
+from replanning._records import Candidate, DecisionKind, QuestionAnswered, QuestionAsked, Verdict
+from replanning._states import STUCK, WAITING
+from replanning._triggers import Trigger
+from replanning._wording import shown
+
+CHANGED: Final = "the tasks it is about have changed since it was asked"
+"""Why a question is withdrawn."""
+
+_VERDICTS: Final = get_args(Verdict)
+
+
+class Settlement(NamedTuple):
+    """What a closed question comes to: what is changed and why, and the decision on record."""
+
+    changes: tuple[PlanChange, ...]
+    reason: str
+    by: str
+    chosen: int | None
+    decision: DecisionKind
+    rule: str
+    because: str
+
+
+def understood(answer: object) -> Answer:
+    """An answer whose every part is what it should be: gates are other people's code, and messages come from anywhere.
+
+    Raises:
+        ChangeRefused: it is none; names everything that is wrong with it.
+    """
+    if not isinstance(answer, Answer):
+        raise ChangeRefused([Problem("answer", f"expected an Answer, got {shown(answer)}")])
+    verdict, choice = answer.verdict, answer.choice
+    problems = []
+    if verdict not in _VERDICTS:
+        problems.append(Problem("verdict", f"{shown(verdict)} is no verdict; expected approve, reject or modify"))
+    if not isinstance(choice, int):
+        problems.append(Problem("choice", f"expected the number of a candidate, got {shown(choice)}"))
+    problems += [
+        Problem(name, f"expected a text, got {shown(text)}")
+        for name in ("by", "comment")
+        if not isinstance(text := getattr(answer, name), str)
+    ]
+    if problems:
+        raise ChangeRefused(problems)
+    return replace(answer, changes=parse_changes(answer.changes))
+
+
+def changes_of(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[PlanChange, ...]:
+    """The changes that an answer stands for, which fit the plan.
+
+    Raises:
+        StaleAnswer: the tasks it is about have changed since.
+        ChangeRefused: there is no such candidate, or a person's own changes do not fit.
+    """
+    if answer.verdict == "reject":
+        return ()
+    if is_stale(asked, live):
+        raise StaleAnswer(f"question {asked.question!r}: {CHANGED}; replanning is considered anew")
+    if answer.verdict == "modify":
+        changes = answer.changes
+        if not changes:
+            raise ChangeRefused([Problem("changes", "modify needs at least one change; to keep the plan, reject")])
+    else:
+        have = len(asked.candidates)
+        if not 0 <= answer.choice < have:
+            text = f"question {asked.question!r} has {have} candidate{'s' * (have != 1)}, numbered from 0"
+            raise ChangeRefused([Problem("choice", f"{answer.choice} is not one of them: {text}")])
+        changes = asked.candidates[answer.choice].alternative.changes
+    if problems := live.check(changes):
+        raise ChangeRefused(problems)
+    return changes
+
+
+def not_open(question: QuestionId, ledger: Ledger) -> ReplanningError:
+    """Why a question cannot be answered."""
+    closing = ledger.closed.get(question)
+    if closing is None:
+        return UnknownQuestion(question, "it was never asked")
+    if closing.verdict == "withdrawn":
+        return StaleAnswer(f"question {question!r}: {closing.comment}")
+    return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}")
+
+
+def at_timeout(
+    asked: QuestionAsked, outcome: Literal["abort", "skip", "continue"], live: LivePlan, ledger: Ledger
+) -> QuestionAnswered:
+    """How a question is closed that nobody answered in time."""
+    reason = f"nobody answered question {asked.question!r} in time"
+    changes: tuple[PlanChange, ...] = ()
+    if outcome == "abort":
+        changes = (AbortRun(reason=reason),)
+    elif outcome == "skip":
+        # What the triggers are about, not all that the candidates would have touched.
+        tasks = [t for trigger in asked.triggers for t in ledger.triggers[trigger].tasks if t in live]
+        left = [
+            t for t in dict.fromkeys(tasks) if live.entry(t).state in (*STUCK, *WAITING) and not live.entry(t).removed
+        ]
+        changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in left)
+    return QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
+
+
+def settlement(asked: QuestionAsked, closing: QuestionAnswered) -> Settlement:
+    """What follows from how a question was closed."""
+    by_person = closing.verdict in _VERDICTS
+    chosen = closing.choice if closing.verdict == "approve" else None
+    alternative = None if chosen is None else asked.candidates[chosen].alternative
+    changes = closing.changes if alternative is None else alternative.changes
+    aborts = any(isinstance(change, AbortRun) for change in changes)
+    who = closing.by or "a person"
+    return Settlement(
+        changes,
+        closing.comment if alternative is None else alternative.reason,
+        (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout",
+        chosen,
+        "abort" if aborts else "execute" if changes else "keep",
+        f"{'person' if by_person else 'timeout'}-{closing.verdict}",
+        closing.comment or f"{closing.verdict} by {who}",
+    )
+
+
+def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:
+    """Whether the tasks that a question is about have changed since it was asked."""
+    return footprint_hash(live, asked.holds) != asked.footprint
+
+
+def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
+    """A hash of the states and documents of tasks, to see whether they have changed.
+
+    That a task which waits has nothing more to wait for is no change.
+    """
+    digest = hashlib.sha256()
+    for task_id in tasks:
+        entry = live.entry(task_id)
+        state = "waiting" if entry.state in WAITING else entry.state
+        digest.update(f"{task_id}:{state}:{entry.attempts}:{entry.removed}:".encode())
+        digest.update(entry.task.model_dump_json().encode())
+    return digest.hexdigest()
+
+
+def holds_for(candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan) -> tuple[TaskId, ...]:
+    """The tasks that a question is about; what depends on them cannot run while they are held."""
+    ids: dict[TaskId, None] = {}
+    for candidate in candidates:
+        if not candidate.rejected:
+            ids.update(dict.fromkeys(touched(candidate.alternative.changes)))
+    for trigger in triggers:
+        ids.update(dict.fromkeys(trigger.tasks[:100]))
+    return tuple(task_id for task_id in ids if task_id in live)

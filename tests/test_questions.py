@@ -1,0 +1,620 @@
+"""Questions to people: when they are asked, what they hold, how they are answered, and what follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replanning import Answer, ChangeRefused, ReplanningError, ReplanRequest, Retry, Task, TaskContext
+from replanning.changes import AddTask, RetryTask, SkipTask
+from replanning.errors import StaleAnswer, UnknownQuestion
+from replanning.events import (
+    AlternativesConsidered,
+    AnswerRefused,
+    AttemptStarted,
+    QuestionAsked,
+    QuestionReminded,
+    TriggerAttached,
+    TriggerFired,
+)
+from replanning.history import MemoryStore, SqliteStore
+from replanning.orchestrators import SequentialOrchestrator
+from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
+from tests.parts import Proposer, alternative, bodies, chain, failing, plan
+from tests.question_parts import asking, dialogue, proposing, retry, two_ways
+
+APPROVE = Answer("approve", by="ada")
+REJECT = Answer("reject", by="ada", comment="not now")
+
+
+# When a person is asked
+
+
+async def test_doubt_asks() -> None:
+    """A low score asks, with every candidate, its score in parts, what it would change, and until when."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate)
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert (result.status, clock.elapsed) == ("succeeded", 60)
+    (question,) = gate.questions
+    assert (question.run, question.holds, question.deadline) == (result.run, ("a",), question.asked_at + 300)
+    assert "a is broken" in question.text
+    assert "confidence 0.61 is below 0.7" in question.text
+    assert [trigger.kind for trigger in question.triggers] == ["task-failed"]
+    assert [candidate.alternative.reason for candidate in question.candidates] == ["another way", "without it"]
+    assert question.candidates[0].score is not None
+    assert question.candidates[0].score.self_assessment == 0.4
+    assert "- a [FAILED]\n+ a~2 [PENDING]\n  b: waiting for a~2 instead of a" in question.diffs[0]
+    assert "+ a [SKIPPED]" in question.diffs[1]
+
+
+async def test_confidence_does_not_ask() -> None:
+    """An alternative that deserves confidence is applied without asking."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate()
+        result = await asking(clock, proposing(SkipTask(task_id="a"), confidence=0.9), gate=gate).execute(
+            chain("a"), failing("a")
+        )
+    assert (result.status, gate.questions) == ("succeeded", [])
+
+
+async def test_approval_of_everything() -> None:
+    """With require_approval every change is asked for, however good it looks."""
+    async with VirtualClock() as clock:
+        engine = asking(
+            clock, proposing(SkipTask(task_id="a"), confidence=1.0), alternatives={"require_approval": True}
+        )
+        result = await engine.execute(chain("a"), failing("a"))
+    assert result.status == "needs_human"
+    assert dialogue(engine, result.run) == ["asked q1", "ask approval-required"]
+
+
+@pytest.mark.parametrize("kind", ["task-failed", "timeout", "human-request", "context-changed", "resource-changed"])
+async def test_kinds_that_always_ask(kind: str) -> None:
+    """A person decides about every trigger of a kind for which the settings say so, and about no other."""
+    for chosen in (kind, "better-path-found"):
+        async with VirtualClock() as clock:
+            confident = proposing(AddTask(task=Task(id="extra")), confidence=1.0)
+            engine = asking(clock, confident, approval={"always_for": [chosen]})
+            tasks = [
+                Task(id="slow"),
+                Task(id="bad"),
+                Task(id="late", timeout=1),
+                Task(id="reader", arguments={"x": "${context.x}"}, depends_on=("slow",)),
+                Task(id="user", resources={"gpu": 2}, depends_on=("slow",)),
+            ]
+            async with engine.open(plan(*tasks, context={"x": 1}, resources={"gpu": 2})) as run:
+                if kind == "task-failed":
+                    run.failed(run.started("bad"), "broken")
+                elif kind == "timeout":
+                    run.started("late")
+                elif kind == "human-request":
+                    run.request_replan("please")
+                elif kind == "context-changed":
+                    run.change_context({"x": 2})
+                else:
+                    run.change_resource("gpu", capacity=1)
+                await clock.sleep(5)
+            (fired,) = bodies(engine.store, run.id, TriggerFired)
+            assert fired.trigger.kind == kind
+            assert ("ask always-ask" in dialogue(engine, run.id)) is (chosen == kind)
+
+
+async def test_an_unreachable_goal_asks_by_default() -> None:
+    """When nothing can run any more, a person decides, unless the settings take the kind off the list."""
+    for default, status in ((True, "needs_human"), (False, "succeeded")):
+        async with VirtualClock() as clock:
+
+            def stuck(request: ReplanRequest):
+                kind = request.triggers[0].kind
+                return [alternative(SkipTask(task_id="a"))] if kind == "goal-unreachable" else []
+
+            engine = asking(clock, stuck) if default else asking(clock, stuck, approval={"always_for": []})
+            result = await engine.execute(chain("a"), failing("a"))
+        assert result.status == status
+
+
+async def test_repeating_what_was_cut_off_asks() -> None:
+    """To run a task again that was cut off, and may have taken effect, needs a person's word unless it is idempotent."""
+    for idempotent, spoken in (
+        (False, ["asked q1", "ask not-idempotent"]),
+        (True, ["revised by policy", "execute confident"]),
+    ):
+        async with VirtualClock() as clock:
+            work = ScriptedExecutor({"a": [hangs(), returns()]}, clock=clock)
+            engine = asking(clock, retry)
+            task = Task(id="a", timeout=10, idempotent=idempotent, retry=Retry(max_attempts=1))
+            result = await engine.execute(plan(task), work)
+        assert dialogue(engine, result.run) == spoken
+
+
+async def test_repeating_what_an_end_of_the_process_cut_off_asks(tmp_path: Path) -> None:
+    """The same holds for what was running when the process ended: it is asked about after the resume."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, retry, store=store)
+        async with engine.open(chain("a")) as run:
+            run.started("a")
+        result = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
+    assert (result.status, dialogue(engine, run.id)) == ("needs_human", ["asked q1", "ask not-idempotent"])
+    store.close()
+
+
+async def test_a_dangerous_tool_asks() -> None:
+    """A tool that the plan calls dangerous is not taken up without a person's word."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, proposing(AddTask(task=Task(id="x", tool="rm")), confidence=1.0))
+        document = plan(Task(id="a"), tools=[{"name": "rm", "dangerous": True}])
+        async with engine.open(document) as run:
+            run.request_replan("clean up")
+            await clock.sleep(1)
+            run.succeeded(run.started("a"))
+            result = await run.wait()
+    assert result.status == "succeeded"
+    assert dialogue(engine, run.id) == ["asked q1", "ask dangerous-tool"]
+
+
+# What waits, and what does not
+
+
+async def test_only_the_footprint_waits() -> None:
+    """While a person thinks, what the question is about waits with its dependents, and everything else runs."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate)
+        began: dict[str, float] = {}
+
+        async def work(task: Task, context: TaskContext) -> None:
+            began[task.id] = clock.elapsed
+            if task.id == "a":
+                raise ValueError("broken")
+            await clock.sleep(5)
+
+        tasks = (
+            Task(id="a"),
+            Task(id="b", depends_on=("a",)),
+            *(Task(id=i) for i in "wx"),
+            Task(id="y", depends_on=("x",)),
+        )
+        result = await engine.execute(plan(*tasks), work)
+    assert result.status == "succeeded"
+    assert began == {"a": 0, "w": 0, "x": 0, "y": 5, "a~2": 60, "b": 65}
+
+
+async def test_a_ready_task_is_held() -> None:
+    """A task that could run is not handed out while a question is about it, and is when the question is rejected."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(REJECT, after=60)], clock=clock)
+        engine = asking(clock, gate=gate)
+        began: dict[str, float] = {}
+
+        async def work(task: Task, context: TaskContext) -> None:
+            began[task.id] = clock.elapsed
+            if task.id == "slow":
+                context._run.request_replan("is c right?", tasks=["c"])
+                await clock.sleep(20)
+
+        tasks = (Task(id="slow"), Task(id="other", depends_on=("slow",)), Task(id="c", depends_on=("slow",)))
+        result = await engine.execute(plan(*tasks), work)
+    assert result.status == "succeeded"
+    assert began == {"slow": 0, "other": 20, "c": 60}
+
+
+async def test_a_dependency_that_finishes_is_no_change() -> None:
+    """That a held task becomes ready meanwhile does not make an approval stale."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate)
+        async with engine.open(chain("slow", "c")) as run:
+            attempt = run.started("slow")
+            run.request_replan("is c right?", tasks=["c"])
+            await clock.sleep(20)
+            run.succeeded(attempt)
+            await clock.sleep(50)
+            run.succeeded(run.started("c~2"))
+            result = await run.wait()
+    assert result.status == "succeeded"
+    assert dialogue(engine, run.id) == [
+        "asked q1",
+        "ask low-confidence",
+        "q1 approve",
+        "revised by person:ada",
+        "execute person-approve",
+    ]
+
+
+async def test_a_later_trigger_waits_with_the_question() -> None:
+    """A trigger on what a question holds is attached to it, and is considered when it has been answered."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(REJECT, after=100)], clock=clock)
+        provider = Proposer(lambda request: two_ways(request) if request.triggers[0].kind == "task-failed" else [])
+        engine = asking(clock, provider, gate=gate)
+        async with engine.open(plan(Task(id="a", arguments={"x": "${context.x}"}), context={"x": 1})) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(10)
+            run.change_context({"x": 2})
+            await clock.sleep(10)
+            assert [body.trigger for body in bodies(engine.store, run.id, TriggerAttached)] == ["t2"]
+            assert len(provider.requests) == 1
+            result = await run.wait()
+    assert result.status == "failed"
+    assert [request.triggers[0].kind for request in provider.requests] == [
+        "task-failed",
+        "context-changed",
+        "goal-unreachable",
+    ]
+    assert dialogue(engine, run.id)[:4] == ["asked q1", "ask low-confidence", "q1 reject", "keep person-reject"]
+
+
+async def test_two_questions_at_once() -> None:
+    """Questions about different tasks are open side by side, and answered in any order."""
+    async with VirtualClock() as clock:
+        delays = {"a": 60, "b": 30}
+        gate = ScriptedGate(lambda question: returns(APPROVE, after=delays[question.holds[0]]), clock=clock)
+        engine = asking(clock, gate=gate)
+        result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"))
+    assert (result.status, clock.elapsed) == ("succeeded", 60)
+    assert [line for line in dialogue(engine, result.run) if line[0] == "q"] == ["q2 approve", "q1 approve"]
+
+
+# Answers
+
+
+@pytest.mark.parametrize(("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})])
+async def test_approve(choice: int, outputs: dict[str, object]) -> None:
+    """Whichever candidate is approved is the one that is carried out, and the record says by whom."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(Answer("approve", by="ada", choice=choice), after=5)], clock=clock)
+        engine = asking(clock, gate=gate)
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert (result.status, result.outputs) == ("succeeded", outputs)
+    assert [(r.by, r.chosen, r.replan) for r in result.revisions] == [("person:ada", choice, "r1")]
+    assert dialogue(engine, result.run)[2:] == ["q1 approve", "revised by person:ada", "execute person-approve"]
+
+
+async def test_reject() -> None:
+    """A rejection keeps the plan, and the record has the reason."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate([REJECT]))
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert (result.status, result.revisions) == ("failed", ())
+    assert dialogue(engine, result.run)[2:4] == ["q1 reject", "keep person-reject"]
+    assert engine.history(result.run).events[0].reason == "not now"
+
+
+async def test_modify() -> None:
+    """A person's own changes are applied in place of all candidates."""
+    async with VirtualClock() as clock:
+        mine = (SkipTask(task_id="a"), AddTask(task=Task(id="instead"), before=("b",)))
+        engine = asking(clock, gate=ScriptedGate([Answer("modify", "ada", changes=mine)]))
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert (result.status, result.outputs) == ("succeeded", {"a": None, "b": "b", "instead": "instead"})
+    assert [(r.by, r.chosen, r.changes) for r in result.revisions] == [("person:ada", None, mine)]
+
+
+async def test_changes_that_do_not_fit() -> None:
+    """Changes of a person that do not fit are refused, with every problem; the question stays and is asked again."""
+    async with VirtualClock() as clock:
+        wrong = Answer(
+            "modify", "ada", changes=(RetryTask(task_id="ghost"), SkipTask(task_id="b"), RetryTask(task_id="b"))
+        )
+        gate = ScriptedGate([wrong, Answer("modify"), Answer("modify", "ada", changes=(SkipTask(task_id="a"),))])
+        engine = asking(clock, gate=gate)
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert result.status == "succeeded"
+    assert len({question.id for question in gate.questions}) == 1
+    refused = [body.reason for body in bodies(engine.store, result.run, AnswerRefused)]
+    assert "there is no task 'ghost'" in refused[0]
+    assert "at least one change" in refused[1]
+    assert refused == [question.refused for question in gate.questions[1:]]
+
+
+async def test_answer_by_calling_the_engine() -> None:
+    """An answer given to the engine, as from a web handler, is carried out before the call returns."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate()
+        engine = asking(clock, gate=gate)
+        async with engine.open(chain("a", "b")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            assert question == engine.pending(run.id)[0] == gate.questions[0]
+            with pytest.raises(ChangeRefused, match=r"changes\[0\].*kind"):
+                engine.answer(question.id, "modify", changes=[{"kind": "explode"}])
+            with pytest.raises(ChangeRefused, match="'ghost'"):
+                engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "ghost"}])
+            assert engine.pending() == [question]
+            engine.answer(question.id, "modify", by="ada", changes=[{"kind": "skip", "task_id": "a"}])
+            assert engine.pending() == []
+            assert run.live.revision == 1
+            run.succeeded(run.started("b"))
+            result = await run.wait()
+    assert result.status == "succeeded"
+    assert result.revisions[0].by == "person:ada"
+
+
+async def test_changes_as_objects() -> None:
+    """A Python program may give changes to `engine.answer` as they are."""
+    async with VirtualClock() as clock:
+        engine = asking(clock)
+        result = await engine.execute(chain("a"), failing("a"))
+        engine.answer(result.questions[0], "modify", changes=[SkipTask(task_id="a")])
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == "succeeded"
+
+
+async def test_answers_that_are_none() -> None:
+    """A wrong id, verdict or choice, and a second answer, are refused in words that say what is right."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate())
+        async with engine.open(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            for wrong in ("nonsense", "", f"{run.id}.q7", "nobody.q1", "../../etc/passwd.q1"):
+                with pytest.raises(UnknownQuestion):
+                    engine.answer(wrong, "reject")
+            with pytest.raises(ReplanningError, match="expected approve, reject or modify"):
+                engine.answer(question.id, "yes")  # type: ignore[arg-type]
+            with pytest.raises(ChangeRefused, match="2 candidates, numbered from 0"):
+                engine.answer(question.id, "approve", choice=2)
+            engine.answer(question.id, "reject", by="ada")
+            with pytest.raises(UnknownQuestion, match=r"answered already.*reject.*ada"):
+                engine.answer(question.id, "approve")
+    assert dialogue(engine, run.id)[2:4] == ["q1 reject", "keep person-reject"]
+
+
+async def test_the_comment_has_no_secrets() -> None:
+    """What a person writes is cleaned of secrets before it is recorded."""
+    secret = "sk-abcdefghijklmnopqrstuvwxyz"
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate([Answer("reject", comment=f"use {secret}")]))
+        result = await engine.execute(chain("a"), failing("a"))
+    assert secret not in repr(list(engine.store.read(result.run)))
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")]
+)
+async def test_nobody_answers(outcome: str, status: str) -> None:
+    """When nobody answers in time, what the settings say happens, and is recorded as decided by the timeout."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": outcome})
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    assert (result.status, clock.elapsed) == (status, 300)
+    closing = [] if outcome == "pause" else [f"q1 {outcome}"]
+    assert [line for line in dialogue(engine, result.run) if line[0] == "q"] == closing
+    if outcome != "continue":
+        assert result.questions == ((f"{result.run}.q1",) if outcome == "pause" else ())
+    if outcome in ("abort", "pause"):
+        assert "nobody answered" in result.reason
+
+
+@pytest.mark.parametrize(("durable", "status"), [(True, "paused"), (False, "aborted")])
+async def test_nobody_answers_by_default(durable: bool, status: str, tmp_path: Path) -> None:
+    """Unless the settings say otherwise, the run pauses where it can be resumed, and is aborted where it cannot."""
+    store = SqliteStore(f"{tmp_path}/history.db") if durable else MemoryStore()
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate(), store=store)
+        result = await engine.execute(chain("a"), failing("a"))
+    assert (result.status, clock.elapsed) == (status, 300)
+    store.close()
+
+
+async def test_skip_concerns_what_failed() -> None:
+    """A question that closes by skipping skips what it was about, and not what the candidates would have touched."""
+    async with VirtualClock() as clock:
+        both = proposing(SkipTask(task_id="a"), RetryTask(task_id="b"))
+
+        async def work(task: Task, context: TaskContext) -> None:
+            if task.id in "ab":
+                raise ValueError("broken")
+
+        engine = asking(clock, both, gate=ScriptedGate(), approval={"on_timeout": "skip"})
+        result = await engine.execute(
+            plan(Task(id="b", optional=True), Task(id="a", depends_on=("c",)), Task(id="c")), work
+        )
+    assert result.status == "succeeded"
+
+
+async def test_reminder() -> None:
+    """A person is reminded once, before the time is up, and not after the answer."""
+    for answered, reminders in ((100, []), (290, [240])):
+        async with VirtualClock() as clock:
+            gate = ScriptedGate([returns(REJECT, after=answered)], clock=clock)
+            engine = asking(clock, gate=gate)
+            start = clock.now()
+            result = await engine.execute(chain("a"), failing("a"))
+            records = engine.store.read(result.run)
+        assert [r.at - start for r in records if isinstance(r.body, QuestionReminded)] == reminders
+        assert gate.reminders == gate.questions[: len(reminders)]
+
+
+async def test_waiting_costs_no_time() -> None:
+    """The time for which a question is open does not count against the budget's wall clock."""
+    for wait, status in ((250, "succeeded"), (0, "succeeded")):
+        async with VirtualClock() as clock:
+            gate = ScriptedGate([returns(Answer("approve"), after=wait)], clock=clock)
+            engine = asking(clock, gate=gate, budget={"wall_clock": 100})
+            work = ScriptedExecutor({"a": raises(ValueError(), after=10), "a~2": returns(after=80)}, clock=clock)
+            result = await engine.execute(chain("a"), work)
+        assert (result.status, clock.elapsed) == (status, wait + 90)
+
+
+# Later, and elsewhere
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> None:
+    """Without a gate the rest runs and the question is stored; an answer given later is carried out by a resume."""
+    store = SqliteStore(f"{tmp_path}/history.db") if kind == "sqlite" else MemoryStore()
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store)
+        document = plan(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="other"))
+        result = await engine.execute(document, failing("a"))
+        assert (result.status, result.outputs) == ("needs_human", {"other": "other"})
+        other = asking(clock, store=store) if elsewhere else engine
+        (question,) = other.pending()
+        assert (question.id, question.deadline) == (result.questions[0], None)
+        assert "+ a~2" in question.diffs[0]
+        with pytest.raises(ChangeRefused, match="numbered from 0"):
+            other.answer(question.id, "approve", choice=5)
+        other.answer(question.id, "approve", by="ada")
+        resumed = await other.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": "a~2", "b": "b", "other": "other"})
+    assert [revision.by for revision in resumed.revisions] == ["person:ada"]
+    started = [body.task for body in bodies(store, result.run, AttemptStarted)]
+    assert sorted(started) == ["a", "a~2", "b", "other"]
+    store.close()
+
+
+async def test_resumed_without_an_answer() -> None:
+    """A run that is resumed before anybody answered needs the same answer as before, and asks no second time."""
+    async with VirtualClock() as clock:
+        engine = asking(clock)
+        result = await engine.execute(chain("a"), failing("a"))
+        again = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (again.status, again.questions) == ("needs_human", result.questions)
+    assert len(bodies(engine.store, result.run, QuestionAsked)) == 1
+
+
+async def test_resumed_with_a_gate() -> None:
+    """A question that a run without a gate left open is put to the gate of whoever resumes it, and given time."""
+    async with VirtualClock() as clock:
+        store = MemoryStore()
+        result = await asking(clock, store=store).execute(chain("a"), failing("a"))
+        await clock.sleep(1000)
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate, store=store)
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == "succeeded"
+    assert gate.questions[0].deadline == clock.now() - 60 + 300
+
+
+async def test_resumed_after_its_time_was_up(tmp_path: Path) -> None:
+    """A question for which the run paused is asked again by a resume, with time to answer, and an answer goes on."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
+        assert paused.status == "paused"
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate, store=store)
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
+    assert (resumed.status, clock.elapsed) == ("succeeded", 360)
+    store.close()
+
+
+async def test_answered_after_its_time_was_up(tmp_path: Path) -> None:
+    """An answer that is left for a run that paused is carried out as soon as it is resumed; nobody is asked again."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
+        gate = ScriptedGate()
+        engine = asking(clock, gate=gate, store=store)
+        engine.answer(paused.questions[0], "approve", by="ada")
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
+    assert (resumed.status, gate.questions, clock.elapsed) == ("succeeded", [], 300)
+    store.close()
+
+
+async def test_downtime_costs_no_time(tmp_path: Path) -> None:
+    """The time between the end of a run and its resume does not count against the budget's wall clock."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store, budget={"wall_clock": 100})
+        work = ScriptedExecutor(default=returns(after=40), clock=clock)
+        async with engine.open(chain("a", "b")) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    await work(task, attempt.context)
+                    run.pause()
+        await clock.sleep(1000)
+        resumed = await engine.attach(SequentialOrchestrator(work)).resume(run.id)
+    assert resumed.status == "succeeded"
+    store.close()
+
+
+# The plan moves on
+
+
+async def test_stale_answer() -> None:
+    """An approval of something that has changed since is refused, and what still holds is considered anew."""
+    async with VirtualClock() as clock:
+        provider = Proposer(two_ways)
+        engine = asking(clock, provider, gate=ScriptedGate())
+        async with engine.open(chain("a", "b")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            run.modify_task("a", arguments={"fast": False})
+            with pytest.raises(StaleAnswer, match="changed since"):
+                engine.answer(question.id, "approve", by="ada")
+            await clock.sleep(40)
+            (second,) = engine.pending()
+            assert second.id != question.id
+            assert len(provider.requests) == 2
+            engine.answer(second.id, "approve", by="ada", choice=1)
+            run.succeeded(run.started("b"))
+            result = await run.wait()
+    assert result.status == "succeeded"
+    assert [line for line in dialogue(engine, run.id) if line[0] in "aq"] == [
+        "asked q1",
+        "ask low-confidence",
+        "q1 withdrawn",
+        "asked q2",
+        "ask low-confidence",
+        "q2 approve",
+    ]
+
+
+async def test_a_question_that_an_edit_has_settled() -> None:
+    """A question is withdrawn when somebody repairs by hand what it is about; the run does not wait for it."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate())
+        async with engine.open(chain("a", "b")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            run.replace_task("a", Task(id="mine"))
+            assert engine.pending() == []
+            for name in ("mine", "b"):
+                run.succeeded(run.started(name))
+            result = await run.wait()
+            with pytest.raises(StaleAnswer, match="changed since"):
+                engine.answer(question.id, "approve")
+    assert (result.status, clock.elapsed) == ("succeeded", 1)
+
+
+async def test_time_is_up_for_what_has_changed() -> None:
+    """A question whose tasks have changed is withdrawn when its time is up: nothing is aborted for it."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": "abort"})
+        async with engine.open(plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))) as run:
+            attempt = run.started("slow")
+            run.request_replan("is slow right?", tasks=["slow"])
+            await clock.sleep(1)
+            run.succeeded(attempt)
+            run.succeeded(run.started("c"))
+            await clock.sleep(400)
+            result = await run.wait()
+    assert result.status == "succeeded"
+
+
+async def test_asked_once_for_one_cause() -> None:
+    """What a person rejected, or left unanswered, is not put to them again when it leaves the plan stuck."""
+    for answer, outcome in ((REJECT, "pause"), (hangs(), "continue")):
+        async with VirtualClock() as clock:
+            gate = ScriptedGate([answer], clock=clock)
+            engine = asking(clock, gate=gate, approval={"on_timeout": outcome})
+            result = await engine.execute(chain("a", "b"), failing("a"))
+        assert (result.status, len(gate.questions)) == ("failed", 1)
+        last = bodies(engine.store, result.run, AlternativesConsidered)[-1]
+        assert [candidate.rejected for candidate in last.candidates] == [
+            "a person was asked about the same already"
+        ] * 2
