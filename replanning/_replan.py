@@ -169,6 +169,8 @@ class Replanner:
         """Look at the last record of a run that is taken up again, from which its process may have concluded nothing."""
         if isinstance(record.body, AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted):
             self._on_attempt_ended(record)
+        elif isinstance(record.body, Revised):
+            self._on_revised(record)
 
     async def _wait_for_store(self) -> None:
         try:
@@ -382,6 +384,12 @@ class Replanner:
 
     def _on_revised(self, record: Record) -> None:
         self._watch_outcomes()
+        assert isinstance(record.body, Revised)
+        replan = record.body.replan
+        applied = next((a for a in self._life.ledger.watching.values() if a.replan == replan), None)
+        if applied is not None and all(self._run.live.entry(root).satisfied for root in applied.roots):
+            # After a skip nothing more will end that could tell: it has worked out at once.
+            self._life.observe(OutcomeKnown(applied.replan, True, 0.0))
 
     def _watch_outcomes(self) -> None:
         """Look at the ends of attempts, from the first alternative on whose outcome is wanted."""

@@ -274,6 +274,16 @@ async def test_success_rate_is_real() -> None:
     assert mixed.success_rate == pytest.approx(2 / 3)
 
 
+async def test_skip_works_out_at_once() -> None:
+    """An alternative that skips what failed has a known outcome, although nothing more ends that could tell it."""
+
+    def skip(request: ReplanRequest) -> list[Alternative]:
+        return [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))]
+
+    history = await history_of(plan(Task(id="a", optional=True)), "a", propose=skip)
+    assert ([event.outcome for event in history.events], history.metrics.success_rate) == (["success"], 1.0)
+
+
 def test_rate_of_nothing() -> None:
     """Of no known outcome there is no success rate: neither 0 nor 1 would be true."""
     assert ReplanMetrics().success_rate is None

@@ -54,7 +54,7 @@ def answer(place: str, wanted: str | None, reply: Reply, wait: float, *, as_json
 
     with looking_into(place) as store:
         question = find_question(store, wanted)
-        _check(store, question, reply)
+        _check(question, reply)
         info = find_run(store, question.run)
         ReplanningEngine([], store=store).answer(
             question.id,
@@ -114,23 +114,12 @@ def _text(file: str) -> str:
         fail(f"{file} cannot be read: it is not UTF-8")
 
 
-def _check(store: RunStore, question: Question, reply: Reply) -> None:
-    """Find out here what would be refused there."""
+def _check(question: Question, reply: Reply) -> None:
     have = len(question.candidates)
     if reply.verdict == "approve" and not have:
         refuse(f"question {question.id!r} has no candidates to approve; answer it by reject or modify")
     if reply.verdict == "approve" and not 1 <= reply.choice <= have:
         fail(f"--choice: question {question.id!r} has candidates 1 to {have}, got {reply.choice}")
-    left = [message for message in store.inbox(question.run) if message.payload.get("question") == question.id]
-    if left:
-        said = f"{left[0].payload.get('verdict')} by {left[0].by or 'somebody'}"
-        refuse(f"question {question.id!r} has an answer that waits to be taken already: {said}")
-    if reply.verdict == "modify":
-        from replanning.history import ReplanHistory
-
-        live = ReplanHistory.of(store, question.run).replay()
-        if problems := live.check(parse_changes(list(reply.changes))):
-            raise ChangeRefused(problems)
 
 
 def _check_tasks(store: RunStore, info: RunInfo, tasks: Sequence[str]) -> None:
@@ -198,4 +187,3 @@ def _tell(store: RunStore, place: str, info: RunInfo, taken: Taken | None, said:
         show(f"left for run {info.run}, which has not taken it yet; see: {command(place, 'status', info.run)}")
     else:
         show(f"left for run {info.run}; nobody carries it out now, so go on with: {resume}")
-

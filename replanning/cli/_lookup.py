@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from replanning._answers import not_open
 from replanning._errors import ChangeRefused, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun, UnknownTask
+from replanning._ids import QuestionId
 from replanning._wording import did_you_mean
 from replanning.cli._options import DEFAULT_STORE, ExitCode, fail
 from replanning.cli._stores import open_store
+from replanning.history._standing import replayed
 
 if TYPE_CHECKING:
     from replanning.interfaces import Question, RunInfo, RunStore
@@ -78,11 +81,10 @@ def find_question(store: RunStore, wanted: str | None) -> Question:
         found = [question for _, questions in open_by_run(store, info.run) for question in questions]
         where = f"run {info.run!r} has no open question"
         if named is not None:
-            open_ones = ", ".join(question.id for question in found)
-            found = [question for question in found if question.id == f"{info.run}.{named[2]}"]
-            hint = f"open are {open_ones}" if open_ones else "it was answered already, or never asked"
+            asked = QuestionId(f"{info.run}.{named[2]}")
+            found = [question for question in found if question.id == asked]
             if not found:
-                raise UnknownQuestion(f"{info.run}.{named[2]}", hint)
+                raise not_open(asked, replayed(store.read(info.run)).ledger)
     if not found:
         refuse(where)
     if len(found) > 1:
