@@ -19,7 +19,16 @@ from replanning._answers import (
     settlement,
     understood,
 )
-from replanning._errors import ChangeRefused, NotRunning, ReplanningError, StaleAnswer, StoreError, UnknownQuestion
+from replanning._errors import (
+    ChangeRefused,
+    NotRunning,
+    Problem,
+    ReplanningError,
+    StaleAnswer,
+    StoreError,
+    UnknownQuestion,
+    Unstorable,
+)
 from replanning._ids import QuestionId, ReplanId, TaskId
 from replanning._interfaces import Answer, HumanGate, Question
 from replanning._policy import Decision
@@ -70,7 +79,12 @@ class Questions:
         """Finish what a resumed run had begun, and put the questions that it has open to the gate again."""
         self._group = group
         if self._life.ledger.answered:
-            self._carry_out()
+            self._life.cancelling = True  # the run is not at its end before all of it is taken up again
+            try:
+                self._carry_out()
+            finally:
+                self._life.cancelling = False
+        self._withdraw_stale()
         for asked in list(self._life.ledger.questions.values()):
             self._put(asked)
 
@@ -146,8 +160,9 @@ class Questions:
     def _carry_out(self) -> None:
         """Do what the answers on record say."""
         try:
-            for asked, closing in list(self._life.ledger.answered.values()):
-                self._do(asked, closing)
+            with self._life.together():
+                for asked, closing in list(self._life.ledger.answered.values()):
+                    self._do(asked, closing)
         except StoreError:
             if self._group is not None:
                 self._group.start_soon(self._carry_out_later)
@@ -157,8 +172,7 @@ class Questions:
             await self._life.store_back()
         except NotRunning:
             return  # the answer is on record: whoever resumes the run carries it out
-        with self._life.together():
-            self._carry_out()
+        self._carry_out()
 
     def _do(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         said = settlement(asked, closing)
@@ -185,6 +199,9 @@ class Questions:
             scope.cancel()
 
     def _on_revised(self, record: Record) -> None:
+        self._withdraw_stale()
+
+    def _withdraw_stale(self) -> None:
         """Withdraw what a revision has made pointless, so that nobody is asked in vain and the run does not wait."""
         for asked in list(self._life.ledger.questions.values()):
             if is_stale(asked, self._run.live):
@@ -264,6 +281,8 @@ class Questions:
             await self._life.store_back()
             try:
                 return self.answer(question_id, answer)
+            except Unstorable as error:  # it would never be taken
+                raise ChangeRefused([Problem("", str(error))]) from error
             except StoreError:
                 continue
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replanning import Alternative, HumanGate, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import Alternative, HumanGate, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.events import Decided, QuestionAnswered, QuestionAsked, Revised
 from replanning.interfaces import AlternativeProvider, RunStore
@@ -16,7 +16,8 @@ DOUBT = 0.4
 def two_ways(request: ReplanRequest) -> list[Alternative]:
     """Another tool for the first task concerned, or to go on without it; both are doubtful."""
     task_id = request.triggers[0].tasks[0]
-    other = Task(id=request.view.fresh_id(task_id))
+    new = {"id": request.view.fresh_id(task_id), "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
     return [
         alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="another way"),
         alternative(SkipTask(task_id=task_id), confidence=DOUBT - 0.05, reason="without it"),
@@ -55,7 +56,8 @@ def asking(
 def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
     """What was asked, answered, changed and decided, in a few words each, of a run that keeps every promise."""
     records = list(engine.store.read(run))  # type: ignore[arg-type]
-    assert broken_promises(records) == []
+    broken = broken_promises(records)
+    assert broken == [], broken
     lines = []
     for body in (record.body for record in records):
         if isinstance(body, QuestionAsked):
