@@ -242,8 +242,8 @@ class Questions:
                     group.cancel_scope.cancel()
             if overdue:
                 await self._expire(asked)
-        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
-            self._contain("gate", error)
+        except NotRunning:
+            pass  # the run has ended while the store failed
         finally:
             for alarm in alarms:
                 alarm.cancel()
@@ -261,19 +261,21 @@ class Questions:
         return question, None if asked.question in life.ledger.reminded else remind_at
 
     async def _ask_until_taken(self, question: Question, gate: HumanGate) -> None:
-        for _ in range(REFUSALS):
-            if question.id not in self._life.ledger.questions:
-                return
-            answer = await gate.ask(question)
-            try:
-                await self._take(question.id, answer)
-            except (StaleAnswer, UnknownQuestion, NotRunning):
-                return
-            except ChangeRefused as error:
-                question = replace(question, refused=str(error))
-            else:
-                return
-        raise ReplanningError(f"{REFUSALS} answers in a row were refused; the last one: {question.refused}")
+        try:
+            for _ in range(REFUSALS):
+                if question.id not in self._life.ledger.questions:
+                    return
+                try:
+                    await self._take(question.id, await gate.ask(question))
+                except ChangeRefused as error:
+                    question = replace(question, refused=str(error))
+                else:
+                    return
+            raise ReplanningError(f"{REFUSALS} answers in a row were refused: {question.refused}")
+        except (StaleAnswer, UnknownQuestion, NotRunning):
+            return
+        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
+            self._contain("gate", error)
 
     async def _take(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer, as soon as the store does."""
