@@ -36,6 +36,9 @@ from replanning._telemetry import UNTRACED, Spans, Telemetry
 from replanning._version import __version__
 from replanning.history._owner import owner_id
 
+_NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed)
+"""Records that only follow from others, or from which nothing follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opener:
@@ -296,7 +299,7 @@ def _readdressed(record: Record, run: RunId) -> Record:
 def _past(records: Sequence[Record]) -> Past:
     """What a run that is taken up again must know of its past, beside live plan and ledger."""
     last = len(records) - 1
-    while last and isinstance(records[last].body, TriggerFired | TriggerDropped | OutcomeKnown | Contained):
+    while last and isinstance(records[last].body, _NO_CAUSES):
         last -= 1
     opened, forked = records[0].body, isinstance(records[-1].body, Revised)
     assert isinstance(opened, RunOpened)
