@@ -35,11 +35,11 @@ class Delivery:
     def __init__(self, run: PlanRun, exporters: Sequence[Exporter]) -> None:
         self._life = run._life
         self._lines = [_Line(run, exporter) for exporter in exporters if type(exporter).export is not Exporter.export]
+        self._life.taps += [line.put for line in self._lines]
 
     def begin(self, group: anyio.abc.TaskGroup) -> None:
-        """Hand over from now on, in tasks of this group."""
+        """Hand over from now on, in tasks of this group, also what has been recorded before."""
         for line in self._lines:
-            self._life.taps.append(line.put)
             group.start_soon(line.deliver)
 
     async def close(self) -> None:

@@ -287,6 +287,7 @@ class ReplanningEngine:
                 yield run
         finally:
             del self._open[run.id]
+            self.monitor.unwatch(run)  # where the orchestrator was cancelled, nobody did
             await delivery.finish()
 
     def _earlier(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:

@@ -1,0 +1,146 @@
+"""Spans as a tree that can be compared: names, kinds, status, attributes and links, without random ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1 import trace_pb2
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+class Flat(NamedTuple):
+    """One span, wherever it was read from; `parent` is None for the first of a trace."""
+
+    id: str
+    parent: str | None
+    name: str
+    kind: str
+    attributes: dict[str, object]
+    links: tuple[tuple[str, object], ...]
+    error: str | None
+    start: int
+    end: int
+
+
+class Node(NamedTuple):
+    """One span with what it consists of, in the order of their beginnings.
+
+    Attributes:
+        attributes: those of this project under their short name, such as `run.id`; others under their own.
+        links: what it points to, by the attempt's id or the span's name, and how it comes from there.
+        error: the description, if it is an error.
+    """
+
+    name: str
+    attributes: dict[str, object]
+    children: tuple[Node, ...] = ()
+    links: tuple[tuple[str, object], ...] = ()
+    error: str | None = None
+    seconds: float = 0.0
+
+
+class Spans:
+    """Spans in memory.
+
+    Attributes:
+        provider: where to send them.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._memory = InMemorySpanExporter()
+        self.provider = provider or TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
+
+    @property
+    def finished(self) -> Sequence[ReadableSpan]:
+        """Every span that has ended, in the order of their ends."""
+        return self._memory.get_finished_spans()
+
+    @property
+    def traces(self) -> set[int]:
+        """The ids of the traces."""
+        return {span.context.trace_id for span in self.finished}
+
+    @property
+    def flat(self) -> list[Flat]:
+        """The same, as they are compared."""
+        return [recorded(span) for span in self.finished]
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """The spans of this name."""
+        return [span for span in self.finished if span.name == name]
+
+    def tree(self) -> tuple[Node, ...]:
+        """The spans without a parent, with their children."""
+        return tree(self.flat)
+
+    def text(self) -> str:
+        """Everything that would be sent."""
+        return "".join(span.to_json() for span in self.finished)
+
+
+def recorded(span: ReadableSpan) -> Flat:
+    """A span of the SDK."""
+    return Flat(
+        f"{span.context.span_id:016x}",
+        f"{span.parent.span_id:016x}" if span.parent else None,
+        span.name,
+        span.kind.name,
+        dict(span.attributes or {}),
+        tuple((f"{link.context.span_id:016x}", link.attributes.get("replanning.link")) for link in span.links),
+        None if span.status.is_ok else span.status.description or "",
+        span.start_time or 0,
+        span.end_time or 0,
+    )
+
+
+def received(span: trace_pb2.Span) -> Flat:
+    """A span as it went over the wire."""
+    return Flat(
+        span.span_id.hex(),
+        span.parent_span_id.hex() or None,
+        span.name,
+        trace_pb2.Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
+        plain(span.attributes),
+        tuple((link.span_id.hex(), plain(link.attributes).get("replanning.link")) for link in span.links),
+        span.status.message if span.status.code == trace_pb2.Status.STATUS_CODE_ERROR else None,
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+    )
+
+
+def plain(pairs: Iterable[KeyValue]) -> dict[str, object]:
+    """Attributes as they were before they were put into a message."""
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: AnyValue) -> object:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return tuple(_value(item) for item in value.array_value.values)
+    return getattr(value, kind or "string_value")
+
+
+def tree(spans: Iterable[Flat]) -> tuple[Node, ...]:
+    """Spans as trees; those that began at the same time are in the order in which they ended."""
+    ordered = sorted(spans, key=lambda span: span.start)
+    return _below(None, ordered, {span.id: span for span in ordered})
+
+
+def _below(parent: str | None, spans: Sequence[Flat], by_id: dict[str, Flat]) -> tuple[Node, ...]:
+    return tuple(_node(span, _below(span.id, spans, by_id), by_id) for span in spans if span.parent == parent)
+
+
+def _node(span: Flat, children: tuple[Node, ...], by_id: dict[str, Flat]) -> Node:
+    assert span.kind == "INTERNAL"
+    links = tuple((_label(by_id[to]), how) for to, how in span.links)
+    attributes = {key.removeprefix("replanning."): value for key, value in span.attributes.items()}
+    return Node(span.name, attributes, children, links, span.error, (span.end - span.start) / 1e9)
+
+
+def _label(span: Flat) -> str:
+    return str(span.attributes.get("replanning.attempt.id", span.name))
