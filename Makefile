@@ -48,7 +48,7 @@ format: $(VENV)/.dev ## let the formatter have its way
 	$(BIN)/ruff format
 
 bench: $(VENV)/.runtime ## measure the speed
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m benchmarks --short $(ARGS)
 
 test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are installed
 	@failed=; for version in 3.11 3.12 3.13; do \

@@ -1,30 +1,85 @@
-"""Run benchmarks: `python -m benchmarks speed` and so on; figures go to the terminal and, with --json, to a file."""
+"""Run benchmarks. Tables go to the terminal, progress to standard error, figures with --json to a file.
+
+speed      the overhead of the library, as ratios to floors measured in the same run
+planbench  recovery after an unexpected event, on published instances, with baselines beside it
+workflows  real workflow executions with injected faults
+all        everything; without the published data only what needs none
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import speed
+from benchmarks import instances, planbench, speed, workflows
+
+Part = tuple[str, object]
 
 
 def main() -> int:
-    """Parse the arguments, run one benchmark, print its table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = parser.add_subparsers(dest="benchmark", required=True)
-    one = commands.add_parser("speed", help="overhead per task, time from trigger to revision, memory, resume")
-    one.add_argument("--short", action="store_true", help="smaller sizes and fewer rounds, for a first look")
-    one.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    """Parse the arguments, run the benchmarks, print their tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS])
+    parser.add_argument("--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies")
+    parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
-    report = speed.measure(short=arguments.short)
-    print(report.table())
+    names = list(_BENCHMARKS) if arguments.benchmark == "all" else [arguments.benchmark]
+    figures = {}
+    for name in names:
+        part = _BENCHMARKS[name](arguments)
+        if part is None and len(names) == 1:
+            return 1
+        if part is not None:
+            print(f"\n## {name}\n\n{part[0]}")
+            figures[name] = part[1]
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0
 
+
+def _speed(arguments: argparse.Namespace) -> Part:
+    report = speed.measure(short=arguments.short)
+    return report.table(), report.to_json()
+
+
+def _planbench(arguments: argparse.Namespace) -> Part | None:
+    if not _there(arguments.data, "planbench", *planbench.FILES):
+        return None
+    rows = planbench.measure(arguments.data, limit=60 if arguments.short else None, report=_say)
+    return planbench.table(rows), planbench.to_json(rows)
+
+
+def _workflows(arguments: argparse.Namespace) -> Part | None:
+    if not _there(arguments.data, "workflows", workflows.FILE):
+        return None
+    rows = workflows.measure(arguments.data, limit=20 if arguments.short else None, report=_say)
+    return workflows.table(rows), workflows.to_json(rows)
+
+
+def _there(folder: Path, name: str, *files: str) -> bool:
+    missing = [file for file in files if not (folder / file).exists()]
+    if missing and not any(folder.glob("*.jsonl")):
+        _say(f"{name} is left out: {', '.join(missing)} not found in {folder}; give their folder by --data (see benchmarks/README.md)")
+        return False
+    return True
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+_BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
+    "speed": _speed,
+    "planbench": _planbench,
+    "workflows": _workflows,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

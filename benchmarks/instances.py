@@ -1,0 +1,211 @@
+"""Reads replanning instances in any vocabulary, and plays them in a world of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+from replanning import Goal, Plan, Task, ToolSpec
+
+SHARED = Path("../shared/data")
+SOURCE = "PlanBench task 6, https://github.com/karthikv792/LLMs-Planning at b008bc4, MIT"
+
+
+@dataclass(frozen=True)
+class Action:
+    """A ground action, such as `stack a b`: a name and its arguments in order."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """From `name argument …`, with or without brackets."""
+        name, *arguments = text.strip("() ").split()
+        return cls(name, tuple(arguments))
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.arguments))
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What an action needs and does, as patterns over its parameters."""
+
+    name: str
+    parameters: tuple[str, ...]
+    requires: tuple[str, ...]
+    adds: tuple[str, ...]
+    removes: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def ground(self, patterns: Sequence[str], arguments: Sequence[str]) -> frozenset[str]:
+        """The facts that patterns stand for."""
+        text = dict(zip(self.parameters, arguments, strict=True))
+        return frozenset(re.sub(r"\{(\w+)\}", lambda m: text[m[1]], pattern) for pattern in patterns)
+
+
+class Domain:
+    """The actions of a world; an oracle that shares no code with the library."""
+
+    def __init__(self, schemas: Sequence[Schema]) -> None:
+        self.schemas = {schema.name: schema for schema in schemas}
+
+    @classmethod
+    def load(cls, path: Path) -> Domain:
+        """From a YAML list of tools."""
+        fields = ("requires", "adds", "removes")
+        return cls(
+            [
+                Schema(t["name"], tuple(t["parameters"]), *(tuple(t.get(f, ())) for f in fields), tuple(t["parameters"].values()))
+                for t in yaml.safe_load(path.read_text(encoding="utf-8"))
+            ]
+        )
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The actions as tools of a plan."""
+        return tuple(
+            ToolSpec(
+                name=s.name,
+                parameters=dict(zip(s.parameters, s.kinds, strict=True)),
+                requires=s.requires,
+                adds=s.adds,
+                removes=s.removes,
+            )
+            for s in self.schemas.values()
+        )
+
+    def apply(self, facts: frozenset[str], action: Action) -> frozenset[str] | None:
+        """The facts after an action; None when it cannot be done."""
+        schema = self.schemas.get(action.name)
+        if schema is None or len(schema.parameters) != len(action.arguments):
+            return None
+        if not schema.ground(schema.requires, action.arguments) <= facts:
+            return None
+        removed = schema.ground(schema.removes, action.arguments)
+        return (facts - removed) | schema.ground(schema.adds, action.arguments)
+
+    def play(self, facts: frozenset[str], actions: Sequence[Action]) -> frozenset[str] | None:
+        """The facts after actions in order; None when one of them cannot be done."""
+        now: frozenset[str] | None = facts
+        for action in actions:
+            now = self.apply(now, action) if now is not None else None
+        return now
+
+    def applicable(self, facts: frozenset[str], objects: Sequence[str]) -> Iterator[tuple[Action, frozenset[str]]]:
+        """Every action that can be done, with the facts after it, in a fixed order."""
+        for schema in self.schemas.values():
+            for arguments in product(objects, repeat=len(schema.parameters)):
+                action = Action(schema.name, arguments)
+                if len(set(arguments)) == len(arguments) and (after := self.apply(facts, action)) is not None:
+                    yield action, after
+
+    def search(self, facts: frozenset[str], goal: frozenset[str], objects: Sequence[str]) -> list[Action] | None:
+        """A shortest plan, found breadth first: the baseline of planning from scratch."""
+        queue: list[tuple[frozenset[str], int, Action | None]] = [(facts, -1, None)]
+        seen = {facts}
+        at = 0
+        while at < len(queue):
+            now, _, _ = queue[at]
+            if goal <= now:
+                steps = []
+                while queue[at][2] is not None:
+                    steps.append(queue[at][2])
+                    at = queue[at][1]
+                return [step for step in reversed(steps) if step is not None]
+            for action, after in self.applicable(now, objects):
+                if after not in seen:
+                    seen.add(after)
+                    queue.append((after, at, action))
+            at += 1
+        return None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A plan, an unexpected event after its k-th step, and what GPT-4 answered."""
+
+    name: str
+    init: frozenset[str]
+    goal: frozenset[str]
+    plan: tuple[Action, ...]
+    after: int
+    holds: frozenset[str]
+    ceased: frozenset[str]
+    trivial: bool
+    answer: str
+    answer_correct: bool
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Everything that facts and actions speak of."""
+        named = {word for fact in self.init | self.goal for word in re.findall(r"[(,]([^(),]+)", fact)}
+        return tuple(sorted(named | {argument for action in self.plan for argument in action.arguments}))
+
+    @property
+    def rest(self) -> tuple[Action, ...]:
+        """What the plan has left when the event happens."""
+        return self.plan[self.after :]
+
+    def at_event(self, domain: Domain) -> frozenset[str]:
+        """The facts right after the event."""
+        before = domain.play(self.init, self.plan[: self.after])
+        if before is None:
+            raise ValueError(f"{self.name}: the plan cannot be executed up to its event")
+        return (before - self.ceased) | self.holds
+
+    def document(self, domain: Domain, *, stop: bool) -> Plan:
+        """The instance as a plan with facts."""
+        tasks = [
+            Task(
+                id=f"s{number}",
+                tool=action.name,
+                arguments=dict(zip(domain.schemas[action.name].parameters, action.arguments, strict=True)),
+            )
+            for number, action in enumerate(self.plan, 1)
+        ]
+        kind = next(kind for schema in domain.schemas.values() for kind in schema.kinds)
+        return Plan(
+            name=self.name,
+            goal=Goal(objective="reach the goal", facts=tuple(sorted(self.goal)), stop_when_reached=stop),
+            tools=domain.tools(),
+            facts=tuple(sorted(self.init)),
+            objects=dict.fromkeys(self.objects, kind),
+            tasks=tuple(tasks),
+            sequential=True,
+        )
+
+
+def fact(text: str) -> str:
+    """`on a b` as `on(a,b)`."""
+    name, *arguments = text.split()
+    return f"{name}({','.join(arguments)})" if arguments else name
+
+
+def load(path: Path) -> list[Instance]:
+    """The instances of a file, one JSON object a line."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        data = json.loads(line)
+        sets = [frozenset(map(fact, data[key])) for key in ("init", "goal", "became_true", "became_false")]
+        found.append(
+            Instance(
+                f"{path.stem}-{data['id']}",
+                sets[0],
+                sets[1],
+                tuple(map(Action.parse, data["plan"])),
+                data["event_after_step"],
+                sets[2],
+                sets[3],
+                bool(data["goal_already_met"]),
+                str(data.get("gpt4_raw") or ""),
+                bool(data.get("gpt4_correct")),
+            )
+        )
+    return found

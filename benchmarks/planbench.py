@@ -1,0 +1,299 @@
+"""Replanning after an unexpected event, on published instances, each strategy through the public engine.
+
+An instance is a plan, an event after its k-th step, and a goal. Every strategy sees the same events. What counts is
+decided by the world in `benchmarks.instances`, which shares no code with the library: an action that cannot be done
+there fails, and an instance is recovered when the goal holds there at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import anyio
+
+from benchmarks.instances import SOURCE, Action, Domain, Instance, load
+from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning.changes import AddTask, PlanChange, RemoveTask
+from replanning.events import AlternativesConsidered, Decided, TriggerFired
+from replanning.interfaces import AlternativeProvider, JsonObject, TaskState
+
+FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
+DOMAIN = Path(__file__).parent / "domains" / "planbench.yaml"
+KNOWN = {
+    # strategy: percent of the non-trivial instances recovered, in the two files
+    "none": (0.0, 0.0),
+    "skip": (23.4, 12.9),
+    "retry": (38.7, 45.2),
+    "scratch": (100.0, 100.0),
+    "gpt4": (43.9, 43.5),
+}
+KNOWN_DISTANCE = 1.34
+
+Plans = Callable[[Instance, Domain], Sequence[Action] | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy on one file."""
+
+    file: str
+    strategy: str
+    recovered: int
+    instances: int
+    low: float
+    high: float
+    early: int
+    trivial: int
+    false_interventions: int
+    distance: float | None
+    kept: int
+    p50: float | None
+    p99: float | None
+
+    @property
+    def percent(self) -> float:
+        """How many of the non-trivial instances were recovered."""
+        return 100 * self.recovered / self.instances if self.instances else 100.0
+
+
+class Written:
+    """A provider that proposes what somebody has written down for this instance: other steps from here to the goal."""
+
+    def __init__(self, name: str, steps: Sequence[Action] | None, domain: Domain) -> None:
+        self.name = name
+        self._steps = steps
+        self._domain = domain
+
+    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        """Everything that is left goes, the written steps come in its place."""
+        if self._steps is None:
+            return []
+        old = [task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING]
+        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(old)]
+        before: tuple[str, ...] = ()
+        for number, action in enumerate(self._steps, 1):
+            schema = self._domain.schemas.get(action.name)
+            if schema is None or len(schema.parameters) != len(action.arguments):
+                return []
+            arguments = dict(zip(schema.parameters, action.arguments, strict=True))
+            task = Task(id=f"{self.name}-{number}", tool=action.name, arguments=arguments, depends_on=before)
+            changes.append(AddTask(task=task))
+            before = (task.id,)
+        return [Alternative(changes=tuple(changes), reason=f"the steps of {self.name}", confidence=1.0)]
+
+
+def none(instance: Instance, domain: Domain) -> None:
+    """Do not replan."""
+
+
+def skip(instance: Instance, domain: Domain) -> list[Action]:
+    """Leave out what cannot be done."""
+    facts, kept = instance.at_event(domain), []
+    for action in instance.rest:
+        if (after := domain.apply(facts, action)) is not None:
+            facts = after
+            kept.append(action)
+    return kept
+
+
+def retry(instance: Instance, domain: Domain) -> list[Action]:
+    """Do the step again after which the event happened, then go on."""
+    return [instance.plan[instance.after - 1], *instance.rest]
+
+
+def retry_three(instance: Instance, domain: Domain) -> list[Action]:
+    """Do the last three steps again, then go on."""
+    return [*instance.plan[max(0, instance.after - 3) : instance.after], *instance.rest]
+
+
+def scratch(instance: Instance, domain: Domain) -> list[Action] | None:
+    """Plan anew from here, breadth first."""
+    return domain.search(instance.at_event(domain), instance.goal, instance.objects)
+
+
+_SENTENCES = (
+    (re.compile(r"unstack the (\w+) block from on top of the (\w+) block"), "unstack"),
+    (re.compile(r"put down the (\w+) block"), "put"),
+    (re.compile(r"pick up the (\w+) block"), "pick"),
+    (re.compile(r"stack the (\w+) block on top of the (\w+) block"), "stack"),
+)
+
+
+def gpt4(instance: Instance, domain: Domain) -> list[Action] | None:
+    """What GPT-4 answered; sentences that name no action are passed over."""
+    steps = []
+    for line in instance.answer.splitlines():
+        for pattern, name in _SENTENCES:
+            if match := pattern.fullmatch(line.strip().rstrip(".")):
+                steps.append(Action(name, match.groups()))
+                break
+    return steps
+
+
+STRATEGIES: dict[str, tuple[Plans, bool]] = {
+    "none": (none, False),
+    "skip": (skip, False),
+    "retry": (retry, False),
+    "retry 3": (retry_three, False),
+    "scratch": (scratch, False),
+    "gpt4": (gpt4, False),
+    "gpt4, then repair": (gpt4, True),
+    "repair": (none, True),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one instance went."""
+
+    recovered: bool
+    early: bool
+    revisions: int
+    distance: int
+    kept: bool
+    seconds: float | None
+
+
+async def play(instance: Instance, strategy: str, domain: Domain, plan: Plan) -> Outcome:
+    """Run an instance through the engine with one strategy."""
+    written, repair = STRATEGIES[strategy]
+    providers: list[AlternativeProvider | str] = [Written("written", written(instance, domain), domain)]
+    providers += ["repair"] if repair else []
+    settings = Settings.model_validate({"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}})
+    engine = ReplanningEngine(providers if written is not none or repair else [], settings=settings)
+    facts: frozenset[str] = instance.init
+    done: list[Action] = []
+    async with engine.open(plan) as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                action = Action(str(task.tool), tuple(str(value) for value in task.arguments.values()))
+                after = domain.apply(facts, action)
+                if after is None:
+                    raise RuntimeError(f"{action} cannot be done")
+                facts = after
+                done.append(action)
+            if len(done) == instance.after:
+                facts = (facts - instance.ceased) | instance.holds
+                run.observe(holds=sorted(instance.holds), ceased=sorted(instance.ceased))
+    new, old = (Counter(map(str, steps)) for steps in (done[instance.after :], instance.rest))
+    bodies = [record.body for record in engine.store.read(run.id)]
+    records = list(engine.store.read(run.id))
+    fired = [record.at for record in records if isinstance(record.body, TriggerFired)]
+    decided = [record.at for record in records if isinstance(record.body, Decided)]
+    considered = [body for body in bodies if isinstance(body, AlternativesConsidered)]
+    kept = any(c.candidates and not c.candidates[0].rejected and c.candidates[0].alternative.source == "written" for c in considered)
+    return Outcome(
+        run.result.status == "succeeded" and instance.goal <= facts,
+        run.result.status == "succeeded" and len(done) < len(instance.plan) and not run.result.revisions,
+        len(run.result.revisions),
+        sum(((new - old) + (old - new)).values()),
+        kept,
+        decided[0] - fired[0] if fired and decided else None,
+    )
+
+
+def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None) -> list[Row]:
+    """Every strategy on every file of a folder; the known truths are checked on the whole published files."""
+    domain = Domain.load(folder / "domain.yaml" if (folder / "domain.yaml").exists() else DOMAIN)
+    paths = [folder / name for name in FILES if (folder / name).exists()] or sorted(folder.glob("*.jsonl"))
+    rows = []
+    for path in paths:
+        instances = load(path)
+        instances = instances if limit is None else instances[:limit]
+        for strategy in STRATEGIES:
+            start = time.perf_counter()
+            rows.append(_row(path.stem, strategy, instances, domain))
+            report(f"{path.stem}: {strategy}, {time.perf_counter() - start:.1f} s")
+    if limit is None:
+        check(rows)
+    return rows
+
+
+def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain) -> Row:
+    async def all_of_them() -> list[Outcome]:
+        return [
+            await play(instance, strategy, domain, instance.document(domain, stop=instance.trivial)) for instance in instances
+        ]
+
+    outcomes = list(zip(instances, anyio.run(all_of_them), strict=True))
+    real = [outcome for instance, outcome in outcomes if not instance.trivial]
+    trivial = [outcome for instance, outcome in outcomes if instance.trivial]
+    recovered = [outcome for outcome in real if outcome.recovered]
+    low, high = wilson(len(recovered), len(real))
+    seconds = sorted(outcome.seconds for outcome in real if outcome.seconds is not None)
+    return Row(
+        file,
+        strategy,
+        len(recovered),
+        len(real),
+        low,
+        high,
+        sum(outcome.early for outcome in trivial),
+        len(trivial),
+        sum(outcome.revisions > 0 for outcome in trivial),
+        statistics.fmean(outcome.distance for outcome in recovered) if recovered else None,
+        sum(outcome.kept for outcome in real),
+        1000 * statistics.median(seconds) if seconds else None,
+        1000 * seconds[int(0.99 * len(seconds))] if seconds else None,
+    )
+
+
+def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % Wilson interval of a share, in percent (Wilson 1927)."""
+    if not total:
+        return 0.0, 100.0
+    share = successes / total
+    middle = share + z * z / (2 * total)
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return 100 * (middle - spread) / scale, 100 * (middle + spread) / scale
+
+
+def check(rows: Sequence[Row]) -> None:
+    """Refuse to report when the harness does not reproduce what is known of the published files."""
+    wrong = []
+    for row in rows:
+        column = {Path(name).stem: i for i, name in enumerate(FILES)}.get(row.file)
+        if column is None:
+            continue
+        known = KNOWN.get(row.strategy)
+        if known is not None and round(row.percent, 1) != known[column]:
+            wrong.append(f"{row.file}, {row.strategy}: {row.percent:.1f} % instead of {known[column]} %")
+        far = row.distance is None or round(row.distance, 2) != KNOWN_DISTANCE
+        if row.strategy == "scratch" and column == 0 and far:
+            wrong.append(f"{row.file}, scratch: a mean distance of {row.distance} instead of {KNOWN_DISTANCE}")
+    if wrong:
+        sys.exit("the harness does not reproduce the known truths, so it reports nothing:\n  " + "\n  ".join(wrong))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        f"Source: {SOURCE}. Recovered: share of the non-trivial instances, with its 95 % Wilson interval. Distance: actions",
+        "added and removed. Early: trivial instances that ended early; false: trivial ones in which something was changed.",
+        "",
+        "| instances | strategy | recovered | distance | early | false | trigger to decision, p50 / p99 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        distance = "" if row.distance is None else f"{row.distance:.2f}"
+        latency = "" if row.p50 is None or row.p99 is None else f"{row.p50:.1f} / {row.p99:.1f} ms"
+        share = f"{row.percent:.1f} % ({row.low:.1f}–{row.high:.1f})"
+        lines.append(
+            f"| {row.file} ({row.instances}) | {row.strategy} | {share} | {distance}"
+            f" | {row.early}/{row.trivial} | {row.false_interventions} | {latency} |"
+        )
+    return "\n".join(lines)
+
+
+def to_json(rows: Sequence[Row]) -> list[JsonObject]:
+    """The rows for programs."""
+    return [asdict(row) | {"percent": row.percent} for row in rows]
