@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -38,7 +39,7 @@ SETTINGS = "replanning: {alternatives: {require_approval: true}, triggers: [task
 
 DOUBTING = """
 import sys, anyio
-from replanning import Alternative, Goal, Plan, ReplanningEngine, StoreGate, Task
+from replanning import Alternative, Goal, Plan, ReplanningEngine, Settings, StoreGate, Task
 from replanning.changes import RetryTask
 from replanning.history import SqliteStore
 
@@ -54,7 +55,8 @@ class Gate(StoreGate):
         return await super().ask(question)
 
 async def main():
-    engine = ReplanningEngine([Doubting()], gate=Gate(), store=SqliteStore(sys.argv[1]))
+    store, settings = SqliteStore(sys.argv[1]), Settings(cooldown=0)
+    engine = ReplanningEngine([Doubting()], gate=Gate(), store=store, settings=settings)
     plan = Plan(goal=Goal(objective="try"), tasks=(Task(id="a"),))
     async with engine.open(plan, run_id="moving") as run:
         run.failed(run.started("a"), "broken")
@@ -114,7 +116,7 @@ def call(*words: str, code: int = 0) -> str:
     return result.output
 
 
-def data(*words: str) -> object:
+def data(*words: str) -> Any:
     """What a command says as JSON, with nothing else on standard output."""
     return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
 
@@ -485,3 +487,15 @@ def test_answer_after_the_end(processes: list[Process]) -> None:
     code, out = second.end()
     assert (code, json.loads(out)["status"], json.loads(out)["tasks"]["build~2"]) == (0, "succeeded", "DONE")
     assert [event.decision for event in history("one").filter(trigger="task-failed")] == ["execute"]
+
+
+@pytest.mark.parametrize(
+    "name", ["status", "history", "why", "diff", "pending", "approve", "reject", "modify", "request", "questions"]
+)
+def test_help(name: str) -> None:
+    """Each command says what it does, with examples and its exit codes."""
+    text = call(name, "--help")
+    assert "--json" in text
+    if name != "questions":
+        assert f"replanning {name}" in text
+        assert "1 what is asked about is not there" in text

@@ -14,6 +14,29 @@ LOOKING: Final = "Look at runs"
 DECIDING: Final = "Decide about runs"
 
 
+EXITS: Final = "0 done · 1 what is asked about is not there, or was refused · 2 wrong usage, file or store"
+EXAMPLES: Final = {
+    "status": ["status", "status 20250131-120000-1a2b3c", "status latest --json"],
+    "history": [
+        "history",
+        "history 20250131 --trigger task-failed --decision execute",
+        "history --format markdown > history.md",
+        "history --json --calibration",
+    ],
+    "why": ["why    the last replan of the newest run", "why 20250131 2    what led to revision 2", "why r3"],
+    "diff": [
+        "diff    the plan as it was given, and as it is now",
+        "diff 2    what revision 2 changed",
+        "diff 20250131 1 3",
+    ],
+    "pending": ["pending", "pending 20250131-120000-1a2b3c --json"],
+    "approve": ["approve", "approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'"],
+    "reject": ["reject 20250131-120000-1a2b3c.q1 --comment 'not today'"],
+    "modify": ["modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}"],
+    "request": ["request 'the mirror is slow' --task fetch"],
+}
+
+
 class Format(StrEnum):
     """How a history is written."""
 
@@ -25,14 +48,12 @@ class Format(StrEnum):
 
 RunsArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[RUN]", show_default=False, help="The id of a run, or how it begins; by default the newest."
-    ),
+    typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default the newest."),
 ]
 QuestionArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[QUESTION]",
+        metavar="QUESTION",
         show_default=False,
         help="The id of a question, or of a run with one; by default the only one that is open.",
     ),
@@ -49,16 +70,21 @@ WaitOption = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Give an application the commands of this module."""
     for looking in (status, history, why, diff, pending):
-        app.command(rich_help_panel=LOOKING)(looking)
+        app.command(rich_help_panel=LOOKING, epilog=_epilog(looking.__name__))(looking)
     app.command("questions", hidden=True)(pending)
     for deciding in (approve, reject, modify, request):
-        app.command(rich_help_panel=DECIDING)(deciding)
+        app.command(rich_help_panel=DECIDING, epilog=_epilog(deciding.__name__))(deciding)
+
+
+def _epilog(name: str) -> str:
+    examples = [f"replanning {line}" for line in EXAMPLES[name]]
+    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", EXITS])
 
 
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", show_default=False, help="The id of a run, or how it begins; by default all."),
+        typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default all."),
     ] = None,
     *,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many runs to list.")] = 20,
@@ -104,7 +130,7 @@ def why(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN] [REVISION]",
+            metavar="RUN REVISION",
             show_default=False,
             help="The run, by default the newest; and a revision such as 2, or a replan such as r2, by default the last.",
         ),
@@ -123,7 +149,7 @@ def diff(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN] [A] [B]",
+            metavar="RUN A B",
             show_default=False,
             help="The run, by default the newest; and two revisions, or one for what that revision did; by default the"
             " first and the last.",
@@ -205,7 +231,7 @@ def modify(
 def request(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="[RUN] REASON", help="The run, by default the newest, and why, as one word in quotes."),
+        typer.Argument(metavar="RUN REASON", help="The run, by default the newest, and why, as one word in quotes."),
     ],
     *,
     task: Annotated[

@@ -1,5 +1,6 @@
 """The journal of a run, the stores that keep it, and the history and reports drawn from it."""
 
+from replanning._errors import Unstorable
 from replanning.history._diff import FieldChange, PlanDiff, TaskChange
 from replanning.history._history import ReplanHistory
 from replanning.history._jsonl import JsonlStore
@@ -10,7 +11,6 @@ from replanning.history._metrics import Bin, Calibration, ReplanMetrics, calibra
 from replanning.history._owner import is_free, owner_id
 from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
 from replanning.history._reports import text_report, why_report
-from replanning._errors import Unstorable
 from replanning.history._sqlite import SqliteStore
 from replanning.history._standing import RunningTask, RunStanding, open_questions, standing
 

@@ -139,7 +139,7 @@ class ReplanHistory(ReplanFold):
             if revision == 0:
                 return live
         if live is None or revision is not None:
-            raise StoreError(f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}")
+            raise self._unknown(revision)
         return live
 
     def plan_at(self, revision: int) -> Plan:
@@ -157,8 +157,16 @@ class ReplanHistory(ReplanFold):
             StoreError: there is no such revision.
         """
         first, last = sorted((before, after))
-        between = [c for number, changes in self._revisions() if first < number <= last for c in changes]
-        return compare(self.plan_at(before), self.plan_at(after), numbers=(before, after), between=between)
+        plans: dict[int, Plan] = {}
+        between: list[PlanChange] = []
+        for live, changes in self._revisions():
+            if live.revision > first:
+                between += changes
+            if live.revision in (first, last):
+                plans[live.revision] = live.document()
+            if live.revision == last:
+                return compare(plans[before], plans[after], numbers=(before, after), between=between)
+        raise self._unknown(last)
 
     def to_json(self) -> str:
         """The whole history as JSON: figures and entries to read, and the journal from which it is imported."""
@@ -172,10 +180,21 @@ class ReplanHistory(ReplanFold):
 
         return markdown_report(self)
 
-    def _revisions(self) -> Iterator[tuple[int, tuple[PlanChange, ...]]]:
+    def _revisions(self) -> Iterator[tuple[LivePlan, tuple[PlanChange, ...]]]:
+        """The live plan at the moment of each revision, with the changes that led to it."""
+        live: LivePlan | None = None
         for record in self.records(0):
-            if isinstance(record.body, Revised):
-                yield record.body.number, record.body.changes
+            if live is None:
+                assert isinstance(record.body, RunOpened)
+                live = LivePlan(record.body.plan)
+                yield live, ()
+            else:
+                live.fold(record)
+                if isinstance(record.body, Revised):
+                    yield live, record.body.changes
+
+    def _unknown(self, revision: int | None) -> StoreError:
+        return StoreError(f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}")
 
 
 def _seconds(at: datetime | float | None) -> float | None:
