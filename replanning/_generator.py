@@ -18,7 +18,7 @@ from replanning._live import LivePlan
 from replanning._plan import Goal
 from replanning._records import Candidate, Usage
 from replanning._settings import Settings
-from replanning._telemetry import UNTRACED, Spans
+from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer
 from replanning._triggers import Trigger
 from replanning._view import PlanView

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.metrics import Meter
 
-from replanning import _telemetry as names
+from replanning import _spans as names
 from replanning._records import (
     AlternativesConsidered,
     AttemptFailed,

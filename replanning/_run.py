@@ -42,9 +42,9 @@ from replanning._records import (
 )
 from replanning._redaction import Redactor
 from replanning._retry import next_attempt
+from replanning._spans import UNTRACED, Spans
 from replanning._states import TaskState
 from replanning._taskgraph import Results
-from replanning._telemetry import UNTRACED, Spans
 from replanning._view import PlanView
 from replanning.history import ReplanHistory
 

@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from replanning import _telemetry as names
+from replanning import _spans as names
 from replanning._changes import CancelTask, PlanChange
 from replanning._entries import Entry
 from replanning._ids import AttemptId, QuestionId, ReplanId, RunId, TaskId
@@ -51,7 +51,7 @@ from replanning._records import (
     Usage,
 )
 from replanning._redaction import Redactor
-from replanning._telemetry import Answered, Spans
+from replanning._spans import Answered, Spans
 from replanning._triggers import Trigger
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ MAX_TEXT: Final = 1_000
 
 MAX_CONTENT: Final = 10_000
 """Characters of arguments, outputs and the like, where they are wanted."""
+
+_MARGIN: Final = 1_000
+"""Characters that are looked at beyond what is kept, so that nothing kept is half a secret."""
 
 _CAUSED_BY: Final = {names.LINK: "caused-by"}
 
@@ -145,13 +148,19 @@ class Pen:
                 span.set_attribute(name, amount)
 
     def text(self, text: str, limit: int = MAX_TEXT) -> str:
-        """A text without secrets, cut where it is long."""
-        clean = self._redactor.text(text)
-        return clean if len(clean) <= limit else f"{clean[:limit]}…"
+        """A text without secrets, cut where it is long; only as much of it is looked at as is kept."""
+        cut = len(text) > limit + _MARGIN
+        clean = self._redactor.text(text[: limit + _MARGIN] if cut else text)
+        if cut:
+            clean = clean[:-_MARGIN]  # its end may be half a secret, which is not known for one
+        return clean if len(clean) <= limit and not cut else f"{clean[:limit]}…"
 
-    def json(self, value: JsonValue) -> str:
-        """The same for a JSON value."""
-        return self.text(json.dumps(self._redactor.value(value), ensure_ascii=False), MAX_CONTENT)
+    def json(self, value: JsonValue, *, clean: bool = False) -> str:
+        """The same for a JSON value; one that has no secrets is not searched for them again."""
+        text = json.dumps(value, ensure_ascii=False)
+        if len(text) > 10 * MAX_CONTENT:
+            return f"[{len(text)} characters]"
+        return self.text(text if clean else json.dumps(self._redactor.value(value), ensure_ascii=False), MAX_CONTENT)
 
 
 class RunSpans(Spans):
@@ -371,7 +380,7 @@ class AttemptSpans:
         span = self.open.pop(body.attempt, None)
         if span is not None:
             if self._pen.content and body.output is not None:
-                span.set_attribute(names.TASK_OUTPUT, self._pen.json(body.output))
+                span.set_attribute(names.TASK_OUTPUT, self._pen.json(body.output, clean=True))
             self._finish(span, "succeeded", at)
 
     def _on_failed(self, body: AttemptFailed, at: int) -> None:

@@ -540,16 +540,32 @@ async def test_content_only_when_asked_for() -> None:
     assert [word for word in words if word not in with_content] == []
 
 
-async def test_long_content_is_cut() -> None:
+@pytest.mark.parametrize(("size", "kept"), [(9_000, 9_002), (50_000, 10_001), (500_000, len("[500002 characters]"))])
+async def test_long_content_is_cut(size: int, kept: int) -> None:
     """However large an output is, what goes onto the span is bounded."""
     spans = Spans()
 
     async def work(task: Task, context: TaskContext) -> str:
-        return "x" * 500_000
+        return "x" * size
 
     engine = ReplanningEngine([], settings=Settings(capture_content=True), tracer_provider=spans.provider)
     await engine.execute(chain("a"), work)
-    assert len(str(spans.named("replanning.attempt")[0].attributes["replanning.task.output"])) == 10_001
+    assert len(str(spans.named("replanning.attempt")[0].attributes["replanning.task.output"])) == kept
+
+
+@given(before=st.integers(800, 1_200), after=st.integers(0, 2_500))
+def test_no_half_secrets(before: int, after: int) -> None:
+    """Wherever a long description is cut, no part of a secret is left."""
+    spans = Spans()
+
+    async def work(task: Task, context: TaskContext) -> None:
+        raise ValueError(" " + "x" * before + " " + SECRET + " " + "y" * after)
+
+    async def main() -> None:
+        await ReplanningEngine([], settings=ONCE, tracer_provider=spans.provider).execute(chain("a"), work)
+
+    anyio.run(main)
+    assert SECRET[:6] not in spans.text()
 
 
 NOTHING_LOADED = """
