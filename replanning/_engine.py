@@ -13,6 +13,7 @@ from replanning._answers import changes_of, not_open, understood
 from replanning._attempt import TaskContext
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
+from replanning._confidence import ConfidenceScorer
 from replanning._delivery import Delivery, close_exporters
 from replanning._errors import NotRunning, ReplanningError, StoreError, UnknownQuestion, UnknownRun, Unstorable
 from replanning._evaluation import PlanEvaluator
@@ -101,7 +102,8 @@ class ReplanningEngine:
         self.store = store or MemoryStore()
         self.monitor = monitor or PlanMonitor()
         self.evaluator = evaluator or PlanEvaluator()
-        self.generator = generator or AlternativeGenerator([_provider(p) for p in providers])
+        scorer = ConfidenceScorer(self.settings.weights)
+        self.generator = generator or AlternativeGenerator([_provider(p) for p in providers], scorer=scorer)
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = tuple(exporters)
         telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
