@@ -32,6 +32,8 @@ from replanning._records import (
 from replanning._redaction import Redactor
 from replanning._run import Codec, PlanRun
 from replanning._settings import Settings
+from replanning._spans import UNTRACED, Spans
+from replanning._telemetry import Telemetry
 from replanning._version import __version__
 from replanning.history._owner import owner_id
 
