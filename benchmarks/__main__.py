@@ -3,6 +3,7 @@
 speed      the overhead of the library, as ratios to floors measured in the same run
 planbench  recovery after an unexpected event, on published instances, with baselines beside it
 workflows  real workflow executions with injected faults
+tools      agent-shaped plans in which tools are down
 all        everything; without the published data only what needs none
 """
 
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import instances, planbench, speed, workflows
+from benchmarks import instances, outages, planbench, speed, workflows
 
 Part = tuple[str, object]
 
@@ -63,6 +64,11 @@ def _workflows(arguments: argparse.Namespace) -> Part | None:
     return workflows.table(rows), workflows.to_json(rows)
 
 
+def _tools(arguments: argparse.Namespace) -> Part:
+    rows = outages.measure(report=_say)
+    return outages.table(rows), outages.to_json(rows)
+
+
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
     if missing and not any(folder.glob("*.jsonl")):
@@ -79,6 +85,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "speed": _speed,
     "planbench": _planbench,
     "workflows": _workflows,
+    "tools": _tools,
 }
 
 if __name__ == "__main__":
