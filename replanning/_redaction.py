@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from replanning._errors import Unstorable
 from replanning._plan import JsonValue
 
 MASK = "[redacted]"
@@ -58,11 +59,21 @@ class Redactor:
         return self._after.sub(self._keep_lead, self._whole.sub(MASK, text))
 
     def value(self, value: JsonValue) -> JsonValue:
-        """A JSON value without secrets; the same object where there are none to look for."""
+        """A JSON value without secrets; the same object where there are none to look for.
+
+        Raises:
+            Unstorable: it is nested so deeply that no journal could have it.
+        """
+        try:
+            return self._value(value)
+        except RecursionError:
+            raise Unstorable("a value is nested too deeply to be kept as JSON") from None
+
+    def _value(self, value: JsonValue) -> JsonValue:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
-            return [self.value(item) for item in value]
+            return [self._value(item) for item in value]
         if isinstance(value, dict):
             return {_whole_characters(key): self._member(key, item) for key, item in value.items()}
         return value
@@ -70,7 +81,7 @@ class Redactor:
     def _member(self, key: str, value: JsonValue) -> JsonValue:
         if isinstance(value, str) and len(value) >= 4 and _SECRET_KEY.match(key):
             return MASK
-        return self.value(value)
+        return self._value(value)
 
     @staticmethod
     def _keep_lead(match: re.Match[str]) -> str:

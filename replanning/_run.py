@@ -14,7 +14,7 @@ from replanning._attempt import Attempt, ReadyTasks, failure_from
 from replanning._changes import CancelTask, PlanChange
 from replanning._edits import PlanEdits
 from replanning._entries import Entry
-from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt
+from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt, Unstorable
 from replanning._ids import AttemptId, ReplanId, RunId, TaskId, TriggerId
 from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
@@ -419,8 +419,6 @@ class PlanRun(PlanEdits):
     def _time_out(self, entry: Entry, attempt_id: AttemptId) -> None:
         if attempt_id not in self._attempts:
             return  # it has ended; while the store fails, the plan does not know yet
-        if attempt_id not in self._attempts:
-            return  # its end was reported already, and is kept until the store works again
         timeout = round((entry.deadline or 0.0) - entry.started, 3)
         retry_at, _ = self._next(entry, Failure("TimedOut", "", kind="timeout"))
         self._forget(attempt_id)
@@ -474,10 +472,10 @@ class PlanRun(PlanEdits):
                 f"the output has {size} bytes as JSON, the limit is {self._limit};"
                 " store it elsewhere and return a reference to it"
             )
-        if isinstance(output, list | dict | tuple):
-            try:
+        try:
+            if isinstance(output, list | dict | tuple):
                 output = from_json(f'{{"output":{text}}}')["output"]  # as whoever resumes the run will read it
-            except ValueError:
-                return None, False  # a reader does not take so deep a nesting, or so long a number
-        return self._redactor.value(output), True  # type: ignore[arg-type]  # one of the scalars of JSON, or parsed JSON
+            return self._redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
+        except (ValueError, Unstorable):
+            return None, False  # a reader does not take so deep a nesting, or so long a number
 
