@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from types import ModuleType
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE: Final = 16_384
 """Spans that wait to be sent; when more wait, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
+
+REFUSED_LIMIT: Final = 0.2
+"""The same where nothing listens, which trying again for seconds would hardly change."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,10 +132,14 @@ class OtlpExporter(Exporter):
         # The SDK waits for as long as a request lasts; a daemon thread can be left to itself.
         closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
         closing.start()
-        closing.join(self._close_limit)
+        absent = _refused(self.endpoint)
+        closing.join(min(self._close_limit, REFUSED_LIMIT) if absent else self._close_limit)
         if closing.is_alive():
-            limit = f"{self._close_limit:g} s"
-            self._problem = f"{self.endpoint} did not take all spans within {limit} at the end; the rest is given up"
+            self._problem = (
+                f"spans could not be sent: no collector listens at {self.endpoint}"
+                if absent
+                else f"{self.endpoint} did not take all spans within {self._close_limit:g} s at the end; the rest is lost"
+            )
         if self.problem:
             _log.warning("%s", self.problem)
 
@@ -164,6 +172,19 @@ def _address(endpoint: str) -> str:
             [Problem("otlp", f"{endpoint!r} is no address of a collector; expected one such as {DEFAULT_ENDPOINT}")]
         )
     return text.rstrip("/").removesuffix("/v1/traces")
+
+
+def _refused(address: str) -> bool:
+    """Whether nothing listens at an address."""
+    parts = urlsplit(address)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=REFUSED_LIMIT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # perhaps it is reached through a proxy
+    return False
 
 
 def _shown(address: str) -> str:

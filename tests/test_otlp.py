@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import tenacity
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -212,6 +213,14 @@ async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) ->
     assert [(record.name, record.message) for record in caplog.records] == [(LOG, exporter.problem)]
 
 
+async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
+    """Where nothing listens at the end, a program does not wait for that to change."""
+    exporter = OtlpExporter(nowhere, timeout=600, close_limit=600)
+    engine, _ = await repaired(exporter)
+    await engine.aclose()
+    assert exporter.problem == f"spans could not be sent: no collector listens at {nowhere}"
+
+
 async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that answers with an error harms nobody, and its answer is part of what is said."""
     collector = Collector(status=403)
@@ -231,7 +240,7 @@ async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
     engine, result = await repaired(exporter)
     await engine.aclose()
     assert result.status == "succeeded"
-    assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is given up"
+    assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
     assert len(caplog.records) == 1
     collector.close()
 
@@ -252,14 +261,14 @@ async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog: pytest
     assert "hunter2" not in repr(exporter) + exporter.problem + caplog.text
 
 
-async def test_others_keep_their_log(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_others_keep_their_log(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK's complaints about exporters that are not ours are logged as ever."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    await OtlpExporter(nowhere).aclose()
-    other = OTLPSpanExporter(endpoint=f"{nowhere}/v1/traces", timeout=0.1)
+    collector = Collector(status=403)
+    await OtlpExporter(collector.url).aclose()
+    other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
     other.export([])
     other.shutdown()
+    collector.close()
     assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from replanning._errors import Problem, SettingsError
 from replanning._plugins import installed, load
-from replanning.cli._output import say
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -37,9 +36,7 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for exporter in self.exporters:
-            await exporter.aclose()
-            if problem := getattr(exporter, "problem", ""):
-                say(f"trace: {problem}")
+            await exporter.aclose()  # it says itself what it could not send
 
 
 def open_trace(text: str | None) -> Trace:
