@@ -18,6 +18,7 @@ from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttem
 from replanning._ids import AttemptId, ReplanId, RunId, TaskId, TriggerId
 from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
+from replanning._lineage import ReplanningInfo, replanning_info
 from replanning._patterns import normalise_fact
 from replanning._plan import JsonObject, JsonValue, Plan, Task
 from replanning._records import (
@@ -129,6 +130,16 @@ class PlanRun(PlanEdits):
     def view(self) -> PlanView:
         """A read-only look at the plan at its present revision."""
         return PlanView(self.live)
+
+    def replanning_info(self, task_id: str) -> ReplanningInfo:
+        """Where a task stands in its lineage, and why.
+
+        Raises:
+            UnknownTask: there never was such a task.
+        """
+        revisions = (revised for _, revised in self._life.ledger.revisions)
+        limit = self._life.settings.limits.replans_per_lineage
+        return replanning_info(self.view.task(TaskId(task_id)), revisions, limit)
 
     @property
     def result(self) -> RunResult:
