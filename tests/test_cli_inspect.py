@@ -351,6 +351,16 @@ def test_bad_changes(folder: Path, name: str, text: str | None, code: int, messa
     assert "waits to be taken" not in call("pending")
 
 
+def test_changes_from_input() -> None:
+    """Changes are read from standard input, as a list or under `changes`."""
+    make_run("asking", "b", doubts=True)
+    result = CliRunner().invoke(
+        app, ["modify", "--changes", "-", "--json"], input="changes: [{kind: skip, task_id: b}]"
+    )
+    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (0, "modify")
+    assert data("pending")[0]["answered"]["verdict"] == "modify"
+
+
 def test_requests() -> None:
     """Replanning is asked for where a run can still take it, about tasks that there are."""
     make_run("done")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replanning import Alternative, Answer, CallbackGate, Plan, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.errors import JournalCorrupt, StoreError, UnknownRun
+from replanning.errors import ChangeRefused, JournalCorrupt, StoreError, UnknownRun
 from replanning.events import AlternativesConsidered, Decided, OutcomeKnown, Record, Revised, TriggerDropped
 from replanning.history import (
     JsonlStore,
@@ -133,6 +133,26 @@ async def test_open_question() -> None:
     assert [trigger.kind for trigger in question.triggers] == ["task-failed"]
     assert "+ b~2" in question.diffs[0]
     assert "SKIPPED" in question.diffs[1]
+
+
+async def test_what_befalls_a_question() -> None:
+    """A refused answer and a trigger that waits for the same answer are noted with the replan."""
+    tools = [{"name": "x", "kind": "shell", "command": "x"}]
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(doubtful)], environment=environment(clock))
+        async with engine.open(plan(Task(id="a", tool="x"), Task(id="b", tool="x"), tools=tools)) as run:
+            run.failed(run.started("a"), "broken")
+            await anyio.wait_all_tasks_blocked()
+            run.change_resource("x", available=False)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(ChangeRefused):
+                engine.answer("run-1.q1", "approve", by="eve", choice=7)
+            (event, *_) = run.history.events
+        assert run.history.status == "needs_human"
+        async with engine.resume("run-1") as again_run:
+            assert again_run.history.status == "running"
+    assert event.notes[0].startswith("resource-changed t2 waits for the same answer")
+    assert event.notes[1].startswith("the answer of eve was not taken: ")
 
 
 async def test_refusals_have_their_own_ids() -> None:
@@ -425,8 +445,8 @@ def proposals(rng: Random) -> Propose:
     return propose
 
 
-def answers(rng: Random) -> CallbackGate:
-    """A person who says anything, and at last nothing."""
+def answers(rng: Random, clock: VirtualClock) -> CallbackGate:
+    """A person who says anything, sooner or later, and at last nothing."""
     said = [
         Answer("approve", "ann"),
         Answer("approve", "ann", choice=1),
@@ -438,6 +458,7 @@ def answers(rng: Random) -> CallbackGate:
     async def ask(question: Question) -> Answer:
         if next(turns, None) is None:
             await anyio.sleep_forever()
+        await clock.sleep(rng.choice([0.0, 5.0, 30.0, 100.0]))
         return rng.choice(said)
 
     return CallbackGate(ask)
@@ -445,11 +466,11 @@ def answers(rng: Random) -> CallbackGate:
 
 async def played(rng: Random) -> tuple[ReplanningEngine, PlanRun]:
     """A run on the virtual clock in which much goes wrong."""
-    size = rng.randint(1, 6)
+    size = rng.randint(1, 9)
     tasks = [
         Task(
             id=f"t{n}",
-            depends_on=tuple(f"t{d}" for d in rng.sample(range(n), k=rng.randint(0, min(n, 2)))),
+            depends_on=tuple(f"t{d}" for d in rng.sample(range(n), k=rng.choice([0, 0, min(n, 1), min(n, 2)]))),
             optional=rng.random() < 0.3,
         )
         for n in range(size)
@@ -458,7 +479,7 @@ async def played(rng: Random) -> tuple[ReplanningEngine, PlanRun]:
     async with VirtualClock() as clock:
         engine = ReplanningEngine(
             [Proposer(proposals(rng))],
-            gate=answers(rng) if rng.random() < 0.7 else None,
+            gate=answers(rng, clock) if rng.random() < 0.7 else None,
             environment=environment(clock),
             settings=Settings.model_validate(
                 {"limits": {"replans_per_lineage": rng.randint(0, 3)}, "approval": {"timeout": 60.0}}
@@ -469,6 +490,7 @@ async def played(rng: Random) -> tuple[ReplanningEngine, PlanRun]:
                 run.add_task(Task(id=f"edit{number}"))
             async for task in run.ready():
                 async with run.attempt(task) as attempt:
+                    await clock.sleep(1)
                     attempt.output = await failing(*broken)(task, attempt.context)
     return engine, run
 
