@@ -25,6 +25,9 @@ from replanning._interfaces import (
     RunStore,
     TriggerDetector,
 )
+from replanning._lineage import (
+    ReplanningInfo,
+)
 from replanning._view import (
     PlanView,
     TaskView,
@@ -56,6 +59,7 @@ __all__ = [
     "QuestionId",
     "ReplanId",
     "ReplanRequest",
+    "ReplanningInfo",
     "RunId",
     "RunInfo",
     "RunStore",
