@@ -122,15 +122,16 @@ class FaultSchedule:
             yield f"faults.durations.{key}", duration
         yield "faults.store_outage", self.store_outage
 
-    def drawn(self, plan: Plan, seed: int, clock: Clock) -> Faults:
+    def drawn(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> Faults:
         """What goes wrong in one run.
 
         Args:
             plan: what is run.
             seed: equal seeds draw equal faults.
             clock: the time of the run.
+            root_of: finds the original of a task that replaces another, whose output it must be able to give.
         """
-        return Faults(self, plan, seed, clock)
+        return Faults(self, plan, seed, clock, root_of)
 
 
 class Faults:
@@ -140,10 +141,13 @@ class Faults:
     happens or in which order.
     """
 
-    def __init__(self, schedule: FaultSchedule, plan: Plan, seed: int, clock: Clock) -> None:
+    def __init__(
+        self, schedule: FaultSchedule, plan: Plan, seed: int, clock: Clock, root_of: Callable[[str], str]
+    ) -> None:
         self.schedule = schedule
         self.seed = seed
         self._clock = clock
+        self._root_of = root_of
         self._made_up = suitable_outputs(plan)
 
     def __repr__(self) -> str:
@@ -152,13 +156,15 @@ class Faults:
     def step(self, call: Call) -> Step:
         """What an attempt does: the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
-        if self._chance("fail", task.id) < _of(schedule.fail, call, 0.0):
+        keys = (task.id, task.tool, EVERY)
+        if self._chance("fail", task.id) < _of(schedule.fail, keys, 0.0):
             return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=self._duration(call))
-        if self._chance("hang", task.id, call.number) < _of(schedule.hang, call, 0.0):
+        if self._chance("hang", task.id, call.number) < _of(schedule.hang, keys, 0.0):
             return hangs()
-        if self._chance("flaky", task.id, call.number) < _of(schedule.flaky, call, 0.0):
+        if self._chance("flaky", task.id, call.number) < _of(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=self._duration(call))
-        output = _of(schedule.outputs, call, self._made_up.get(task.id))
+        root = self._root_of(task.id)
+        output = _of(schedule.outputs, (task.id, root, task.tool, EVERY), self._made_up.get(root))
         return returns(output, after=self._duration(call))
 
     def provider(self, provider: AlternativeProvider) -> AlternativeProvider:
@@ -196,7 +202,8 @@ class Faults:
         return ScriptedGate(self.schedule.answers, clock=self._clock)
 
     def _duration(self, call: Call) -> float:
-        return self._between(_of(self.schedule.durations, call, 1.0), "duration", call.task.id, call.number)
+        duration = _of(self.schedule.durations, (call.task.id, call.task.tool, EVERY), 1.0)
+        return self._between(duration, "duration", call.task.id, call.number)
 
     def _between(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)
@@ -249,8 +256,9 @@ def suitable_outputs(plan: Plan) -> JsonObject:
     return outputs
 
 
-def _of(mapping: Mapping[str, T], call: Call, default: T) -> T:
-    for key in (call.task.id, call.task.tool, EVERY):
+def _of(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
+    """What a mapping has under the first of some keys that it has."""
+    for key in keys:
         if key is not None and key in mapping:
             return mapping[key]
     return default

@@ -112,7 +112,7 @@ class RunModel:
         return [task_id for task_id, model in self.tasks.items() if model.state == "running"]
 
     def unsatisfied(self) -> list[str]:
-        """The required tasks of the plan, by the roots of their lineages, that are not satisfied."""
+        """The required tasks of the plan, by the roots of their lineages, without which the run has not succeeded."""
         return [
             task_id
             for task_id, model in self.tasks.items()
@@ -148,6 +148,8 @@ class RunModel:
         model.due = body.retry_at or 0.0
         if isinstance(body, AttemptFailed) and body.exhausted:
             model.tries = 0
+        elif isinstance(body, AttemptInterrupted):
+            model.tries -= 1  # it has not failed
 
     def _evaluated(self, body: ConditionEvaluated, at: float) -> None:
         model = self.tasks[body.task]
@@ -186,6 +188,9 @@ class RunModel:
         self.revision = body.number
         for change in body.changes:
             self._change(change, at)
+        for task_id, model in self.tasks.items():
+            if model.due and self.unmet(task_id):
+                model.due = 0.0  # who waits for another task need not wait for a time as well
 
     # Changes
 

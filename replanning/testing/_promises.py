@@ -16,11 +16,16 @@ from replanning.events import (
     AttemptSucceeded,
     AttemptTimedOut,
     Body,
+    Charged,
     ConditionEvaluated,
+    Contained,
+    ContextUpdated,
     Decided,
+    FactsObserved,
     QuestionAnswered,
     QuestionAsked,
     Record,
+    ResourceUpdated,
     Revised,
     RunEnded,
     RunOpened,
@@ -33,6 +38,9 @@ from replanning.testing._model import RunModel, changed
 
 NOTES: Final = frozenset({"name", "goal", "metadata"})
 """What may be changed in a task that is finished."""
+
+AFTER_THE_END: Final = (RunResumed, Charged, Contained, ContextUpdated, FactsObserved, ResourceUpdated)
+"""What may still be recorded of a run that has ended: that it goes on, and what is nobody's choice."""
 
 EPSILON: Final = 1e-6
 
@@ -67,7 +75,7 @@ class _Check:
         self.model = RunModel(opened.plan)
         self.settings = Settings.model_validate(opened.settings or {})
         self.triggers: dict[str, str] = {}
-        self.tasks_of: dict[str, tuple[str, ...]] = {}
+        self.asking: dict[str, tuple[str, ...]] = {}
         self.attached: dict[str, list[str]] = {}
         self.replans: Counter[str] = Counter()
         self.considered: set[str] = set()
@@ -79,7 +87,7 @@ class _Check:
         self._want(record.seq == expected, f"its number should be {expected}")
         self._want(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
         self._want(
-            self.model.ended is None or isinstance(record.body, RunResumed),
+            self.model.ended is None or isinstance(record.body, AFTER_THE_END),
             f"{record.body.kind} follows the end of the run",
         )
         self._at = record.at
@@ -163,14 +171,16 @@ class _Check:
             body.number == model.revision + 1 and body.parent == model.revision,
             f"revision {body.number} of parent {body.parent} follows revision {model.revision}",
         )
+        stopped: set[str] = set()
         for task, change in changed(body.changes):
             if task not in model.tasks:
                 continue  # made by an earlier change of the same revision
-            state = model.tasks[task].state
+            state = "cancelled" if task in stopped else model.tasks[task].state
             annotates = isinstance(change, ModifyTask) and change.fields.keys() <= NOTES
-            self._want(
-                state != "running" or change.kind == "cancel", f"a {change.kind} disturbs {task!r}, which is running"
-            )
+            if change.kind == "cancel":
+                stopped.add(task)
+            else:
+                self._want(state != "running", f"a {change.kind} disturbs {task!r}, which is running")
             self._want(state != "done" or annotates, f"a {change.kind} changes {task!r}, which is done")
         if body.replan is not None:
             self._count(body)
@@ -216,7 +226,7 @@ class _Check:
             self._want(state == "failed", f"{task!r} is blocked, which is {state}")
 
     def _asked(self, body: QuestionAsked, at: float) -> None:
-        self.attached[body.question] = list(body.triggers)
+        self.asking[body.question], self.attached[body.question] = body.triggers, []
         for trigger in body.triggers:
             self._close(trigger, "asked", ("open",))
 
@@ -225,17 +235,20 @@ class _Check:
         self._close(body.trigger, "asked", ("open",))
 
     def _answered(self, body: QuestionAnswered, at: float) -> None:
-        triggers = self.attached.pop(body.question, None)
-        self._want(triggers is not None, f"question {body.question!r} is answered, which is not open")
-        for trigger in triggers or ():
+        own, attached = self.asking.pop(body.question, None), self.attached.pop(body.question, [])
+        self._want(own is not None, f"question {body.question!r} is answered, which is not open")
+        for trigger in own or ():
             self.triggers[trigger] = "open" if body.verdict == "withdrawn" else "answered"
+        for trigger in attached:  # to be considered anew, whatever the answer was
+            self.triggers[trigger] = "open"
 
     # The end
 
     def _end(self, body: RunEnded) -> None:
-        unsatisfied = [task for task in self.model.unsatisfied() if task not in body.cancelled]
+        unsatisfied = self.model.unsatisfied()
         if body.status == "succeeded":
-            self._want(not unsatisfied, f"the run succeeded, and {unsatisfied} are neither done nor skipped")
+            early = self.model.plan.goal.stop_when_reached  # then only the goal counts
+            self._want(early or not unsatisfied, f"the run succeeded, and {unsatisfied} are neither done nor skipped")
         elif body.status == "needs_human":
             self._want(bool(self.model.holds), "the run needs a person, and no question is open")
         if body.status in ("aborted", "paused"):

@@ -84,7 +84,7 @@ class _Simulation:
         self._workers = workers
         self._time_limit = time_limit
         self._clock = VirtualClock()
-        self._faults = schedule.drawn(plan, seed, self._clock)
+        self._faults = schedule.drawn(plan, seed, self._clock, root_of=self._root_of)
         self._work = ScriptedExecutor(self._faults.step, clock=self._clock)
         self._store = MemoryStore()
         self._problem: tuple[SimulatedStatus, str] | None = None
@@ -138,6 +138,9 @@ class _Simulation:
         await self._clock.sleep(self._time_limit)
         self._problem = "stuck", f"it had not ended after {self._time_limit:g} s: {run!r}"
         scope.cancel()
+
+    def _root_of(self, task_id: str) -> str:
+        return task_id if self._run is None else self._run.view.task(task_id).root
 
     def _summary(self) -> SimulatedRun:
         records = list(self._store.read(self._store.runs()[0].run))

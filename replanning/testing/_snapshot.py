@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Snapshot = dict[str, object]
 
 _FIELDS: Final = (
-    *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "held", "removed"),
+    *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "removed"),
     *("attempts", "round", "failures", "attempt", "due", "deadline", "started", "duration", "failure", "reason"),
     *("condition", "recoverable"),
 )
@@ -24,8 +24,8 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
     """A live plan as plain values; equal plans give equal ones.
 
     It holds tasks with their states, outputs and links, the facts, the context, the tools, the resources in use,
-    and the revision with its hash. Left out is what no journal holds: what was handed out and not started, and
-    outputs that are not JSON.
+    and the revision with its hash. Left out is what no journal holds: what was handed out and not started, what is
+    held while something is decided, and outputs that are not JSON.
 
     Args:
         live: the plan, such as `run.live`.
@@ -46,8 +46,9 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
     used: dict[str, float] = {}
     for entry in live:
         waited = entry.state is TaskState.BACKOFF and entry.due is not None and entry.due <= at
+        done = entry.state is TaskState.DONE
         found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
-        found[f"task {entry.id!r} output"] = entry.output if entry.recoverable else None
+        found[f"task {entry.id!r} output"] = entry.output if done and entry.recoverable else None
         found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _FIELDS}
         if entry.state is TaskState.RUNNING:
             for name, amount in live.demand(entry.task).items():
