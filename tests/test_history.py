@@ -138,9 +138,12 @@ async def test_open_question() -> None:
 async def test_what_befalls_a_question() -> None:
     """A refused answer and a trigger that waits for the same answer are noted with the replan."""
     tools = [{"name": "x", "kind": "shell", "command": "x"}]
+    both = (RetryTask(task_id="a"), ModifyTask(task_id="b", fields={"name": "later"}))
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(doubtful)], environment=environment(clock))
-        async with engine.open(plan(Task(id="a", tool="x"), Task(id="b", tool="x"), tools=tools)) as run:
+        unsure = Proposer(lambda request: [alternative(*both, confidence=0.4)])
+        engine = ReplanningEngine([unsure], environment=environment(clock))
+        document = plan(Task(id="a"), Task(id="b", tool="x"), Task(id="c"), tools=tools)
+        async with engine.open(document) as run:
             run.failed(run.started("a"), "broken")
             await anyio.wait_all_tasks_blocked()
             run.change_resource("x", available=False)
@@ -148,7 +151,7 @@ async def test_what_befalls_a_question() -> None:
             with pytest.raises(ChangeRefused):
                 engine.answer("run-1.q1", "approve", by="eve", choice=7)
             (event, *_) = run.history.events
-        assert run.history.status == "needs_human"
+        assert run.history.status == "paused"
         async with engine.resume("run-1") as again_run:
             assert again_run.history.status == "running"
     assert event.notes[0].startswith("resource-changed t2 waits for the same answer")
