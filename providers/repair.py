@@ -9,7 +9,9 @@ from typing import Final
 from replanning import Alternative, PlanView, ReplanRequest
 from replanning.events import BetterPathFound, Trigger
 from replanning.interfaces import TaskState, TaskView
+from replanning.providers._bridge import bridged
 from replanning.providers._options import Case, Option, WhyNot, options, with_tool
+from replanning.providers._solve import Verdict
 
 BOUND: Final = 1_000
 """How many stuck tasks are looked at when a trigger names none."""
@@ -44,7 +46,22 @@ class RepairProvider:
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Alternatives for a request, best first."""
-        return [alternative for search in SEARCHES for alternative in search(request)]
+        found = [alternative for search in SEARCHES for alternative in search(request)]
+        return _with_one_verdict(found, await bridged(request))
+
+
+def _with_one_verdict(found: Sequence[Alternative], bridges: Sequence[Alternative]) -> list[Alternative]:
+    """All ways on, and what is to be said of tasks without one: that facts lead nowhere, only where nothing else does."""
+    ways = [alternative for alternative in (*found, *bridges) if alternative.changes]
+    verdicts = [alternative for alternative in found if not alternative.changes]
+    if any(alternative.changes for alternative in bridges):
+        return ways
+    if bridges:
+        proven = all(alternative.unreachable == "proven-unreachable" for alternative in bridges)
+        reason = "; ".join(alternative.reason for alternative in (*verdicts, *bridges))
+        word: Verdict = "proven-unreachable" if proven else "not-found-within-bound"
+        return [*ways, Alternative(changes=(), reason=reason, unreachable=word)]
+    return [*ways, *verdicts]
 
 
 def by_task(request: ReplanRequest) -> Iterator[Alternative]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -34,6 +34,32 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     if "{" not in text:
         return text
     return _HOLE.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
+
+
+def finder(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
+    """An expression that matches a fact as a whole where it is the pattern with its holes filled.
+
+    It has one group for each hole, in the order of `holes`.
+
+    Args:
+        pattern: such as `on({x},{y})`.
+        choices: what a hole may stand for, where that is limited.
+    """
+    parts: list[str] = []
+    groups: dict[str, int] = {}
+    end = 0
+    for match in _HOLE.finditer(pattern):
+        parts.append(re.escape(pattern[end : match.start()]))
+        end, name = match.end(), match[1]
+        if name is None:
+            parts.append(re.escape(f"{{{match[2]}}}"))
+        elif name in groups:
+            parts.append(f"(?:\\{groups[name]})")
+        else:
+            groups[name] = len(groups) + 1
+            words = choices.get(name)
+            parts.append("(.+?)" if words is None else f"({'|'.join(map(re.escape, words)) or '(?!)'})")
+    return re.compile("".join(parts) + re.escape(pattern[end:]), re.DOTALL)
 
 
 def as_text(value: JsonValue) -> str:

@@ -9,6 +9,7 @@ import anyio
 
 from replanning._answers import holds_for
 from replanning._changes import AbortRun, PlanChange, touched
+from replanning._entries import Entry
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TaskId, TriggerId
@@ -34,8 +35,12 @@ from replanning._records import (
 )
 from replanning._run import PlanRun
 from replanning._states import FINISHED, STUCK
-from replanning._triggers import ResourceChanged, Trigger
+from replanning._triggers import ContextChanged, ResourceChanged, Trigger
 from replanning._view import PlanView
+from replanning._world import world_of
+
+_HOLDING = ("context-changed", "resource-changed")
+"""Kinds of trigger that come before anything has failed."""
 
 _LASTING = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause stays until the plan is changed where it lies."""
@@ -73,6 +78,7 @@ class Replanner:
         self._queue: list[Trigger] = []
         self._deferred: dict[TriggerId, Trigger] = {}
         self._considering: list[Trigger] = []
+        self._held: dict[TriggerId, tuple[Entry, ...]] = {}
         self._work = anyio.Event()
         self._life.observers[Revised].append(self._on_revised)
         self._watching = False
@@ -95,6 +101,8 @@ class Replanner:
         parked = {t for attached in ledger.attached.values() for t in attached}
         elsewhere = {trigger.id for trigger in self._considering} | self._deferred.keys() | parked
         self._queue = [trigger for trigger in ledger.open.values() if trigger.id not in elsewhere]
+        for trigger in self._queue:
+            self._hold(trigger)
         self._work.set()
 
     async def run(self) -> None:
@@ -107,6 +115,7 @@ class Replanner:
                 await self._consider_next()
             finally:
                 self._considering = []
+                self._let_go()
             self._life.check()
 
     # Taking triggers in
@@ -117,7 +126,22 @@ class Replanner:
 
     def _enqueue(self, trigger: Trigger) -> None:
         self._queue.append(trigger)
+        self._hold(trigger)
         self._work.set()
+
+    def _hold(self, trigger: Trigger) -> None:
+        """Hand out nothing that has lost what it needs, or comes before that, while a way on is looked for."""
+        if trigger.kind in _HOLDING and trigger.id not in self._held and not self._observe_only:
+            live = self._run.live
+            self._held[trigger.id] = held = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
+            live.hold(held)
+
+    def _let_go(self) -> None:
+        """Give free what was held for triggers that are decided, or wait for something else."""
+        waiting = {trigger.id for trigger in (*self._queue, *self._considering)}
+        for trigger_id in [trigger_id for trigger_id in self._held if trigger_id not in waiting]:
+            self._run.live.release(self._held.pop(trigger_id))
+            self._life.wake()
 
     def _on_dropped(self, record: Record) -> None:
         assert isinstance(record.body, TriggerDropped)
@@ -129,6 +153,8 @@ class Replanner:
 
     async def _consider_next(self) -> None:
         trigger = self._queue.pop(0)
+        if self._life.end is not None:
+            return  # whoever resumes the run finds it on record
         self._considering = [trigger]
         try:
             self.conclude()
@@ -469,6 +495,8 @@ def moved_past(trigger: Trigger, run: PlanRun) -> str:
         skipped = [entry for entry in entries if entry.state == "SKIPPED"]
         if not skipped and all(entry.state in FINISHED for entry in entries):
             return "nothing that still has to run depends on it"
+    if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
+        return "what is left can be done and reaches the goal again" if world_of(live).standing().valid else ""
     return ""
 
 

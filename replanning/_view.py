@@ -8,12 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from replanning._changes import PlanChange
+from replanning._draft import Draft
 from replanning._entries import NOT_MET
 from replanning._errors import Problem, StaleView
 from replanning._ids import TaskId
 from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
 from replanning._records import Failure
 from replanning._states import FINISHED, TaskState
+from replanning._world import World, world_of
 
 if TYPE_CHECKING:
     from replanning._entries import Entry
@@ -163,6 +165,11 @@ class PlanView:
         while entry.parent is not None:
             chain.append(entry := entry.parent)
         return tuple(map(_view, reversed(chain)))
+
+    def world(self, changes: Sequence[PlanChange] = ()) -> World:
+        """The facts, the steps that are left and the goal, now or as changes that fit the plan would leave them."""
+        live = self._live
+        return world_of(live, Draft(live, changes).staging if changes else None)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against changes; nothing if they can be applied."""

@@ -32,7 +32,7 @@ class ContextChangedDetector:
         if isinstance(observation, ContextUpdated):
             return _from_context((*observation.changes, *observation.removed), view)
         if isinstance(observation, FactsObserved):
-            return _from_facts(observation.ceased, view)
+            return (_from_facts if view.original.facts is None else _from_world)(observation.ceased, view)
         return ()
 
 
@@ -52,13 +52,31 @@ def _from_context(keys: tuple[str, ...], view: PlanView) -> Iterator[ContextChan
 
 
 def _from_facts(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
+    """What a fact that ceased means where the plan does not state its facts: little is known, so it is looked at alone."""
     needed = {fact: [task.id for task in left_without(fact, view)] for fact in ceased}
     lost = tuple(fact for fact in ceased if needed[fact] or lost_for_goal(fact, view))
     if not lost:
         return
     tasks = tuple(dict.fromkeys(task for fact in lost for task in needed[fact]))
-    who = _listed(tasks) if tasks else "the goal needs it"
-    yield ContextChanged(
+    yield _lost(lost, tasks, tasks)
+
+
+def _from_world(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
+    """What facts that ceased mean for the plan as a whole: nothing, where the rest can be done and reaches the goal."""
+    if not ceased:
+        return  # what holds besides harms nothing
+    world = view.world()
+    if view.goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
+        return  # the run ends
+    standing = world.standing()
+    lacking = frozenset(standing.lacking())
+    if lost := tuple(fact for fact in ceased if fact in lacking):
+        yield _lost(lost, world.named(standing), tuple(step.id for step in standing.stuck))
+
+
+def _lost(lost: tuple[str, ...], tasks: tuple[str, ...], lacking: tuple[str, ...]) -> ContextChanged:
+    who = _listed(lacking) if lacking else "the goal needs it"
+    return ContextChanged(
         tasks=tasks,
         cause=",".join(sorted(lost)),
         reason=f"{', '.join(lost[:5])} {'does' if len(lost) == 1 else 'do'} not hold any more, and {who}",

@@ -1,0 +1,305 @@
+"""Plan repair over facts: a bridge from what holds now to the longest useful rest of the plan, else to the goal.
+
+The steps that the trouble concerns stand in the order in which they would be taken. Each of their suffixes needs
+certain facts (regression); the search looks for the way to any of them with the fewest actions added and removed,
+the distance between plans of Fox, Gerevini, Long and Serina (2006). Steps that have nothing to do with it stay as
+they are, and parallel.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import anyio.to_thread
+
+from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
+from replanning.interfaces import (
+    JsonValue,
+    Standing,
+    Step,
+    TaskState,
+    TaskView,
+    World,
+    artifact,
+    as_text,
+    finder,
+    holes,
+    related,
+)
+from replanning.providers._grounding import Domain, use_key
+from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
+from replanning.providers._splice import splice
+
+CHECKED: Final = 0.95
+"""How sure a repair is that was checked against the facts."""
+
+_SHOWN: Final = 5
+_STUCK = (TaskState.FAILED, TaskState.BLOCKED)
+
+
+async def bridged(request: ReplanRequest) -> list[Alternative]:
+    """Repairs over facts, the one that changes least first; without any, the verdict."""
+    posed = list(problems(request))
+    solved: list[Solution] = []
+    for problem in posed:
+        solution = solve(problem, AT_ONCE)
+        if not solution.ways and solution.verdict is None:
+            solution = await anyio.to_thread.run_sync(solve, problem)
+        solved.append(solution)
+    return list(_alternatives(posed, solved, request.view))
+
+
+def problems(request: ReplanRequest) -> Iterator[Problem]:
+    """What there is to solve: one problem for each part of the plan that is stuck and has to do with a trigger."""
+    if any(trigger.kind == "better-path-found" for trigger in request.triggers):
+        return
+    view = request.view
+    world = view.world()
+    if not any(tool.adds or tool.produces for tool in view.tools.values()):
+        return
+    world = world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
+    standing = world.standing(strict=True)
+    groups = _groups(request, standing)
+    if not groups and standing.missing and not standing.stuck:
+        yield _posed(view, world, standing, [], list(standing.order))
+    for group in groups:
+        stuck = [step for step in standing.stuck if step in group]
+        if all(_removable(step) or step.usable for step in stuck):
+            yield _posed(view, world, standing, stuck, group)
+
+
+def _given(world: World) -> Iterator[str]:
+    """What steps need and none brings about, where the plan does not state its facts: it is taken to hold."""
+    if not world.closed:
+        made = {fact for step in world.steps for fact in step.use.adds}
+        for step in world.steps:
+            yield from (fact for fact in step.use.stated if fact in step.use.needs and fact not in made)
+
+
+def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
+    """The parts of the plan in which something is stuck for which a way on is asked."""
+    view = request.view
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    asked = any(trigger.kind == "human-request" for trigger in request.triggers)
+    whole = any(not trigger.tasks or trigger.kind == "goal-unreachable" for trigger in request.triggers)
+    wanted = set()
+    for step in standing.stuck:
+        task = view.task(step.id)
+        waits = whole and task.held  # a person was asked about it
+        if (whole or step.id in named) and not waits and (asked or task.state is not TaskState.BLOCKED):
+            wanted.add(step.id)
+    groups = related(standing.order, standing.stuck)
+    return [group for group in groups if any(step.id in wanted for step in group)]
+
+
+def _posed(view: PlanView, world: World, standing: Standing, stuck: Sequence[Step], group: Sequence[Step]) -> Problem:
+    running = tuple(step for step in standing.order if step.running)
+    own = {step.id for step in group}
+    ours = tuple(step for step in standing.order if step.id in own and not step.running)
+    others = tuple(step for step in standing.order if step.id not in own and not step.running)
+    first = {step.id for step in (*running, *ours, *stuck, *others)}
+    left = tuple(_in_order(step for step in world.steps if step.id not in first))
+    following = _concerned((*ours, *stuck), left)
+    elsewhere = [step for step in standing.stuck if step.id not in own]
+    seen_to = [f for step in elsewhere for f in step.use.stated if f in step.use.needs - standing.facts]
+    everything = (*running, *ours, *stuck, *others, *left)
+    after = (*stuck, *others, *left)
+    late = _rest((*running, *ours), (), after, stuck, following)
+    early = _rest(running, ours, after, stuck, following)
+    rests = (late, early) if ours else (early,)
+    return Problem(
+        facts=tuple(dict.fromkeys([*world.facts, *seen_to])),
+        goal=_goal(world, everything),
+        domain=_domain(view, world, (*stuck, *ours, *following)),
+        rests=rests,
+        costs={step.id: _cost(view.tool(step.tool)) for step in everything},
+        stuck=tuple(stuck),
+    )
+
+
+def _rest(
+    before: Sequence[Step], ours: Sequence[Step], after: Sequence[Step], stuck: Sequence[Step], following: Sequence[Step]
+) -> Rest:
+    loose = tuple(step for step in (*ours, *stuck, *following) if _removable(step))
+    unusable = [index for index, step in enumerate(loose) if not step.usable and step in stuck]
+    return Rest(tuple(before), (*ours, *after), loose, unusable[-1] + 1 if unusable else 0)
+
+
+def _removable(step: Step) -> bool:
+    """Whether all that a step is for is known, so that it can go where something else brings that about."""
+    return bool(step.use.adds) and not step.use.open and not step.running
+
+
+def _in_order(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps, each after those of them that it waits for, otherwise as they are."""
+    left = list(steps)
+    place = {step.id: index for index, step in enumerate(left)}
+    missing = [sum(dep in place for dep in step.after) for step in left]
+    dependents: dict[str, list[int]] = {}
+    for index, step in enumerate(left):
+        for dep in step.after:
+            dependents.setdefault(dep, []).append(index)
+    turn = [index for index, count in enumerate(missing) if not count]
+    while turn:
+        index = heapq.heappop(turn)
+        yield left[index]
+        for after in dependents.get(left[index].id, ()):
+            missing[after] -= 1
+            if not missing[after]:
+                heapq.heappush(turn, after)
+
+
+def _concerned(first: Iterable[Step], following: Iterable[Step]) -> list[Step]:
+    """The steps that come after others and wait for them, or need or change what they change."""
+    behind: set[str] = set()
+    changed: set[str] = set()
+    touched: set[str] = set()
+    found: list[Step] = []
+    for step in first:
+        behind.add(step.id)
+        changed |= step.use.adds | step.use.removes
+        touched |= step.use.needs | step.use.adds | step.use.removes
+    for step in following:
+        changes = step.use.adds | step.use.removes
+        bears = not (changed.isdisjoint(step.use.needs) and touched.isdisjoint(changes))
+        if bears or not behind.isdisjoint(step.after):
+            behind.add(step.id)
+            changed |= changes
+            touched |= step.use.needs | changes
+            found.append(step)
+    return found
+
+
+def _goal(world: World, steps: Sequence[Step]) -> tuple[str, ...]:
+    """What must hold at the end: what the plan says, or all that it would bring about, and never less.
+
+    Where the plan does not state its facts, what one step adds only for another that needs it is left out.
+    """
+    if world.closed and world.goal:
+        return world.goal
+    holds: dict[str, None] = {}
+    by_id = {step.id: step for step in steps}
+    explained = {dep: True for step in steps for dep in step.after}
+    for step in steps:
+        for dep in step.after:
+            if dep in by_id and by_id[dep].use.adds.isdisjoint(step.use.needs):
+                explained[dep] = False
+    for step in steps:
+        for fact in step.use.removes:
+            holds.pop(fact, None)
+        if world.closed or not explained.get(step.id, False):
+            holds.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
+    return tuple(dict.fromkeys([*world.goal, *holds]))
+
+
+def _domain(view: PlanView, world: World, concerned: Sequence[Step]) -> Domain:
+    tools = tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+    failed = {use_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed(step.id, view)}
+    failed |= {use_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK}
+    values = {}
+    for tool in tools:
+        for name in tool.parameters or _named(tool):
+            if tool.parameters.get(name) not in view.original.objects.values():
+                values[tool.name, name] = tuple(_given_for(tool, name, view, world, concerned))
+    assumed = frozenset() if world.closed else frozenset(_assumed(view, tools, world))
+    return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
+
+
+def _failed(task_id: str, view: PlanView) -> Iterator[TaskView]:
+    return (part for part in view.lineage(task_id) if part.failure is not None)
+
+
+def _named(tool: ToolSpec) -> list[str]:
+    """The parameters of a tool that states none: those that its patterns name."""
+    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces, tool.command or "", tool.url or "")
+    return list(dict.fromkeys(name for text in texts for name in holes(text)))
+
+
+def _given_for(
+    tool: ToolSpec, name: str, view: PlanView, world: World, concerned: Sequence[Step]
+) -> Iterator[JsonValue]:
+    """What tasks give for a parameter: those that are concerned, then those of the same tool, then the others.
+
+    A parameter of which no fact speaks gets the first of these, references and all.
+    """
+    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
+    matters = any(name in holes(text) for text in texts)
+    seen: dict[str, JsonValue] = {}
+    near = [view.task(step.id).task for step in concerned]
+    if not matters:
+        every = sorted((task.task for task in view.tasks()), key=lambda task: task.tool != tool.name)
+        yield from islice((task.arguments[name] for task in (*near, *every) if name in task.arguments), 1)
+        return
+    for step in (*concerned, *(s for s in world.steps if s.tool == tool.name), *world.steps):
+        if name in step.arguments:
+            seen.setdefault(use_key(name, {name: step.arguments[name]}), step.arguments[name])
+    yield from seen.values()
+
+
+def _assumed(view: PlanView, tools: Sequence[ToolSpec], world: World) -> Iterator[str]:
+    """What tools need that neither a tool nor a step brings about: where facts are not stated, it is taken to hold."""
+    adds = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact, tool.produces))]
+    for tool in tools:
+        for need in (*tool.requires, *map(artifact, tool.needs)):
+            if not any(_may_be(need, added) for added in adds):
+                yield need
+
+
+def _may_be(need: str, added: str) -> bool:
+    """Whether two patterns could stand for the same fact."""
+    if not holes(need):
+        return finder(added, {}).fullmatch(need) is not None
+    one, other = need.partition("{")[0], added.partition("{")[0]
+    return one.startswith(other) or other.startswith(one)
+
+
+def _cost(tool: ToolSpec | None) -> float:
+    return tool.cost or 0.0 if tool is not None else 0.0
+
+
+def _alternatives(posed: Sequence[Problem], solved: Sequence[Solution], view: PlanView) -> Iterator[Alternative]:
+    """Alternatives for all parts together: the nearest ways, the cheapest, those from scratch; then the verdict."""
+    seen: set[str] = set()
+    ways = [solution.ways for solution in solved if solution.ways]
+    for kind in ("repair", "cheaper", "scratch") if ways else ():
+        chosen = [next((way for way in found if way.kind == kind), found[0]) for found in ways]
+        alternative = _alternative(chosen, view)
+        if alternative is not None and alternative.fingerprint() not in seen:
+            seen.add(alternative.fingerprint())
+            yield alternative
+    for problem, solution in zip(posed, solved, strict=True):
+        if solution.verdict is not None:
+            yield Alternative(changes=(), reason=_helpless(problem), unreachable=solution.verdict)
+
+
+def _alternative(ways: Sequence[Way], view: PlanView) -> Alternative | None:
+    """The ways as one alternative, if the plan takes it and can be carried out with it."""
+    taken: set[str] = set()
+    changes = tuple(change for way in ways for change in splice(way, view, taken))
+    if not changes or view.check(changes):
+        return None
+    costs = [action.cost for way in ways for action in way.actions]
+    return Alternative(
+        changes=changes,
+        reason="; ".join(map(_told, ways)),
+        confidence=CHECKED,
+        expected_cost=sum(costs) if any(costs) else None,
+    )
+
+
+def _told(way: Way) -> str:
+    """A way in words."""
+    kind = {"repair": "repair with the fewest changes", "cheaper": "repair at the least cost", "scratch": "plan anew"}
+    new = ", ".join(" ".join([a.tool, *(as_text(v) for v in a.arguments.values())]) for a in way.actions[:_SHOWN])
+    more = f" and {len(way.actions) - _SHOWN} more" if len(way.actions) > _SHOWN else ""
+    gone = ", ".join(repr(step.id) for step in way.gone[:_SHOWN]) + (", …" if len(way.gone) > _SHOWN else "")
+    parts = [f"do {new}{more}" if new else "", f"leave out {gone}" if gone else ""]
+    return f"{kind[way.kind]}: {' and '.join(filter(None, parts))}"
+
+
+def _helpless(problem: Problem) -> str:
+    who = ", ".join(repr(step.id) for step in problem.stuck[:_SHOWN]) or "the goal"
+    return f"no tool that is there leads from what holds now past {who} to what the plan is for"

@@ -1,0 +1,248 @@
+"""Finds the way with the fewest changes from what holds now back into a plan.
+
+A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with the price of
+what it leaves out of the plan; its heuristic counts the facts that a target lacks, divided by the most that one
+action adds, and never says too much. Where that takes too long, greedy best-first search with the additive
+heuristic (Bonet and Geffner 2001) takes over, whose way may be longer. Both are bounded in nodes, never by the
+clock, and go by the order in which things are stated.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from replanning.providers._grounding import Action
+
+NODES: Final = 20_000
+"""How many states A* looks at."""
+
+GREEDY_NODES: Final = 3_000
+"""How many states greedy search looks at."""
+
+_FAR: Final = 1 << 40
+
+
+class Target(NamedTuple):
+    """Where a way may lead: the facts that must hold there (None: it leads nowhere), and the price of what it leaves out."""
+
+    needs: frozenset[str] | None
+    price: float
+
+
+class Found(NamedTuple):
+    """The way to one of the targets; none where there is none, for certain if `exhausted`."""
+
+    actions: tuple[Action, ...] | None
+    target: int
+    exhausted: bool
+    nodes: int
+
+
+class _Move(NamedTuple):
+    needs: int
+    adds: int
+    removes: int
+    weight: float
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """A search space in which each fact is one bit."""
+
+    start: int
+    moves: tuple[_Move, ...]
+    goals: tuple[tuple[int, float, int], ...]
+    step: float
+    most: int
+
+    def estimate(self, state: int) -> float:
+        """Never more than what the best way from a state still costs."""
+        most, step = self.most, self.step
+        return min(
+            price + ((-(-(needs & ~state).bit_count() // most)) * step if needs & ~state else 0)
+            for needs, price, _ in self.goals
+        )
+
+    def reached(self, state: int) -> tuple[float, int] | None:
+        """The cheapest target that a state satisfies: its price and number."""
+        return min(((price, number) for needs, price, number in self.goals if not needs & ~state), default=None)
+
+
+def find(
+    start: Iterable[str],
+    targets: Sequence[Target],
+    actions: Sequence[Action],
+    weight: Callable[[Action], float] = lambda action: 1,
+    nodes: int = NODES,
+    greedy: int = GREEDY_NODES,
+) -> Found:
+    """The cheapest way from facts to one of the targets.
+
+    Args:
+        start: what holds.
+        targets: where to; of equal ones the first is taken.
+        actions: what can be done, all that can ever become possible.
+        weight: what an action adds to the price.
+        nodes: how many states A* may look at.
+        greedy: how many greedy search may, where A* has found nothing within its bound.
+    """
+    space = _space(start, targets, actions, weight)
+    if space is None:
+        return Found(None, -1, True, 0)
+    found = _best(space, nodes)
+    if found.actions is None and not found.exhausted and greedy:
+        return _any(space, greedy)
+    return found
+
+
+def _space(
+    start: Iterable[str], targets: Sequence[Target], actions: Sequence[Action], weight: Callable[[Action], float]
+) -> _Space | None:
+    """The space of a search; None where no target can be reached even if nothing were ever removed."""
+    holds = frozenset(start)
+    within_reach = holds.union(*(action.adds for action in actions))
+    changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
+    bits = {fact: 1 << number for number, fact in enumerate(changing)}
+    goals = []
+    for number, (needs, price) in enumerate(targets):
+        if needs is not None and needs <= within_reach:
+            goals.append((_mask(needs, bits), price, number))
+    if not goals:
+        return None
+    moves = tuple(
+        _Move(_mask(a.needs, bits), _mask(a.adds, bits), _mask(a.removes, bits), weight(a), a) for a in actions
+    )
+    most = max((move.adds.bit_count() for move in moves), default=1)
+    least = min((move.weight for move in moves), default=0)
+    return _Space(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
+
+
+def _mask(facts: Iterable[str], bits: dict[str, int]) -> int:
+    mask = 0
+    for fact in facts:
+        mask |= bits.get(fact, 0)
+    return mask
+
+
+class _Node(NamedTuple):
+    state: int
+    before: _Node | None
+    action: Action | None
+
+    def way(self) -> tuple[Action, ...]:
+        """The actions that lead here."""
+        return tuple(_back(self))[::-1]
+
+
+def _back(node: _Node | None) -> Iterator[Action]:
+    while node is not None and node.action is not None:
+        yield node.action
+        node = node.before
+
+
+def _best(space: _Space, limit: int) -> Found:
+    """A*."""
+    root = _Node(space.start, None, None)
+    first = space.estimate(space.start)
+    queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
+    cheapest = {space.start: 0.0}
+    best: tuple[float, int, _Node] | None = None
+    pushed = nodes = 0
+    while queue:
+        estimate, _, _, spent, node = heapq.heappop(queue)
+        if best is not None and estimate >= best[0]:
+            break
+        if spent > cheapest[node.state]:
+            continue
+        nodes += 1
+        if nodes > limit:
+            return Found(best[2].way() if best else None, best[1] if best else -1, False, nodes)
+        there = space.reached(node.state)
+        if there is not None and (best is None or spent + there[0] < best[0]):
+            best = (spent + there[0], there[1], node)
+        state = node.state
+        for needs, adds, removes, weight, action in space.moves:
+            if needs & ~state:
+                continue
+            follows = (state & ~removes) | adds
+            total = spent + weight
+            if total < cheapest.get(follows, _FAR):
+                cheapest[follows] = total
+                ahead = space.estimate(follows)
+                if best is None or total + ahead < best[0]:
+                    pushed += 1
+                    heapq.heappush(queue, (total + ahead, ahead, pushed, total, _Node(follows, node, action)))
+    if best is None:
+        return Found(None, -1, True, nodes)
+    return Found(best[2].way(), best[1], False, nodes)
+
+
+def _any(space: _Space, limit: int) -> Found:
+    """Greedy best-first search: always on from the state that looks nearest to a target."""
+    distance = _Additive(space)
+    root = _Node(space.start, None, None)
+    queue: list[tuple[float, int, _Node]] = [(distance(space.start), 0, root)]
+    seen = {space.start}
+    nodes = 0
+    while queue and nodes < limit:
+        nodes += 1
+        node = heapq.heappop(queue)[2]
+        there = space.reached(node.state)
+        if there is not None:
+            return Found(node.way(), there[1], False, nodes)
+        for needs, adds, removes, _, action in space.moves:
+            follows = (node.state & ~removes) | adds
+            if not needs & ~node.state and follows not in seen:
+                seen.add(follows)
+                ahead = distance(follows)
+                if ahead < _FAR:
+                    heapq.heappush(queue, (ahead, len(seen), _Node(follows, node, action)))
+    return Found(None, -1, not queue, nodes)
+
+
+class _Additive:
+    """The additive heuristic: what the facts of a target cost, each as if it were reached alone."""
+
+    def __init__(self, space: _Space) -> None:
+        self._goals = [(list(_bits(needs)), price) for needs, price, _ in space.goals]
+        self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
+        self._size = max((m.adds | m.removes | m.needs for m in space.moves), default=0).bit_length()
+        self._users: list[list[int]] = [[] for _ in range(self._size)]
+        for number, (needs, _, _) in enumerate(self._moves):
+            for fact in needs:
+                self._users[fact].append(number)
+
+    def __call__(self, state: int) -> float:
+        costs: list[float] = [_FAR] * self._size
+        left = [len(needs) for needs, _, _ in self._moves]
+        sums = [0.0] * len(left)
+        queue = [(0.0, fact) for fact in _bits(state) if fact < self._size]
+        queue += [(weight, fact) for needs, adds, weight in self._moves if not needs for fact in adds]
+        heapq.heapify(queue)
+        while queue:
+            cost, fact = heapq.heappop(queue)
+            if cost >= costs[fact]:
+                continue
+            costs[fact] = cost
+            for number in self._users[fact]:
+                left[number] -= 1
+                sums[number] += cost
+                if not left[number]:
+                    _, adds, weight = self._moves[number]
+                    for added in adds:
+                        if sums[number] + weight < costs[added]:
+                            heapq.heappush(queue, (sums[number] + weight, added))
+        return min(price + sum(costs[fact] for fact in needs) for needs, price in self._goals)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    number = 0
+    while mask:
+        low = (mask & -mask).bit_length()
+        number += low
+        yield number - 1
+        mask >>= low

@@ -1,0 +1,153 @@
+"""Solves one problem of plan repair over facts: pure, and with nothing of the running plan in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from replanning.interfaces import Step, regress
+from replanning.providers._grounding import Action, Domain, Grounded, reachable, use_key
+from replanning.providers._search import GREEDY_NODES, NODES, Found, Target, find
+
+AT_ONCE: Final = 300
+"""How many states are looked at on the event loop; a longer search goes on in a thread."""
+
+SUFFIXES: Final = 200
+"""How many suffixes of the plan are tried as targets, besides the goal."""
+
+FRESH_NODES: Final = 2_000
+"""How many states are looked at for a plan from scratch, which is only one more to choose from."""
+
+Verdict: TypeAlias = Literal["proven-unreachable", "not-found-within-bound"]
+
+
+class Rest(NamedTuple):
+    """One way to look at what is left of a plan.
+
+    Attributes:
+        before: the steps that are kept and taken before the bridge.
+        after: all that come after it, in order.
+        loose: those of them that may be removed, the first ones first.
+        least: how many of these must be removed at least.
+    """
+
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    loose: tuple[Step, ...]
+    least: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be solved for one part of a plan.
+
+    Attributes:
+        facts: what holds now.
+        goal: what must hold at the end.
+        domain: what can be done.
+        rests: where a bridge may go; the last one leaves most of the plan to be removed.
+        costs: of the steps.
+        stuck: the steps that cannot be taken.
+    """
+
+    facts: tuple[str, ...]
+    goal: tuple[str, ...]
+    domain: Domain
+    rests: tuple[Rest, ...]
+    costs: Mapping[str, float]
+    stuck: tuple[Step, ...]
+
+
+class Way(NamedTuple):
+    """A solution: the actions of the bridge, where it goes, and how many of the loose steps it removes."""
+
+    kind: Literal["repair", "cheaper", "scratch"]
+    rest: Rest
+    actions: tuple[Action, ...]
+    removed: int
+
+    @property
+    def gone(self) -> tuple[Step, ...]:
+        """The steps that it removes."""
+        return self.rest.loose[: self.removed]
+
+    @property
+    def distance(self) -> int:
+        """Actions added and removed; what is removed and added again is neither."""
+        gone = [use_key(step.tool, step.arguments) for step in self.gone]
+        new = [action.key for action in self.actions]
+        return len(gone) + len(new) - 2 * sum(min(gone.count(key), new.count(key)) for key in dict.fromkeys(new))
+
+
+class Solution(NamedTuple):
+    """The ways that were found, the nearest first, or the verdict; neither where the bound was too small to tell."""
+
+    ways: tuple[Way, ...] = ()
+    verdict: Verdict | None = None
+
+
+def solve(problem: Problem, nodes: int = NODES) -> Solution:
+    """The distinct ways for one part of a plan: the nearest, the cheapest, and one from scratch.
+
+    Args:
+        problem: what is to be solved.
+        nodes: how many states each search may look at; with fewer than `NODES`, nothing is concluded from that.
+    """
+    patient = nodes >= NODES
+    facts = dict.fromkeys(problem.facts)
+    for step in problem.rests[0].before:
+        facts.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
+    grounded = reachable(tuple(facts), problem.domain)
+    near, found = [], []
+    for rest in problem.rests:
+        result = _search(problem, rest, grounded, nodes, GREEDY_NODES if patient else 0)
+        found.append(result)
+        if result.actions is not None:
+            near.append(Way("repair", rest, result.actions, rest.least + result.target))
+    proven = grounded.complete and all(result.exhausted for result in found)
+    if near:
+        first = min(near, key=lambda way: way.distance)
+        return Solution((first, *_others(problem, grounded, nodes)))
+    if not proven and not patient:
+        return Solution()
+    return Solution((), "proven-unreachable" if proven else "not-found-within-bound")
+
+
+def _search(problem: Problem, rest: Rest, grounded: Grounded, nodes: int, greedy: int) -> Found:
+    targets = [Target(needs, removed) for removed, needs, _ in _suffixes(problem, rest)]
+    return find(_start(problem, rest), targets, grounded.actions, nodes=nodes, greedy=greedy)
+
+
+def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way]:
+    """The way that costs least, where costs differ, and one that leaves the old plan aside."""
+    rest = problem.rests[-1]
+    start, actions = _start(problem, rest), grounded.actions
+    suffixes = list(_suffixes(problem, rest))
+    if len({action.cost for action in actions}) > 1:
+        prices = [Target(needs, sum(problem.costs[step.id] for step in kept)) for _, needs, kept in suffixes]
+        result = find(start, prices, actions, lambda action: action.cost, nodes, 0)
+        if result.actions is not None:
+            yield Way("cheaper", rest, result.actions, rest.least + result.target)
+    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=min(nodes, FRESH_NODES), greedy=0)
+    if result.actions is not None:
+        yield Way("scratch", rest, result.actions, len(rest.loose))
+
+
+def _start(problem: Problem, rest: Rest) -> frozenset[str]:
+    facts = frozenset(problem.facts)
+    for step in rest.before:
+        facts = step.use.follows(facts)
+    return facts
+
+
+def _suffixes(problem: Problem, rest: Rest) -> Iterator[tuple[int, frozenset[str] | None, Sequence[Step]]]:
+    """By how many loose steps are removed: what must hold before the steps that are kept, and these."""
+    for removed in range(rest.least, len(rest.loose) + 1):
+        if rest.least + SUFFIXES < removed < len(rest.loose):
+            yield removed, None, ()
+            continue
+        gone = {step.id for step in rest.loose[:removed]}
+        kept = [step for step in rest.after if step.id not in gone]
+        *_, needs = regress(problem.goal, [step.use for step in kept])
+        yield removed, needs, kept

@@ -1,0 +1,309 @@
+"""What a plan needs and brings about: its steps on facts, whether they can still be carried out, and what must hold.
+
+The semantics are those of STRIPS (Fikes and Nilsson 1971): a step can be taken where all it needs holds; it
+removes facts, then adds facts; what is not known to hold does not hold. Everything here is computed, nothing is
+changed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from replanning._errors import ExpressionError
+from replanning._ids import TaskId
+from replanning._patterns import as_text, fill, holes, normalise_fact
+from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._references import resolve
+from replanning._staging import Staging
+from replanning._states import FINISHED, SATISFIED, STUCK, TaskState
+
+if TYPE_CHECKING:
+    from replanning._live import LivePlan
+
+NONE: Final[frozenset[str]] = frozenset()
+
+
+class Use(NamedTuple):
+    """A use of a tool: what must hold before it, and what holds or does not hold any more after it.
+
+    `open` says that some of this depends on results that do not exist yet and is left out. `stated` has all these
+    facts in the order in which the tool states them.
+    """
+
+    needs: frozenset[str] = NONE
+    adds: frozenset[str] = NONE
+    removes: frozenset[str] = NONE
+    open: bool = False
+    stated: tuple[str, ...] = ()
+
+    def follows(self, facts: frozenset[str]) -> frozenset[str]:
+        """What holds after it."""
+        return (facts - self.removes) | self.adds
+
+    def disturbs(self, other: Use) -> bool:
+        """Whether one of the two removes what the other needs or adds, so that they must not overlap."""
+        return not (
+            self.removes.isdisjoint(other.needs)
+            and other.removes.isdisjoint(self.needs)
+            and self.removes.isdisjoint(other.adds - self.adds)
+            and other.removes.isdisjoint(self.adds - other.adds)
+        )
+
+
+class Step(NamedTuple):
+    """A task that is not finished, on facts.
+
+    Attributes:
+        id: the task.
+        tool: the tool it uses.
+        arguments: its arguments, resolved as far as they are known.
+        use: what it needs, adds and removes.
+        after: the unfinished tasks that must be done before it.
+        running: whether it runs; then it is taken to succeed.
+        usable: whether it could be started: it has not failed, and its tool is available.
+    """
+
+    id: TaskId
+    tool: str | None
+    arguments: JsonObject
+    use: Use
+    after: tuple[TaskId, ...]
+    running: bool
+    usable: bool
+
+
+class Standing(NamedTuple):
+    """How far the rest of a plan can be carried out.
+
+    Attributes:
+        order: the steps that can be taken, in the order in which they would be.
+        stuck: the steps whose turn comes and that cannot be taken then.
+        missing: the facts of the goal that do not hold at the end, and that no step left over would add.
+        facts: what holds when nothing more can be done.
+    """
+
+    order: tuple[Step, ...]
+    stuck: tuple[Step, ...]
+    missing: tuple[str, ...]
+    facts: frozenset[str]
+
+    @property
+    def valid(self) -> bool:
+        """Whether everything can be carried out and reaches the goal."""
+        return not self.stuck and not self.missing
+
+    def lacking(self) -> tuple[str, ...]:
+        """The facts for want of which it is not valid."""
+        needed = [fact for step in self.stuck for fact in sorted(step.use.needs - self.facts)]
+        return tuple(dict.fromkeys([*needed, *self.missing]))
+
+    def why(self) -> str:
+        """What is wrong, for people; empty when nothing is."""
+        if self.stuck:
+            step = self.stuck[0]
+            needed = sorted(step.use.needs - self.facts)
+            more = f" (and {len(self.stuck) - 1} more)" if len(self.stuck) > 1 else ""
+            return f"task {step.id!r} needs {', '.join(needed[:5])}, which would not hold{more}"
+        if self.missing:
+            return f"the goal would lack {', '.join(self.missing[:5])}"
+        return ""
+
+
+class World(NamedTuple):
+    """The facts that hold now, the steps that are left, in the order of the plan, and what must hold at the end.
+
+    `closed` says that the plan states its facts: what is not among them does not hold.
+    """
+
+    facts: tuple[str, ...]
+    steps: tuple[Step, ...]
+    goal: tuple[str, ...]
+    closed: bool
+
+    def standing(self, *, strict: bool = False) -> Standing:
+        """How far the steps can be carried out, each as soon as it can be.
+
+        Args:
+            strict: whether steps that are not usable are stuck; otherwise they are taken to be seen to.
+        """
+        return _Walk(self, strict).go()
+
+    def named(self, standing: Standing) -> tuple[TaskId, ...]:
+        """The tasks that what is stuck concerns: those before it that bear on the same facts, and itself."""
+        stuck = {step.id for step in standing.stuck}
+        groups = related(standing.order, standing.stuck)
+        concerned = [group for group in groups if any(step.id in stuck for step in group)]
+        return tuple(step.id for group in concerned for step in group if not step.running)
+
+
+def world_of(live: LivePlan, staging: Staging | None = None) -> World:
+    """The world of a plan as it stands, or as changes would leave it."""
+    over = staging if staging is not None else Staging(live)
+    entries = [*(entry.id for entry in live), *over.births]
+    left = [i for i in entries if over.exists(i) and over.state(i) not in FINISHED]
+    left.sort(key=lambda i: (over.state(i) is not TaskState.RUNNING, over.position(i)))
+    steps = tuple(_step(task_id, live, over) for task_id in left)
+    return World(tuple(live.facts), steps, live.plan.goal.facts, live.plan.facts is not None)
+
+
+def _step(task_id: TaskId, live: LivePlan, over: Staging) -> Step:
+    task, state = over.task(task_id), over.state(task_id)
+    tool = live.tools.get(task.tool) if task.tool else None
+    use, arguments = use_of(task, tool, live)
+    if state is TaskState.RUNNING:
+        use = use._replace(needs=NONE)
+    after = tuple(dep for dep in over.standing(task.depends_on) if over.state(dep) not in SATISFIED)
+    usable = state not in STUCK and (tool is None or tool.available)
+    return Step(task_id, task.tool, arguments, use, after, state is TaskState.RUNNING, usable)
+
+
+def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, JsonObject]:
+    """What a task needs and brings about, and its arguments as far as they are known."""
+    if tool is None or not (tool.requires or tool.adds or tool.removes or tool.needs or tool.produces):
+        return _NO_USE, task.arguments
+    kept = live.uses.get(task.id)
+    if kept is not None and kept[0] is task and kept[1].name == tool.name:
+        return kept[2], task.arguments
+    arguments, unknown = _resolved(task.arguments, live)
+    use = ground(tool, arguments)
+    if not unknown and arguments == task.arguments:
+        live.uses[task.id] = (task, tool, use)
+    return use, arguments
+
+
+def _resolved(arguments: JsonObject, live: LivePlan) -> tuple[JsonObject, bool]:
+    """The arguments with their references resolved, without those that refer to what does not exist yet."""
+    known: JsonObject = {}
+    for name, value in arguments.items():
+        try:
+            known[name] = resolve({name: value}, context=live.context, result=live.result)[name]
+        except ExpressionError:
+            continue
+    return known, len(known) < len(arguments)
+
+
+def ground(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> Use:
+    """A use of a tool with these arguments; patterns that name others are left out."""
+    values = {name: as_text(value) for name, value in arguments.items()}
+    needs, first = _filled((*tool.requires, *map(artifact, tool.needs)), values)
+    adds, second = _filled((*tool.adds, *map(artifact, tool.produces)), values)
+    removes, third = _filled(tool.removes, values)
+    stated = tuple(dict.fromkeys([*needs, *adds, *removes]))
+    return Use(frozenset(needs), frozenset(adds), frozenset(removes), first or second or third, stated)
+
+
+def artifact(name: str) -> str:
+    """The fact, or pattern of facts, that `needs` and `produces` are short for."""
+    return f"artifact({name})"
+
+
+def _filled(patterns: Iterable[str], values: Mapping[str, str]) -> tuple[list[str], bool]:
+    facts: list[str] = []
+    left_out = False
+    for pattern in patterns:
+        names = holes(pattern)
+        if not values.keys() >= set(names):
+            left_out = True
+        else:
+            facts.append(normalise_fact(fill(pattern, values)) if names else fill(pattern, values))
+    return facts, left_out
+
+
+def related(order: Iterable[Step], stuck: Iterable[Step]) -> list[list[Step]]:
+    """Steps in groups that have nothing to do with one another: neither a dependency nor a fact that one changes."""
+    steps = [*order, *stuck]
+    group = list(range(len(steps)))
+
+    def find(index: int) -> int:
+        while group[index] != index:
+            group[index] = index = group[group[index]]
+        return index
+
+    place = {step.id: index for index, step in enumerate(steps)}
+    changed = {fact for step in steps for fact in (*step.use.adds, *step.use.removes)}
+    first: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        linked = [place[dep] for dep in step.after if dep in place]
+        for fact in step.use.needs | step.use.adds | step.use.removes:
+            if fact in changed:
+                linked.append(first.setdefault(fact, index))
+        for other in linked:
+            group[find(index)] = find(other)
+    found: dict[int, list[Step]] = {}
+    for index, step in enumerate(steps):
+        found.setdefault(find(index), []).append(step)
+    return list(found.values())
+
+
+def regress(goal: Iterable[str], steps: Sequence[Use]) -> Iterator[frozenset[str] | None]:
+    """What must hold before each suffix of steps so that it can be taken and reaches the goal, the shortest first.
+
+    None where it cannot: a step removes what is needed after it. Longer suffixes cannot then either.
+    """
+    needed: frozenset[str] | None = frozenset(goal)
+    yield needed
+    for use in reversed(steps):
+        if needed is not None:
+            needed = None if use.removes & needed - use.adds else (needed - use.adds) | use.needs
+        yield needed
+
+
+class _Walk:
+    """Takes steps one after another, each as soon as its turn has come and what it needs holds."""
+
+    def __init__(self, world: World, strict: bool) -> None:
+        self._world = world
+        self._strict = strict
+        self._facts = set(world.facts)
+        self._turn: list[int] = []
+        self._watched: dict[str, list[int]] = {}
+        self._waiting: dict[int, Step] = {}
+        self._place = {step.id: index for index, step in enumerate(world.steps)}
+        self._missing = [len(step.after) for step in world.steps]
+        self._dependents: dict[TaskId, list[int]] = {}
+        for index, step in enumerate(world.steps):
+            for dep in step.after:
+                self._dependents.setdefault(dep, []).append(index)
+            if not step.after:
+                heapq.heappush(self._turn, index)
+
+    def go(self) -> Standing:
+        """Take all steps that can be taken."""
+        steps, order = self._world.steps, []
+        while self._turn:
+            index = heapq.heappop(self._turn)
+            step = steps[index]
+            lacking = next(iter(step.use.needs - self._facts), None)
+            if lacking is not None or (self._strict and not step.usable and not step.running):
+                self._waiting[index] = step
+                if lacking is not None:
+                    self._watched.setdefault(lacking, []).append(index)
+                continue
+            order.append(step)
+            self._take(step)
+        return self._standing(order)
+
+    def _take(self, step: Step) -> None:
+        self._facts -= step.use.removes
+        self._facts |= step.use.adds
+        for fact in step.use.adds:
+            for index in self._watched.pop(fact, ()):
+                if self._waiting.pop(index, None) is not None:
+                    heapq.heappush(self._turn, index)
+        for index in self._dependents.get(step.id, ()):
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                heapq.heappush(self._turn, index)
+
+    def _standing(self, order: Sequence[Step]) -> Standing:
+        taken = {step.id for step in order}
+        left: Collection[Step] = [step for step in self._world.steps if step.id not in taken]
+        to_come = {fact for step in left for fact in step.use.adds}
+        lost = [fact for fact in self._world.goal if fact not in self._facts and fact not in to_come]
+        stuck = tuple(self._waiting[index] for index in sorted(self._waiting))
+        return Standing(tuple(order), stuck, tuple(lost), frozenset(self._facts))
+
+
+_NO_USE: Final = Use()
