@@ -13,6 +13,7 @@ import anyio.abc
 
 from replanning._interfaces import Clock, Exporter
 from replanning._records import Contained, Record
+from replanning._redaction import Redactor
 from replanning._run import PlanRun
 
 QUEUE_SIZE: Final = 10_000
@@ -131,20 +132,21 @@ class _Line:
             life.observe(Contained(f"exporter {name!r}", clean))
 
 
-async def close_exporters(exporters: Sequence[Exporter], clock: Clock) -> None:
+async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
     """Close exporters, all at once; what one raises or leaves unsent is logged and harms nobody."""
     async with anyio.create_task_group() as group:
         for exporter in exporters:
-            group.start_soon(_close, exporter, clock)
+            group.start_soon(_close, exporter, clock, redactor)
 
 
-async def _close(exporter: Exporter, clock: Clock) -> None:
+async def _close(exporter: Exporter, clock: Clock, redactor: Redactor) -> None:
     closed = False
     async with _at_most(LIMIT, clock):
         try:
             await exporter.aclose()
         except Exception as error:  # noqa: BLE001 - law 7: likewise
-            _log.warning("exporter %r failed when it was closed: %r", exporter.name, error)
+            text = redactor.text(repr(error))
+            _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
         closed = True
     if not closed:
         _log.warning("exporter %r did not close within %g s", exporter.name, LIMIT)

@@ -232,7 +232,7 @@ class ReplanningEngine:
 
     async def aclose(self) -> None:
         """Let the exporters send what is left, each for a few seconds at most; called after the last run."""
-        await close_exporters(self.exporters, self._opener.environment.clock)
+        await close_exporters(self.exporters, self._opener.environment.clock, self._opener.redactor)
 
     @asynccontextmanager
     async def _running(self, start: Callable[[], PlanRun]) -> AsyncIterator[PlanRun]:

@@ -55,7 +55,8 @@ class Telemetry:
         tracer = provider.get_tracer(SCOPE, __version__)
         if isinstance(tracer, api.NoOpTracer):
             return UNTRACED
-        from replanning._tracing import Pen, RunSpans
+        from replanning._pen import Pen
+        from replanning._tracing import RunSpans
 
         return RunSpans(Pen(tracer, clock, redactor, content=content), run, trace=trace, resumed=resumed)
 

@@ -152,7 +152,7 @@ async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
         name = "broken"
 
         async def aclose(self) -> None:
-            raise OSError("gone")
+            raise OSError("gone, token=hunter2hunter2")
 
     class Hanging(Exporter):
         name = "hanging"
@@ -167,7 +167,7 @@ async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
         assert clock.elapsed == 5
     assert good.closed
     assert [record.message for record in caplog.records] == [
-        "exporter 'broken' failed when it was closed: OSError('gone')",
+        "exporter 'broken' failed when it was closed: OSError('gone, token=[redacted]')",
         "exporter 'hanging' did not close within 5 s",
     ]
 

@@ -1,0 +1,121 @@
+"""Writes spans: with times from the clock of a run, without secrets, and without ever harming the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from opentelemetry import context as otel
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+
+from replanning import _spans as names
+from replanning._interfaces import Clock
+from replanning._plan import JsonValue
+from replanning._records import Usage
+from replanning._redaction import Redactor
+
+MAX_TEXT: Final = 1_000
+"""Characters of a description."""
+
+MAX_CONTENT: Final = 10_000
+"""Characters of arguments, outputs and the like, where they are wanted."""
+
+_MARGIN: Final = 1_000
+"""Characters that are looked at beyond what is kept, so that nothing kept is half a secret."""
+
+Attributes = Mapping[str, str | int | Sequence[str]]
+Handler = Callable[[Any, int], None]
+"""Takes the body of a record and its time in nanoseconds."""
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds since the epoch as OpenTelemetry wants them; a float has no more than microseconds of them."""
+    return round(seconds * 1e6) * 1000
+
+
+class Pen:
+    """Writes spans: times from the clock of the run, and no secrets.
+
+    Args:
+        tracer: makes spans.
+        clock: stamps spans whose beginning or end is no record.
+        redactor: takes secrets out of text.
+        content: whether arguments, outputs, reasons and questions go onto spans.
+    """
+
+    def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, content: bool = False) -> None:
+        self.content = content
+        self.on_trouble: Callable[[str], None] = lambda text: None
+        self._tracer = tracer
+        self._clock = clock
+        self._redactor = redactor
+
+    def now(self) -> int:
+        """The time of the run's clock in nanoseconds."""
+        return nanoseconds(self._clock.now())
+
+    def start(
+        self,
+        name: str,
+        attributes: Attributes,
+        context: Context | None = None,
+        links: Sequence[Link] = (),
+        at: int | None = None,
+    ) -> Span:
+        """Start a span, now unless it is said when, within the given context or else the current one."""
+        at = self.now() if at is None else at
+        try:
+            return self._tracer.start_span(name, context, SpanKind.INTERNAL, attributes, links, at)
+        except Exception as error:  # noqa: BLE001 - law 7: a span processor may raise anything
+            self.on_trouble(self.text(repr(error)))
+            return INVALID_SPAN
+
+    def end(self, span: Span, at: int | None = None) -> None:
+        """End a span, now unless it is said when."""
+        try:
+            span.end(self.now() if at is None else at)
+        except Exception as error:  # noqa: BLE001 - law 7: likewise
+            self.on_trouble(self.text(repr(error)))
+
+    @contextmanager
+    def within(self, span: Span, *, current: bool = True) -> Iterator[None]:
+        """End a span with a block, as an error if the block raises one; in between it may be the current span."""
+        token = otel.attach(set_span_in_context(span)) if current else None
+        try:
+            yield
+        except Exception as error:
+            self.fail(span, type(error).__name__, str(error))
+            raise
+        finally:
+            if token is not None:
+                otel.detach(token)
+            self.end(span)
+
+    def fail(self, span: Span, kind: str, text: str) -> None:
+        """Mark a span as an error."""
+        span.set_attribute(names.ERROR_TYPE, kind)
+        span.set_status(Status(StatusCode.ERROR, self.text(text)))
+
+    def spent(self, span: Span, usage: Usage) -> None:
+        """Put on a span what was used."""
+        for name, amount in zip(names.USAGE, (usage.calls, usage.tokens, usage.money), strict=True):
+            if amount:
+                span.set_attribute(name, amount)
+
+    def text(self, text: str, limit: int = MAX_TEXT) -> str:
+        """A text without secrets, cut where it is long; only as much of it is looked at as is kept."""
+        cut = len(text) > limit + _MARGIN
+        clean = self._redactor.text(text[: limit + _MARGIN] if cut else text)
+        if cut:
+            clean = clean[:-_MARGIN]  # its end may be half a secret, which is not known for one
+        return clean if len(clean) <= limit and not cut else f"{clean[:limit]}…"
+
+    def json(self, value: JsonValue, *, clean: bool = False) -> str:
+        """The same for a JSON value; one that has no secrets is not searched for them again."""
+        text = json.dumps(value, ensure_ascii=False)
+        if len(text) > 10 * MAX_CONTENT:
+            return f"[{len(text)} characters]"
+        return self.text(text if clean else json.dumps(self._redactor.value(value), ensure_ascii=False), MAX_CONTENT)
