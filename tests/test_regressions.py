@@ -1,0 +1,163 @@
+"""Defects that the simulation found, each as the smallest run that showed it."""
+
+from __future__ import annotations
+
+from replanning import PlanMonitor, PlanRun, ReplanningEngine, Settings, Task
+from replanning.events import (
+    AttemptSucceeded,
+    AttemptTimedOut,
+    QuestionAnswered,
+    QuestionReminded,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning.history import MemoryStore
+from replanning.testing import (
+    FlakyStore,
+    ScriptedExecutor,
+    ScriptedGate,
+    ScriptedProvider,
+    VirtualClock,
+    broken_promises,
+    hangs,
+    raises,
+    replay_differences,
+    returns,
+    virtual_environment,
+)
+from tests.parts import again, bodies, kinds, plan
+from tests.simulation_play import RUN, cut
+
+ASKING = Settings.model_validate({"alternatives": {"require_approval": True}})
+
+
+def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
+    """A store that takes no records between two moments."""
+    return FlakyStore(fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last)
+
+
+async def drive(run: PlanRun, work: ScriptedExecutor) -> None:
+    """Work as one worker does."""
+    async for task in run.ready():
+        async with run.attempt(task) as attempt:
+            attempt.output = await work(task, attempt.context)
+
+
+async def test_success_while_the_store_fails_does_not_time_out() -> None:
+    """An attempt that succeeded while the store failed is not timed out when its deadline passes before it works."""
+    async with VirtualClock() as clock:
+        store = out_of_order(clock, 2, 10)
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
+        work = ScriptedExecutor({"a": returns("fine", after=3)}, clock=clock)
+        result = await engine.execute(plan(Task(id="a", timeout=5.0)), work)
+        assert (result.status, result.outputs) == ("succeeded", {"a": "fine"})
+        assert len(bodies(store, result.run, AttemptSucceeded)) == 1
+        assert bodies(store, result.run, AttemptTimedOut) == []
+
+
+async def test_output_that_is_not_json_survives_a_failing_store() -> None:
+    """An output that only this process can hold is handed on, also where its record had to wait for the store."""
+    thing = object()
+    async with VirtualClock() as clock:
+        store = out_of_order(clock, 2, 10)
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
+        work = ScriptedExecutor({"a": returns(thing, after=3)}, clock=clock)
+        async with engine.open(plan(Task(id="a"), Task(id="b", depends_on=("a",)))) as run:
+            await drive(run, work)
+            assert replay_differences(run, store.read(run.id), clock.now()) == []
+        assert run.result.outputs["a"] is thing
+        assert work.calls_of("b")[0].context.results["a"] is thing
+
+
+async def test_triggers_that_wait_at_an_early_end_are_dropped() -> None:
+    """When the goal is reached early, what still waits to be decided is dropped on record, before the end and not after."""
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        provider = ScriptedProvider([hangs()], clock=clock)
+        engine = ReplanningEngine([provider], environment=environment)
+        goal = {"objective": "test", "facts": ["made(it)"], "stop_when_reached": True}
+        tools = [{"name": "maker", "adds": ["made(it)"]}, {"name": "other"}]
+        made = plan(Task(id="a", tool="other"), Task(id="b", tool="maker"), goal=goal, tools=tools, facts=[])
+        work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
+        result = await engine.execute(made, work)
+        assert (result.status, result.reason) == ("succeeded", "the goal was reached early")
+        assert kinds(engine, result.run)[-2:] == ["trigger-dropped", "run-ended"]
+        assert len(bodies(engine.store, result.run, TriggerFired)) == 1
+        assert len(bodies(engine.store, result.run, TriggerDropped)) == 1
+        assert broken_promises(list(engine.store.read(result.run))) == []
+
+
+async def test_nothing_is_concluded_after_a_pause() -> None:
+    """A failure with which a paused run ends is left to whoever resumes it: it is not attached to a question after the end."""
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([ScriptedProvider(again)], environment=environment, settings=ASKING)
+        work = ScriptedExecutor({"a": raises(ValueError("no"), after=9)}, clock=clock)
+        async with engine.open(plan(Task(id="a"), Task(id="b", depends_on=("a",)))) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    run.request_replan("do b in another way", tasks=["b"])
+                    await clock.sleep(1)
+                    run.pause()
+                    attempt.output = await work(task, attempt.context)
+            await clock.sleep(60)
+        assert run.result.status == "paused"
+        assert len(run.result.questions) == 1
+        assert kinds(engine, run.id)[-2:] == ["trigger-fired", "run-ended"]
+
+
+async def test_nobody_is_reminded_after_the_end() -> None:
+    """Nobody is reminded of a question once its run has ended, while the program around it goes on."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate(clock=clock)
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine(
+            [ScriptedProvider(again)],
+            gate=gate,
+            environment=environment,
+            settings=ASKING,
+            store=FlakyStore(durable=True),
+        )
+        work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
+        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = await work(task, attempt.context)
+                if task.id == "b":
+                    run.pause()
+            await clock.sleep(1_000)
+        assert run.result.status == "paused"
+        assert (len(gate.questions), gate.reminders) == (1, [])
+        assert bodies(engine.store, run.id, QuestionReminded) == []
+        assert kinds(engine, run.id)[-1] == "run-ended"
+
+
+async def test_answer_that_aborts_is_decided_before_the_end() -> None:
+    """A process that is killed right after an answer leaves it to the next, which puts the decision before the end."""
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate(
+            {"alternatives": {"require_approval": True}, "approval": {"on_timeout": "abort"}}
+        )
+
+        def engine(store: MemoryStore) -> ReplanningEngine:
+            gate, environment = ScriptedGate(clock=clock), virtual_environment(clock=clock)
+            provider = ScriptedProvider(again)
+            return ReplanningEngine([provider], gate=gate, settings=settings, environment=environment, store=store)
+
+        work = ScriptedExecutor({"a": raises(ValueError("no"))}, clock=clock)
+        whole = MemoryStore()
+        result = await engine(whole).execute(plan(Task(id="a")), work)
+        assert (result.status, result.run) == ("aborted", RUN)
+        answered = next(r.seq for r in whole.read(RUN) if isinstance(r.body, QuestionAnswered))
+        left = cut(whole, answered)
+        async with engine(left).resume(RUN) as run:
+            await drive(run, work)
+        assert run.result.status == "aborted"
+        assert [record.body.kind for record in left.read(RUN)][answered:] == [
+            "run-resumed",
+            "revised",
+            "decided",
+            "run-ended",
+        ]
