@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import anyio.abc
@@ -267,17 +268,6 @@ class ReplanningEngine:
             await delivered.wait()
             await delivery.close()
 
-        def on_message(message: Message) -> None:
-            try:
-                answer = parse_answer(message.payload, message.by)
-                questions.answer(QuestionId(str(message.payload.get("question"))), answer)
-            except StoreError as error:
-                if not isinstance(error, Unstorable):
-                    raise  # the answer stays where it is until the store works
-                life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
-            except ReplanningError as error:
-                life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
-
         delivered = anyio.Event()
         delivery = Delivery(run, self.exporters)
         self._open[run.id] = (run, questions)
@@ -285,6 +275,7 @@ class ReplanningEngine:
             life.busy = lambda: replanner.busy
         self.monitor.watch(run, self.settings.triggers if self.settings.enabled else ())
         try:
+            on_message = partial(_take_answer, run, questions)
             async with opened(run, [begin], on_message=on_message, look_again=look_again, before_close=close):
                 yield run
         finally:
@@ -295,6 +286,17 @@ class ReplanningEngine:
     def _earlier(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
         found = self.store.outcomes(tool=tool, capability=capability)
         return [outcome.succeeded for outcome in reversed(found)]
+
+
+def _take_answer(run: PlanRun, questions: Questions, message: Message) -> None:
+    """Carry out the answer in a message; one that cannot be carried out is recorded."""
+    try:
+        answer = parse_answer(message.payload, message.by)
+        questions.answer(QuestionId(str(message.payload.get("question"))), answer)
+    except ReplanningError as error:
+        if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+            raise  # the answer stays where it is until the store works
+        run._life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
 
 
 def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
