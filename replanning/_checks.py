@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from replanning._references import Reference, find_references, kind_of, texts_wi
 from replanning._wording import Hints, Path, place, shown
 
 if TYPE_CHECKING:
-    from replanning._plan import Plan, TaskBody, ToolSpec
+    from replanning._plan import Plan, Task, TaskBody, ToolSpec
 
 Finding = tuple[Path, str]
 
@@ -59,6 +59,22 @@ def check_task(
     return [
         f"{place(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text for path, text in findings
     ]
+
+
+def results_read(task: Task, known: Container[str]) -> Iterator[tuple[Path, str, str]]:
+    """The results that a task reads, with its fallbacks: the place, whose result, and how it is written.
+
+    Args:
+        task: the task.
+        known: the ids of the tasks, which tell a task's name from a part of its output.
+    """
+    for path, body in _bodies(task):
+        for text in texts_with_references(body.arguments) if body.arguments else ():
+            for reference in _references(text, known):
+                if reference.task is not None and not ("undo" in path and reference.task == task.id):
+                    yield (*path, "arguments"), reference.task, str(reference)
+        for name in _results(body.when):
+            yield (*path, "when"), name, f"results.{name}"
 
 
 @dataclass(frozen=True)
@@ -261,15 +277,8 @@ class _Edges:
 
     def _uses(self, index: int) -> Iterator[tuple[int, Path, str, str]]:
         """The results that a task reads: the task's index, the place, whose result, and how it is written."""
-        task = self._tasks[index]
-        for path, body in _bodies(task):
-            at = ("tasks", index, *path)
-            for text in texts_with_references(body.arguments) if body.arguments else ():
-                for reference in _references(text, self._index):
-                    if reference.task is not None and not ("undo" in path and reference.task == task.id):
-                        yield index, (*at, "arguments"), reference.task, str(reference)
-            for name in _results(body.when):
-                yield index, (*at, "when"), name, f"results.{name}"
+        for path, name, text in results_read(self._tasks[index], self._index):
+            yield index, ("tasks", index, *path), name, text
 
     def _check_known(self, index: int, at: Path, name: str, text: str) -> Iterator[Finding]:
         if name not in self._index:
@@ -284,7 +293,7 @@ class _Edges:
         return at, f"task {task!r} refers to {text} and {why}"
 
 
-def _references(text: str, known: Mapping[str, int]) -> tuple[Reference, ...]:
+def _references(text: str, known: Container[str]) -> tuple[Reference, ...]:
     try:
         return find_references(text, known)
     except ExpressionError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from replanning import _commit as commit
 from replanning._changes import (
     AbortRun,
     AddTask,
@@ -23,13 +25,15 @@ from replanning._checks import check_task
 from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._plan import Task
-from replanning._states import FINISHED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
+from replanning._soundness import unsound
+from replanning._staging import Edge, Staging
+from replanning._states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
 
 if TYPE_CHECKING:
-    from replanning._entries import Entry
     from replanning._taskgraph import TaskGraph
 
 _ANNOTATIONS = frozenset({"name", "goal", "metadata"})
+_SHOWN = 8
 
 
 class Draft:
@@ -41,139 +45,150 @@ class Draft:
 
     def __init__(self, graph: TaskGraph, changes: Sequence[PlanChange], at: float = 0.0) -> None:
         self.problems: list[Problem] = []
+        self.staging = Staging(graph)
+        self.place = ""
         self._graph = graph
         self._at = at
-        self._tasks: dict[TaskId, Task] = {}
-        self._states: dict[TaskId, TaskState] = {}
-        self._added: dict[TaskId, str] = {}
-        self._sinks: dict[TaskId, tuple[TaskId, ...]] = {}
-        self._removed: dict[TaskId, str] = {}
-        self._rewired: dict[TaskId, str] = {}
-        self._steps: list[Callable[[], None]] = []
-        self._place = ""
+        self._steps: list[Callable[[TaskGraph], None]] = []
+        self._notes: list[str] = []
         for index, change in enumerate(changes):
-            self._place = f"changes[{index}]"
-            _STAGE[type(change)](self, change)
-        self._check_references()
-        self._check_cycles()
+            self.place = f"changes[{index}]"
+            self.stage(change)
+        self.problems += unsound(self.staging, sound_so_far=not self.problems)
 
     def commit(self) -> None:
         """Carry the changes out."""
+        for birth in self.staging.births.values():
+            commit.create(self._graph, birth.task, birth.parent)
         for step in self._steps:
-            step()
+            step(self._graph)
+
+    def stage(self, change: PlanChange) -> None:
+        """Lay one more change over the plan."""
+        _STAGE[type(change)](self, change)
 
     def diff(self) -> str:
         """What becomes of the tasks concerned, one line each: `-` before, `+` after, then who waits for what."""
-        graph = self._graph
-        known = [i for i in dict.fromkeys([*self._states, *self._tasks, *self._removed]) if i in graph]
-        before = {i: f"{task_line(graph.entry(i).task)} [{graph.entry(i).state}]" for i in known}
-        after: dict[TaskId, str] = {}
-        for i in dict.fromkeys([*known, *self._added]):
-            if i not in self._removed and self._state(i) is not TaskState.REPLACED_BY_REPLAN:
-                task = self._tasks[i] if i in self._tasks else graph.entry(i).task
-                after[i] = f"{task_line(task)} [{self._state(i)}]"
+        graph, staging = self._graph, self.staging
+        touched = dict.fromkeys([*staging.states, *staging.tasks, *staging.removed])
+        before = {i: _standing(graph.entry(i).task, graph.entry(i).state) for i in touched if i in graph}
+        after = {
+            i: _standing(staging.task(i), staging.state(i))
+            for i in touched
+            if i not in staging.removed and staging.state(i) is not TaskState.REPLACED_BY_REPLAN
+        }
         lines = [f"- {line}" for i, line in before.items() if after.get(i) != line]
         lines += [f"+ {line}" for i, line in after.items() if before.get(i) != line]
-        for i, sinks in self._sinks.items():
-            waiting = list(graph.waiting_for(i)) if i in graph else []
+        for i, sinks in staging.sinks.items():
+            waiting = graph.waiting_for(i) if i in graph else ()
             if waiting:
-                more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
-                lines.append(f"  {', '.join(waiting[:8])}{more}: waiting for {', '.join(sinks)} instead of {i}")
-        return "\n".join(lines)
+                more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
+                lines.append(f"  {', '.join(waiting[:_SHOWN])}{more}: waiting for {', '.join(sinks)} instead of {i}")
+        return "\n".join([*lines, *self._notes])
 
     # Staging one change of each kind
 
     def _add(self, change: AddTask) -> None:
-        if not self._new(change.task):
-            return
         task = change.task
-        self._steps.append(lambda: self._insert(task, None))
+        if not self._admits(task):
+            return
+        self.staging.bring_in(task, None, self.place)
+        self._steps.append(partial(commit.link, task_id=task.id))
         for waiting in change.before:
-            if (old := self._current(waiting)) is not None and task.id not in old.depends_on:
-                self._edit(waiting, old.model_copy(update={"depends_on": (*old.depends_on, task.id)}))
+            if (old := self._known(waiting)) is not None and task.id not in old.depends_on:
+                self._edit(old, old.model_copy(update={"depends_on": (*old.depends_on, task.id)}))
 
     def _remove(self, change: RemoveTask) -> None:
         if self._event(change.task_id, TaskEvent.CANCEL, "be removed", (*WAITING, *STUCK)):
-            self._drop(change.task_id)
+            self.staging.remove(change.task_id, self.place)
+            self._steps.append(partial(commit.remove, task_id=change.task_id))
 
     def _replace(self, change: ReplaceTask) -> None:
-        original = self._current(change.task_id)
+        original = self._known(change.task_id)
         if original is None or not self._event(change.task_id, TaskEvent.REPLACE, "be replaced"):
             return
-        new = [task for task in change.tasks if self._new(task)]
-        ids = {task.id for task in new}
-        needed = {dep for task in new for dep in task.depends_on}
+        ids: dict[TaskId, Task] = {}
+        for task in change.tasks:
+            if self._admits(task, ids):
+                ids[task.id] = task
         inherited = [dep for dep in original.depends_on if dep not in ids]
-        sinks = tuple(task.id for task in new if task.id not in needed)
-        for task in new:
-            if ids.isdisjoint(task.depends_on):
+        for task in ids.values():
+            new = task
+            if ids.keys().isdisjoint(task.depends_on):
                 deps = tuple(dict.fromkeys([*inherited, *task.depends_on]))
-                self._tasks[task.id] = task.model_copy(update={"depends_on": deps})
-            if any(dep not in ids and dep not in inherited for dep in task.depends_on):
-                self._rewired[task.id] = self._place
-        self._sinks[change.task_id] = sinks
-        tasks = tuple(self._tasks[task.id] for task in new)
-        self._steps.append(lambda: self._commit_replace(change.task_id, tasks, sinks))
+                new = task.model_copy(update={"depends_on": deps})
+            self.staging.bring_in(new, change.task_id, self.place)
+            foreign = [dep for dep in task.depends_on if dep not in ids and dep not in inherited]
+            self.staging.edges += [Edge(task.id, dep, self.place) for dep in foreign]
+        needed = {dep for task in ids.values() for dep in task.depends_on}
+        sinks = tuple(i for i in ids if i not in needed)
+        self.staging.sinks[change.task_id] = sinks
+        self._steps.append(partial(commit.replace, task_id=change.task_id, parts=tuple(ids), sinks=sinks))
 
     def _modify(self, change: ModifyTask) -> None:
-        old = self._current(change.task_id)
+        old = self._known(change.task_id)
         if old is None:
             return
-        state = self._state(change.task_id)
+        state = self.staging.state(change.task_id)
         annotation = _ANNOTATIONS.issuperset(change.fields)
-        if state not in WAITING and state not in STUCK and not (annotation and state in FINISHED):
-            self._problem(f"task {change.task_id!r} is {state}: it cannot be modified")
-            return
-        if "id" in change.fields:
+        if not self.staging.exists(change.task_id):
+            self._problem(f"task {change.task_id!r} was removed: it cannot be modified, only be retried")
+        elif state not in WAITING and state not in STUCK and not (annotation and state in FINISHED):
+            only = f", only annotated ({', '.join(sorted(_ANNOTATIONS))})" if state in FINISHED else ""
+            self._problem(f"task {change.task_id!r} is {state}: it cannot be modified{only}")
+        elif "id" in change.fields:
             self._problem(f"task {change.task_id!r}: an id cannot be changed; replace the task instead")
-            return
-        try:
-            task = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
-        except (ValidationError, PlanError) as error:
-            self._invalid(change.task_id, error)
-            return
-        self._edit(change.task_id, task)
+        else:
+            try:
+                new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
+            except (ValidationError, PlanError) as error:
+                self._invalid(change.task_id, error)
+            else:
+                self._edit(old, new)
 
     def _reorder(self, change: ReorderTasks) -> None:
-        known = [task_id for task_id in change.order if self._current(task_id) is not None]
-        for task_id in known:
-            if self._state(task_id) not in WAITING:
-                self._problem(f"task {task_id!r} is {self._state(task_id)}: only waiting tasks have an order")
-        if len(set(change.order)) != len(change.order):
+        order = tuple(dict.fromkeys(change.order))
+        if len(order) != len(change.order):
             self._problem(f"order names tasks twice: {list(change.order)}")
-        self._steps.append(lambda: self._commit_order(change.order))
+        known = [task_id for task_id in order if self._known(task_id) is not None]
+        for task_id in known:
+            if (state := self.staging.state(task_id)) not in WAITING:
+                self._problem(f"task {task_id!r} is {state}: only waiting tasks have an order")
+        places = sorted(map(self.staging.position, known))
+        for task_id, (priority, number) in zip(known, places, strict=True):
+            task = self.staging.put(task_id, priority, number)
+            self._steps.append(partial(commit.put, task=task, order=number))
+        self._notes.append(f"  handed out in this order: {', '.join(change.order)}")
 
     def _retry(self, change: RetryTask) -> None:
-        if self._current(change.task_id) is None:
+        task_id = change.task_id
+        if self._known(task_id) is None or not self._may_retry(task_id):
             return
-        state = self._state(change.task_id)
-        if state is TaskState.REPLACED_BY_REPLAN and not self._withdraw_replacement(change.task_id):
-            return
-        if state is TaskState.SKIPPED and (started := self._started_dependents(change.task_id)):
-            self._problem(f"task {change.task_id!r} was skipped and {started} have started since")
-            return
-        if self._event(change.task_id, TaskEvent.REVIVE, "be retried"):
-            self._removed.pop(change.task_id, None)
-            self._steps.append(lambda: self._commit_retry(change.task_id, state, change.delay))
+        state = self.staging.state(task_id)
+        if self._event(task_id, TaskEvent.REVIVE, "be retried"):
+            self.staging.revive(task_id, state, self.place)
+            due = self._at + change.delay if change.delay else None
+            self._steps.append(partial(commit.retry, task_id=task_id, due=due))
 
     def _skip(self, change: SkipTask) -> None:
-        if self._event(change.task_id, TaskEvent.SKIP, "be skipped"):
-            self._steps.append(lambda: self._commit_end(change.task_id, TaskEvent.SKIP, change.reason))
+        self._end(change, TaskEvent.SKIP, "be skipped")
 
     def _cancel(self, change: CancelTask) -> None:
-        if self._event(change.task_id, TaskEvent.CANCEL, "be cancelled"):
-            self._steps.append(lambda: self._commit_end(change.task_id, TaskEvent.CANCEL, change.reason))
+        self._end(change, TaskEvent.CANCEL, "be cancelled")
+
+    def _end(self, change: SkipTask | CancelTask, event: TaskEvent, verb: str) -> None:
+        if self._event(change.task_id, event, verb):
+            self._steps.append(partial(commit.end, task_id=change.task_id, event=event, reason=change.reason))
 
     def _abort(self, change: AbortRun) -> None:
-        def commit() -> None:
-            self._graph.aborted = change.reason or "a change asked for it"
-
-        self._steps.append(commit)
+        reason = change.reason or "a change asked for it"
+        self._steps.append(partial(commit.abort, reason=reason))
+        self._notes.append(f"  the run is aborted: {reason}")
 
     # What staging is made of
 
-    def _problem(self, message: str, place: str = "") -> None:
-        self.problems.append(Problem(place or self._place, message))
+    def _problem(self, message: str) -> None:
+        self.problems.append(Problem(self.place, message))
 
     def _invalid(self, task_id: TaskId, error: ValidationError | PlanError) -> None:
         if isinstance(error, PlanError):
@@ -184,240 +199,90 @@ class Draft:
             where = ".".join(str(part) for part in detail["loc"])
             self._problem(f"task {task_id!r}, {where}: {detail['msg']}")
 
-    def _current(self, task_id: TaskId) -> Task | None:
+    def _known(self, task_id: TaskId) -> Task | None:
         """The task as the changes so far leave it; says so when there is none."""
-        if task_id in self._tasks:
-            return self._tasks[task_id]
-        if task_id in self._graph:
-            return self._graph.entry(task_id).task
+        if task_id in self.staging:
+            return self.staging.task(task_id)
         self._problem(f"there is no task {task_id!r}")
         return None
 
-    def _state(self, task_id: TaskId) -> TaskState:
-        if task_id in self._states:
-            return self._states[task_id]
-        return TaskState.PENDING if task_id in self._added else self._graph.entry(task_id).state
-
     def _event(
-        self, task_id: TaskId, event: TaskEvent, verb: str, allowed: tuple[TaskState, ...] | None = None
+        self, task_id: TaskId, event: TaskEvent, verb: str, allowed: Collection[TaskState] | None = None
     ) -> bool:
         """Stage an event of a task; says so when its state does not take it."""
-        if self._current(task_id) is None:
+        if self._known(task_id) is None:
             return False
-        if event is not TaskEvent.REVIVE and self._is_removed(task_id):
+        if event is not TaskEvent.REVIVE and not self.staging.exists(task_id):
             self._problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")
             return False
-        state = self._state(task_id)
+        state = self.staging.state(task_id)
         if (allowed is not None and state not in allowed) or (state, event) not in TRANSITIONS:
             self._problem(f"task {task_id!r} is {state}: it cannot {verb}")
             return False
-        self._states[task_id] = transition(state, event, task_id)
+        self.staging.states[task_id] = transition(state, event, task_id)
         return True
 
-    def _is_removed(self, task_id: TaskId) -> bool:
-        return task_id in self._removed or (task_id in self._graph and self._graph.entry(task_id).removed)
-
-    def _new(self, task: Task) -> bool:
-        if task.id in self._added or task.id in self._graph:
+    def _admits(self, task: Task, beside: Collection[TaskId] = ()) -> bool:
+        """Whether a new task may have its id; says what else is wrong with it."""
+        if task.id in self.staging or task.id in beside:
             self._problem(f"the id {task.id!r} is already used; ids are never used again")
             return False
-        for message in check_task(task, self._graph.tools, self._graph.pool.capacity, self._graph.plan.objects):
-            self._problem(f"task {task.id!r}: {message}")
-        self._added[task.id] = self._place
-        self._tasks[task.id] = task
+        self._check(task)
         return True
 
-    def _edit(self, task_id: TaskId, task: Task) -> None:
-        state = self._state(task_id)
-        if state not in FINISHED and state not in WAITING and state not in STUCK:
-            self._problem(f"task {task_id!r} is {state}: it cannot be made to wait for another task")
-            return
-        if state in FINISHED and task.depends_on != self._tasks.get(task_id, self._graph_task(task_id)).depends_on:
-            self._problem(f"task {task_id!r} is {state}: what it depends on cannot change")
-            return
-        for message in check_task(task, self._graph.tools, self._graph.pool.capacity, self._graph.plan.objects):
-            self._problem(f"task {task_id!r}: {message}")
-        self._tasks[task_id] = task
-        self._rewired[task_id] = self._place
-        self._steps.append(lambda: self._commit_edit(task))
+    def _check(self, task: Task) -> None:
+        graph = self._graph
+        for message in check_task(task, graph.tools, graph.pool.capacity, graph.plan.objects):
+            self._problem(f"task {task.id!r}: {message}")
+        for dep in dict.fromkeys(task.depends_on):
+            if task.depends_on.count(dep) > 1:
+                self._problem(f"task {task.id!r} depends on {dep!r} twice")
 
-    def _graph_task(self, task_id: TaskId) -> Task:
-        return self._graph.entry(task_id).task
+    def _edit(self, old: Task, new: Task) -> None:
+        state = self.staging.state(new.id)
+        if state in FINISHED and new.depends_on != old.depends_on:
+            self._problem(f"task {new.id!r} is {state}: what it depends on cannot change")
+        elif state is TaskState.RUNNING:
+            self._problem(f"task {new.id!r} is {state}: it cannot be made to wait for another task")
+        else:
+            self._check(new)
+            self.staging.edit(old, new, self.place)
+            self._steps.append(partial(commit.edit, task=new))
 
-    def _drop(self, task_id: TaskId) -> None:
-        self._removed[task_id] = self._place
-        self._steps.append(lambda: self._commit_removal(task_id))
+    def _may_retry(self, task_id: TaskId) -> bool:
+        """Whether nothing has come of what is to be taken back; stages the removal of what replaced the task."""
+        state = self.staging.state(task_id)
+        if task_id in self.staging.withdrawn or (task_id in self._graph and self._graph.entry(task_id).withdrawn):
+            self._problem(f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried")
+            return False
+        if state is TaskState.REPLACED_BY_REPLAN:
+            return self._withdraw_replacement(task_id)
+        if state is TaskState.SKIPPED and task_id in self._graph:
+            started = self._graph.started_after(self._graph.entry(task_id))
+            if started:
+                self._problem(f"task {task_id!r} was skipped and {started} have started since")
+            return not started
+        return True
 
     def _withdraw_replacement(self, task_id: TaskId) -> bool:
-        """Stage the removal of everything that replaced a task, if none of it has started."""
-        parts = [self._graph.entry(task_id)]
+        staging = self.staging
+        entries = [] if task_id in staging.births else [self._graph.entry(task_id)]
+        for entry in entries:
+            entries.extend(self._graph.entry(new) for new in entry.replaced_by)
+        parts = entries[1:]
+        if task_id in staging.sinks or any(part.id in staging.sinks for part in parts):
+            self._problem(f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well")
+            return False
+        ended = [p.id for p in parts if p.attempts or p.satisfied or staging.state(p.id) in SATISFIED]
+        if ended:
+            self._problem(f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried")
+            return False
         for part in parts:
-            parts.extend(self._graph.entry(new) for new in part.replaced_by)
-        gone = [part for part in parts[1:] if not part.removed]
-        if started := [part.id for part in gone if part.attempts or part.satisfied]:
-            self._problem(f"task {task_id!r} was replaced and {started} have started since: it cannot be retried")
-            return False
-        for part in gone:
-            self._states[part.id] = TaskState.CANCELLED
-            self._drop(part.id)
+            staging.states[part.id] = TaskState.CANCELLED
+            staging.remove(part.id, self.place)
+            staging.withdrawn.add(part.id)
+            self._steps.append(partial(commit.withdraw, task_id=part.id))
         return True
-
-    def _started_dependents(self, task_id: TaskId) -> list[TaskId]:
-        entry = self._graph.entry(task_id)
-        if entry.stands_for is not None and not entry.stands_for.open_sinks:
-            return [entry.stands_for.id]
-        idle = (*WAITING, *STUCK, TaskState.CANCELLED)
-        return [waiting.id for waiting in entry.dependents if waiting.state not in idle or waiting.claimed]
-
-    # What must be true of all changes together
-
-    def _check_references(self) -> None:
-        for task_id, task in self._tasks.items():
-            place = self._added.get(task_id) or self._rewired.get(task_id, "")
-            for dep in task.depends_on:
-                if not self._exists(dep):
-                    self._problem(f"task {task_id!r} depends on {dep!r}, which does not exist", place)
-        for task_id, place in self._removed.items():
-            if waiting := sorted(set(self._waiting_for(task_id))):
-                self._problem(f"task {task_id!r} cannot be removed: {waiting} would be left waiting for it", place)
-
-    def _exists(self, task_id: TaskId) -> bool:
-        if task_id in self._removed:
-            return False
-        return task_id in self._added or (task_id in self._graph and not self._graph.entry(task_id).removed)
-
-    def _waiting_for(self, task_id: TaskId) -> Iterator[TaskId]:
-        for new, task in self._tasks.items():
-            if new not in self._removed and task_id in task.depends_on:
-                yield new
-        if task_id not in self._graph:
-            return
-        entry = self._graph.entry(task_id)
-        for waiting in entry.dependents:
-            if waiting.id not in self._tasks and waiting.id not in self._removed and not waiting.removed:
-                yield waiting.id
-        original = entry.stands_for
-        if original is not None and self._state(original.id) is TaskState.REPLACED_BY_REPLAN:
-            yield original.id
-
-    def _check_cycles(self) -> None:
-        if self.problems or not self._added.keys() | self._rewired.keys():
-            return
-        # A sub-plan that only inherits dependencies can close no cycle outside itself, so the search may stay
-        # inside it; any other new edge may, so the search follows every unfinished dependency.
-        inside = None if self._rewired else self._added.keys()
-        done: set[TaskId] = set()
-        for start in [*self._added, *self._rewired]:
-            path: dict[TaskId, Iterator[TaskId]] = {start: self._needs(start)} if start not in done else {}
-            while path:
-                task_id = next(reversed(path))
-                following = next(path[task_id], None)
-                if following is None:
-                    done.add(task_id)
-                    path.pop(task_id)
-                elif following in path:
-                    names = list(path)
-                    loop = [*names[names.index(following) :], following]
-                    place = self._added.get(start) or self._rewired[start]
-                    self._problem(f"tasks would wait for one another: {' -> '.join(loop)}", place)
-                    return
-                elif following not in done and (inside is None or following in inside):
-                    path[following] = self._needs(following)
-
-    def _needs(self, task_id: TaskId) -> Iterator[TaskId]:
-        """What a task waits for, replaced tasks followed to their sinks, satisfied ones left out."""
-        stack = list(reversed(self._tasks[task_id].depends_on if task_id in self._tasks else self._graph_task(task_id).depends_on))
-        while stack:
-            dep = stack.pop()
-            if dep in self._sinks:
-                stack.extend(self._sinks[dep])
-            elif dep in self._added:
-                yield dep
-            else:
-                entry = self._graph.entry(dep)
-                if entry.state is TaskState.REPLACED_BY_REPLAN and self._state(dep) is entry.state:
-                    stack.extend(self._graph.sinks(entry))
-                elif not entry.satisfied:
-                    yield dep
-
-    # Carrying out
-
-    def _insert(self, task: Task, parent: Entry | None) -> None:
-        entry = self._graph._insert(task, parent)
-        self._graph._link(entry)
-        self._graph._settle(entry)
-
-    def _commit_replace(self, task_id: TaskId, tasks: tuple[Task, ...], sinks: tuple[TaskId, ...]) -> None:
-        graph = self._graph
-        original = graph.entry(task_id)
-        graph._unclaim(original)
-        graph._move(original, TaskEvent.REPLACE)
-        entries = [graph._insert(task, original) for task in tasks]
-        for entry in entries:
-            graph._link(entry)
-            entry.stands_for = original if entry.id in sinks else None
-        original.replaced_by = (*original.replaced_by, *(entry.id for entry in entries))
-        original.open_sinks = len(sinks)
-        for entry in entries:
-            graph._settle(entry)
-
-    def _commit_edit(self, task: Task) -> None:
-        graph = self._graph
-        entry = graph.entry(task.id)
-        if entry.task.depends_on != task.depends_on:
-            graph._unlink(entry)
-            entry.task = task
-            graph._link(entry)
-            graph._settle(entry)
-        if entry.priority != task.priority and entry.state in WAITING:
-            entry.priority = task.priority
-            graph._queue.push(entry)
-        entry.task = task
-        graph._index(task)
-        graph._recount(entry)
-
-    def _commit_removal(self, task_id: TaskId) -> None:
-        entry = self._graph.entry(task_id)
-        self._graph._unclaim(entry)
-        if entry.state is not TaskState.CANCELLED:
-            if entry.state is TaskState.REPLACED_BY_REPLAN:
-                self._graph._move(entry, TaskEvent.REVIVE)
-            self._graph._move(entry, TaskEvent.CANCEL)
-        entry.removed = True
-        entry.stands_for = None
-        self._graph._recount(entry)
-
-    def _commit_order(self, order: tuple[TaskId, ...]) -> None:
-        entries = [self._graph.entry(task_id) for task_id in order]
-        places = sorted((entry.priority, entry.order) for entry in entries)
-        for entry, (priority, place) in zip(entries, places, strict=True):
-            entry.priority, entry.order = priority, place
-            self._graph._queue.push(entry)
-
-    def _commit_retry(self, task_id: TaskId, state: TaskState, delay: float) -> None:
-        graph = self._graph
-        entry = graph.entry(task_id)
-        if state is TaskState.SKIPPED:
-            graph._withhold(entry)
-        graph._move(entry, TaskEvent.REVIVE)
-        graph._index(entry.task)
-        entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
-        entry.replaced_by, entry.open_sinks = (), 0
-        graph._recount(entry)
-        if delay and not entry.missing:
-            graph._back_off(entry, self._at + delay)
-        else:
-            graph._settle(entry)
-
-    def _commit_end(self, task_id: TaskId, event: TaskEvent, reason: str) -> None:
-        graph = self._graph
-        entry = graph.entry(task_id)
-        graph._unclaim(entry)
-        graph._move(entry, event)
-        graph._end_attempt(entry)
-        entry.reason = reason
-        if event is TaskEvent.SKIP:
-            graph._release(entry)
 
 
 _STAGE: dict[type, Callable[..., None]] = {
@@ -431,6 +296,10 @@ _STAGE: dict[type, Callable[..., None]] = {
     CancelTask: Draft._cancel,
     AbortRun: Draft._abort,
 }
+
+
+def _standing(task: Task, state: TaskState) -> str:
+    return f"{task_line(task)} [{state}]"
 
 
 def task_line(task: Task) -> str:

@@ -15,6 +15,9 @@ _READY = TaskState.READY
 SKIP_AHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
 
+_DUST = 1e-9
+"""What adding and subtracting fractions may leave over: three tenths fit into 0.3."""
+
 NOT_MET = -1
 """Stands for the revision at which a condition held, where it did not hold."""
 
@@ -32,6 +35,7 @@ class Entry:
         "dependents",
         "due",
         "duration",
+        "effects",
         "failure",
         "failures",
         "held",
@@ -54,6 +58,7 @@ class Entry:
         "state",
         "taken",
         "task",
+        "withdrawn",
     )
 
     def __init__(self, task: Task, order: int, parent: Entry | None) -> None:
@@ -85,7 +90,9 @@ class Entry:
         self.claimed = 0
         self.held = 0
         self.passed = 0
+        self.effects: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self.removed = False
+        self.withdrawn = False
         self.counted = False
         self.taken: Mapping[str, float] | None = None
 
@@ -119,7 +126,8 @@ class ResourcePool:
 
     def fits(self, demand: Mapping[str, float]) -> bool:
         """Whether the demand can be met now."""
-        return all(self.used.get(name, 0.0) + amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
+        used, capacity = self.used, self.capacity
+        return all(used.get(name, 0.0) + amount <= capacity.get(name, 0.0) + _DUST for name, amount in demand.items())
 
     def take(self, demand: Mapping[str, float]) -> None:
         """Mark the demand as used."""
@@ -130,24 +138,25 @@ class ResourcePool:
         """Mark the demand as free again; nothing in use is exactly 0, whatever floats add up to."""
         for name, amount in demand.items():
             left = self.used[name] - amount
-            self.used[name] = left if left > 1e-9 else 0.0
+            self.used[name] = left if left > _DUST else 0.0
 
 
 class ReadyQueue:
     """Ready entries by (priority, insertion). Items that are no longer right are dropped when they come up."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Entry]] = []
+        self._heap: list[tuple[int, int, TaskId, Entry]] = []
 
     def push(self, entry: Entry) -> None:
         """Put an entry in."""
-        heapq.heappush(self._heap, (entry.priority, entry.order, entry))
+        # The id tells an entry from one that had its place before a change of the order.
+        heapq.heappush(self._heap, (entry.priority, entry.order, entry.id, entry))
 
     def pop(self) -> Entry | None:
         """Take the first entry out; None when there is none."""
         heap = self._heap
         while heap:
-            priority, order, entry = heapq.heappop(heap)
+            priority, order, _, entry = heapq.heappop(heap)
             if (
                 entry.state is _READY
                 and not entry.claimed

@@ -7,6 +7,7 @@ ReplanningError                  catch this to catch all of them
 │   └── RevisionConflict         ... because the plan has moved on meanwhile
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
+    │   └── NoResult                 a task that exists has no result (yet)
 ├── NotRunning                   an operation needs a run that is under way
 ├── StaleView                    a view of the plan was read after the plan moved on
 ├── StaleAnswer                  an answer to a question whose subject has changed
@@ -105,6 +106,12 @@ class UnknownTask(_UnknownError):
     """No task of the plan has this id."""
 
     what = "task"
+
+
+class NoResult(UnknownTask):
+    """The task exists, and it has no result: it is not done, or its result was lost."""
+
+    what = "result of task"
 
 
 class UnknownAttempt(_UnknownError):

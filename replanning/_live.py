@@ -9,12 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from replanning._changes import PlanChange, changes_hash
 from replanning._draft import Draft
 from replanning._entries import NOT_MET, Entry
-from replanning._errors import ChangeRefused, Problem, RevisionConflict
+from replanning._errors import (
+    ChangeRefused,
+    ExpressionError,
+    IllegalTransition,
+    PlanError,
+    Problem,
+    RevisionConflict,
+)
 from replanning._ids import TaskId
+from replanning._inverse import inverse
 from replanning._plan import Plan, Task, ToolSpec
 from replanning._records import (
     AttemptFailed,
@@ -35,9 +44,10 @@ from replanning._records import (
     Revised,
     RunEnded,
 )
-from replanning._states import TaskEvent, TaskState
+from replanning._references import resolve
+from replanning._states import TaskEvent, TaskState, transition
 from replanning._taskgraph import TaskGraph
-
+from replanning._world import Use, use_of
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
@@ -60,6 +70,8 @@ class LivePlan(TaskGraph):
         self.durations = (0, 0.0)
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
+        self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
+        """What was worked out of what tasks need and bring about."""
         self._holds: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -82,9 +94,15 @@ class LivePlan(TaskGraph):
         """The plan as it stands now: what replaced a task in its place, dependencies as they are followed."""
         entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=lambda e: e.order)
         tasks = tuple(self._current(entry) for entry in entries)
-        return self.plan.model_copy(
-            update={"tasks": tasks, "tools": tuple(self.tools.values()), "context": dict(self.context)}
-        )
+        now: dict[str, object] = {
+            "tasks": tasks,
+            "tools": tuple(self.tools.values()),
+            "context": dict(self.context),
+            "resources": dict(self.pool.capacity),
+            # The dependencies are all there; read again as sequential, a plan with other tasks would get more.
+            "sequential": self.plan.sequential and tasks == self.plan.tasks,
+        }
+        return self.plan.model_copy(update=now)
 
     def _current(self, entry: Entry) -> Task:
         task = entry.task
@@ -110,6 +128,17 @@ class LivePlan(TaskGraph):
         """What changes would do, in lines for people; if they do not fit, why."""
         draft = Draft(self, changes)
         return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
+
+    def inverse(self, changes: Sequence[PlanChange]) -> tuple[PlanChange, ...]:
+        """The changes that take others back, asked for before those are applied.
+
+        Applied after them, they give the same plan document, with every waiting task as it was, as long as nothing
+        that the changes brought in has started. A delay between attempts is not given back.
+
+        Raises:
+            ChangeRefused: the changes do not fit, or one of them cannot be taken back.
+        """
+        return inverse(self, changes)
 
     def apply(
         self,
@@ -163,12 +192,20 @@ class LivePlan(TaskGraph):
 
     def _on_started(self, body: AttemptStarted, at: float) -> None:
         entry = self._entries.get(body.task) or self.entry(body.task)
+        task = entry.task
+        tool = self.tools.get(task.tool) if task.tool is not None else None
+        effects = None
+        if tool is not None and (tool.adds or tool.removes or tool.produces):
+            effects = self._effects(task, tool)
         self._move(entry, _START)
+        entry.effects = effects
+        if self._closed and tool is not None:
+            self._underway[entry.id] = use_of(task, tool, self)[0]
         if entry.claimed:
             entry.claimed = 0
             self._claims -= 1
         elif self._pooled:
-            entry.taken = self.demand(entry.task)
+            entry.taken = self.demand(task)
             self.pool.take(entry.taken)
         entry.attempt = body.attempt
         entry.attempts = body.number
@@ -181,30 +218,43 @@ class LivePlan(TaskGraph):
 
     def _on_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         entry = self._entries.get(body.task) or self.entry(body.task)
+        if entry.attempt != body.attempt:
+            raise IllegalTransition(entry.state, _SUCCEED, _stale(body))
         self._move(entry, _SUCCEED)
         self._end_attempt(entry)
-        entry.output, entry.recoverable = body.output, body.recoverable
+        if body.recoverable:
+            entry.output = body.output
+        entry.recoverable = body.recoverable
         entry.failure, entry.failures = None, 0
         entry.duration = at - entry.started
         self.ended_attempts += 1
         count, total = self.durations
         self.durations = (count + 1, total + entry.duration)
-        tool = self._used(entry, True) if entry.task.tool is not None else None
-        if tool is not None and (tool.adds or tool.removes or tool.produces):
-            arguments = self.arguments(entry)
-            for fact in tool.deletions(arguments):
+        if entry.task.tool is not None:
+            self._used(entry.task.tool, True)
+        if entry.effects is not None:
+            added, removed = entry.effects
+            entry.effects = None
+            for fact in removed:
                 self.facts.pop(fact, None)
-            self.facts.update(dict.fromkeys(tool.additions(arguments)))
+            self.facts.update(dict.fromkeys(added))
         self._release(entry)
 
     def _on_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
         entry = self.entry(body.task)
-        self._move(entry, TaskEvent.FAIL if body.retry_at is None else TaskEvent.BACK_OFF)
+        event = TaskEvent.FAIL if body.retry_at is None else TaskEvent.BACK_OFF
+        if entry.attempt != body.attempt:
+            raise IllegalTransition(entry.state, event, _stale(body))
+        self._move(entry, event)
         self._end_attempt(entry)
         entry.failure = failure_of(body)
         entry.duration = at - entry.started
         self.ended_attempts += 1
-        self._used(entry, False)
+        entry.effects = None
+        if entry.task.tool is not None:
+            self._used(entry.task.tool, False)
+        if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
+            entry.round -= 1  # it says nothing about the task
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
             entry.failures += 1
             entry.round = 0
@@ -212,16 +262,26 @@ class LivePlan(TaskGraph):
             entry.due = body.retry_at
             self._deadlines.add(body.retry_at, entry, None)
 
-    def _used(self, entry: Entry, succeeded: bool) -> ToolSpec | None:
-        """Count an outcome for the tool of a task."""
-        name = entry.task.tool
-        if name is None:
+    def _effects(self, task: Task, tool: ToolSpec) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The facts that a use of a tool with the arguments of now adds and removes; None where they are not known."""
+        try:
+            stored = partial(self.result, stored=True)
+            arguments = resolve(task.arguments, context=self.context, result=stored)
+            return tool.additions(arguments), tool.deletions(arguments)
+        except (ExpressionError, PlanError):
             return None
-        past = self.outcomes.get(name)
+
+    def _applicable(self, entry: Entry, tool: ToolSpec) -> bool:
+        """Whether what a task needs holds, and neither it nor what runs takes from the other what that needs."""
+        use = use_of(entry.task, tool, self)[0]
+        return use.needs <= self.facts.keys() and not any(use.disturbs(other) for other in self._underway.values())
+
+    def _used(self, tool: str, succeeded: bool) -> None:
+        """Count an outcome of a tool."""
+        past = self.outcomes.get(tool)
         if past is None:
-            past = self.outcomes[name] = deque(maxlen=OUTCOMES)
+            past = self.outcomes[tool] = deque(maxlen=OUTCOMES)
         past.append(succeeded)
-        return self.tools.get(name)
 
     def _on_condition(self, body: ConditionEvaluated, at: float) -> None:
         entry = self.entry(body.task)
@@ -249,43 +309,62 @@ class LivePlan(TaskGraph):
         if body.capacity is not None:
             self.pool.capacity[body.name] = body.capacity
             self._pooled = True
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            self._queue.push(entry)
+        self._unpark()
 
     def _on_facts(self, body: FactsObserved, at: float) -> None:
         for fact in body.ceased:
             self.facts.pop(fact, None)
         self.facts.update(dict.fromkeys(body.holds))
+        if self._closed:
+            self._unpark()
 
     def _on_revised(self, body: Revised, at: float) -> None:
         self.apply(body.changes, body.parent, at=at)
 
     def _on_decided(self, body: Decided, at: float) -> None:
-        for task_id in body.blocks:
-            entry = self.entry(task_id)
-            self._move(entry, TaskEvent.BLOCK)
+        for entry in self._all(body.blocks, TaskEvent.BLOCK):
+            self._unclaim(entry)
             entry.reason = body.reason
 
-    def _on_asked(self, body: QuestionAsked, at: float) -> None:
-        self._holds[body.question] = body.holds
-        for task_id in body.holds:
-            self.entry(task_id).held += 1
+    def hold(self, entries: Sequence[Entry]) -> None:
+        """Hand these out no more, until they are released."""
+        for entry in entries:
+            entry.held += 1
 
-    def _on_answered(self, body: QuestionAnswered, at: float) -> None:
-        for task_id in self._holds.pop(body.question, ()):
-            entry = self._entries[task_id]
+    def release(self, entries: Sequence[Entry]) -> None:
+        """Hand these out again."""
+        for entry in entries:
             entry.held -= 1
             if not entry.held and entry.state is TaskState.READY:
                 self._queue.push(entry)
 
+    def _on_asked(self, body: QuestionAsked, at: float) -> None:
+        held = [self.entry(task_id) for task_id in body.holds]
+        self._holds[body.question] = body.holds
+        self.hold(held)
+
+    def _on_answered(self, body: QuestionAnswered, at: float) -> None:
+        self.release([self._entries[task_id] for task_id in self._holds.pop(body.question, ())])
+
     def _on_ended(self, body: RunEnded, at: float) -> None:
-        for task_id in body.cancelled:
-            entry = self.entry(task_id)
-            self._move(entry, TaskEvent.CANCEL)
+        for entry in self._all(body.cancelled, TaskEvent.CANCEL):
             self._end_attempt(entry)
             self._unclaim(entry)
             entry.reason = body.reason
+
+    def _all(self, task_ids: Sequence[TaskId], event: TaskEvent) -> list[Entry]:
+        """Move tasks, all or none."""
+        entries = [self.entry(task_id) for task_id in dict.fromkeys(task_ids)]
+        for entry in entries:
+            transition(entry.state, event, entry.id)
+        for entry in entries:
+            self._move(entry, event)
+        return entries
+
+
+def _stale(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
+    return f"task {body.task!r}, of which {body.attempt!r} is not the current attempt,"
+
 
 def failure_of(body: AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> Failure:
     """The failure that an ended attempt leaves behind."""

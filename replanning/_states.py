@@ -62,21 +62,22 @@ def _table() -> dict[tuple[TaskState, TaskEvent], TaskState]:
     table = {
         (_S.PENDING, _E.SATISFY): _S.READY,
         (_S.READY, _E.UNSATISFY): _S.PENDING,
-        (_S.PENDING, _E.UNSATISFY): _S.PENDING,
         (_S.PENDING, _E.WAIT): _S.BACKOFF,
         (_S.BACKOFF, _E.SATISFY): _S.READY,
         (_S.BACKOFF, _E.UNSATISFY): _S.PENDING,
         (_S.NEEDS_CONTINUATION, _E.SATISFY): _S.READY,
+        (_S.NEEDS_CONTINUATION, _E.UNSATISFY): _S.PENDING,
         (_S.READY, _E.START): _S.RUNNING,
         (_S.BACKOFF, _E.START): _S.RUNNING,
         (_S.READY, _E.CONDITION_ERROR): _S.FAILED,
+        (_S.BACKOFF, _E.CONDITION_ERROR): _S.FAILED,
         (_S.RUNNING, _E.SUCCEED): _S.DONE,
         (_S.RUNNING, _E.FAIL): _S.FAILED,
         (_S.RUNNING, _E.BACK_OFF): _S.BACKOFF,
         (_S.RUNNING, _E.CONTINUE): _S.NEEDS_CONTINUATION,
         (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
     }
-    for state in (*WAITING, *STUCK):
+    for state in (state for state in _S if state in WAITING or state in STUCK):
         table[state, _E.SKIP] = _S.SKIPPED
         table[state, _E.CANCEL] = _S.CANCELLED
         table[state, _E.REPLACE] = _S.REPLACED_BY_REPLAN
@@ -101,3 +102,12 @@ def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> T
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(state, event, subject) from None
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
+    for (state, event), follows in TRANSITIONS.items():
+        arrows.setdefault((state, follows), []).append(event)
+    lines = [f"    {state} --> {follows}: {' / '.join(events)}" for (state, follows), events in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> PENDING", *lines]) + "\n"

@@ -7,14 +7,18 @@ nothing else calls them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from replanning._entries import SKIP_AHEAD, Deadlines, Entry, ReadyQueue, ResourcePool
-from replanning._errors import UnknownTask
+from replanning._errors import NoResult, UnknownTask
 from replanning._expressions import Condition
 from replanning._ids import AttemptId, TaskId
 from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
 from replanning._references import find_references, resolve
-from replanning._states import FINISHED, STUCK, TRANSITIONS, TaskEvent, TaskState, transition
+from replanning._states import FINISHED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
+
+if TYPE_CHECKING:
+    from replanning._world import Use
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 _SATISFY = TaskEvent.SATISFY
@@ -36,12 +40,16 @@ class TaskGraph:
         self.counts: dict[TaskState, int] = dict.fromkeys(TaskState, 0)
         self.unsatisfied = 0
         self.aborted: str | None = None
+        self.loose = False
+        """Whether a task was ever skipped before what it depends on was settled."""
         self.stuck: dict[TaskId, None] = {}
         self.readers: dict[str, dict[TaskId, None]] = {}
         self.users: dict[str, dict[TaskId, None]] = {}
         self._entries: dict[TaskId, Entry] = {}
         self._queue = ReadyQueue()
-        self._parked: list[Entry] = []
+        self._parked: dict[TaskId, Entry] = {}
+        self._closed = plan.facts is not None
+        self._underway: dict[TaskId, Use] = {}
         self._deadlines = Deadlines()
         self._claims = 0
         self._claim_number = 0
@@ -59,6 +67,11 @@ class TaskGraph:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    @property
+    def size(self) -> int:
+        """How many tasks there are, past ones included."""
+        return len(self._entries)
+
     def entry(self, task_id: TaskId) -> Entry:
         """The running state of a task.
 
@@ -70,24 +83,29 @@ class TaskGraph:
         except KeyError:
             raise UnknownTask(task_id) from None
 
-    def result(self, task_id: TaskId) -> JsonValue:
+    def result(self, task_id: TaskId, *, stored: bool = False) -> JsonValue:
         """The output found through the lineage of a task; a mapping when several sinks replaced it.
 
+        Args:
+            task_id: the task, or one that it replaced.
+            stored: whether outputs that only this process has are left out.
+
         Raises:
-            UnknownTask: there is no such task, or it has no result yet.
+            NoResult: it has no result yet.
+            UnknownTask: there is no such task.
         """
         entry = self.entry(task_id)
         while entry.state is TaskState.REPLACED_BY_REPLAN:
             sinks = [self._entries[sink] for sink in self.sinks(entry)]
             if len(sinks) > 1:
-                return {sink.id: self.result(sink.id) for sink in sinks}
+                return {sink.id: self.result(sink.id, stored=stored) for sink in sinks}
             entry = sinks[0]
         if entry.state is TaskState.SKIPPED:
             return None
         if entry.state is not TaskState.DONE:
-            raise UnknownTask(task_id, f"it has no result: it is {entry.state}")
-        if not entry.recoverable and entry.output is None:
-            raise UnknownTask(task_id, "its result could not be stored and was lost when the run was resumed")
+            raise NoResult(task_id, f"it is {entry.state}")
+        if not entry.recoverable and (stored or entry.output is None):
+            raise NoResult(task_id, "it could not be stored and was lost when the run was resumed")
         return entry.output
 
     def sinks(self, entry: Entry) -> tuple[TaskId, ...]:
@@ -119,6 +137,15 @@ class TaskGraph:
             entry = entry.stands_for
         return tuple(found)
 
+    def started_after(self, entry: Entry) -> list[TaskId]:
+        """The tasks that run or are done and would not have started, were this one not satisfied."""
+        found: list[TaskId] = []
+        while True:
+            found += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
+            if entry.stands_for is None or entry.stands_for.open_sinks:
+                return found
+            entry = entry.stands_for
+
     def demand(self, task: Task) -> Mapping[str, float]:
         """What a task takes of the resources: its own word, else its tool's."""
         tool = self.tools.get(task.tool) if task.tool else None
@@ -140,16 +167,16 @@ class TaskGraph:
 
     def claim(self) -> Entry | None:
         """Take the next ready task for which tool and resources are there; `unclaim` gives it back."""
-        passed: list[Entry] = []
+        passed: dict[TaskId, Entry] = {}
         found = None
         while (entry := self._queue.pop()) is not None:
             if (self._pooled or entry.task.tool is not None) and self._unavailable(entry):
-                self._parked.append(entry)
+                self._parked[entry.id] = entry
                 continue
             if self._pooled:
                 demand = self.demand(entry.task)
                 if not self.pool.fits(demand):
-                    passed.append(entry)
+                    passed[entry.id] = entry
                     if entry.passed >= SKIP_AHEAD or len(passed) >= SKIP_AHEAD:
                         break
                     continue
@@ -157,7 +184,7 @@ class TaskGraph:
                 entry.taken = demand
             found = entry
             break
-        for entry in passed:
+        for entry in passed.values():
             entry.passed += found is not None
             self._queue.push(entry)
         if found is not None:
@@ -208,6 +235,12 @@ class TaskGraph:
         for key in context_keys(task):
             self.readers.setdefault(key, {})[task.id] = None
 
+    def _unindex(self, task: Task) -> None:
+        """Forget what `_index` remembered of a task that is about to change."""
+        self._forget_uses(task)
+        for key in context_keys(task):
+            self.readers[key].pop(task.id, None)
+
     def _forget_uses(self, task: Task) -> None:
         """Take a finished task out of the users of its tool and resources, so that only those left are gone through."""
         if task.tool:
@@ -237,7 +270,7 @@ class TaskGraph:
         if entry.state is _PENDING and not entry.missing:
             self._move(entry, TaskEvent.SATISFY)
             self._queue.push(entry)
-        elif entry.missing and entry.state in (_READY, TaskState.BACKOFF):
+        elif entry.missing and entry.state in WAITING and entry.state is not _PENDING:
             self._move(entry, TaskEvent.UNSATISFY)
             self._unclaim(entry)
 
@@ -289,6 +322,9 @@ class TaskGraph:
         entry.deadline = None
         if entry.taken is not None:
             self._free(entry)
+        if self._closed:
+            self._underway.pop(entry.id, None)
+            self._unpark()
 
     def _free(self, entry: Entry) -> None:
         if entry.taken is not None:
@@ -300,16 +336,35 @@ class TaskGraph:
         tool = self.tools.get(entry.task.tool) if entry.task.tool else None
         if tool is not None and not tool.available:
             return True
-        return self._pooled and not self.pool.possible(self.demand(entry.task))
+        if self._pooled and not self.pool.possible(self.demand(entry.task)):
+            return True
+        return self._closed and tool is not None and not self._applicable(entry, tool)
+
+    def _applicable(self, entry: Entry, tool: ToolSpec) -> bool:
+        """Whether what a task needs holds, where the plan states facts."""
+        return True
+
+    def _unpark(self) -> None:
+        """Have all that lacked a tool, a resource or a fact looked at again."""
+        parked, self._parked = self._parked, {}
+        for entry in parked.values():
+            self._queue.push(entry)
 
     def _withhold(self, entry: Entry) -> None:
         """Take back what `_release` did: the task is about to be unsatisfied again."""
-        for waiting in entry.dependents:
-            waiting.missing += 1
-            self._settle(waiting)
-        if entry.stands_for is not None:
-            entry.stands_for.open_sinks += 1
-            self._recount(entry.stands_for)
+        stack = [entry]
+        while stack:
+            undone = stack.pop()
+            for waiting in undone.dependents:
+                waiting.missing += 1
+                self._settle(waiting)
+                self.loose = self.loose or waiting.state is TaskState.SKIPPED
+            original = undone.stands_for
+            if original is not None:
+                if not original.open_sinks:
+                    stack.append(original)
+                original.open_sinks += 1
+                self._recount(original)
 
     def _back_off(self, entry: Entry, due: float) -> None:
         """Make a pending task wait until a point in time."""
@@ -330,10 +385,13 @@ class Results(Mapping[str, JsonValue]):
         return f"<Results of {list(self)}>"
 
     def __getitem__(self, key: str) -> JsonValue:
-        return self._graph.result(TaskId(key))
+        try:
+            return self._graph.result(key)
+        except UnknownTask as error:
+            raise KeyError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
-        return (entry.id for entry in self._graph if entry.parent is None and entry.satisfied)
+        return (entry.id for entry in self._graph if entry.parent is None and entry.satisfied and entry.id in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

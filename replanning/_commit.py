@@ -1,0 +1,118 @@
+"""Carries checked changes out on a plan, one function for each kind of step. None of them can fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replanning._ids import TaskId
+from replanning._plan import Task
+from replanning._states import FINISHED, TaskEvent, TaskState
+
+if TYPE_CHECKING:
+    from replanning._entries import Entry
+    from replanning._taskgraph import TaskGraph
+
+
+def create(graph: TaskGraph, task: Task, parent: TaskId | None) -> None:
+    """Make the entry of a new task, which `link` puts in its place."""
+    graph._insert(task, None if parent is None else graph.entry(parent))
+
+
+def link(graph: TaskGraph, task_id: TaskId) -> None:
+    """Let a new task wait for what it depends on."""
+    entry = graph.entry(task_id)
+    graph._link(entry)
+    graph._settle(entry)
+
+
+def replace(graph: TaskGraph, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
+    """Let new tasks stand for another."""
+    original = graph.entry(task_id)
+    graph._unclaim(original)
+    graph._move(original, TaskEvent.REPLACE)
+    original.replaced_by, original.open_sinks = parts, len(sinks)
+    for part in parts:
+        graph.entry(part).stands_for = original if part in sinks else None
+        link(graph, part)
+
+
+def edit(graph: TaskGraph, task: Task) -> None:
+    """Put a changed task in the place of the one it was."""
+    entry = graph.entry(task.id)
+    if entry.state not in FINISHED:
+        graph._unindex(entry.task)
+        graph._index(task)
+    if entry.task.depends_on != task.depends_on:
+        graph._unlink(entry)
+        entry.task = task
+        graph._link(entry)
+        graph._settle(entry)
+    entry.task, entry.priority = task, task.priority
+    graph._recount(entry)
+    _requeue(graph, entry)
+
+
+def put(graph: TaskGraph, task: Task, order: int) -> None:
+    """Give a task another place among those that are ready."""
+    entry = graph.entry(task.id)
+    entry.task, entry.priority, entry.order = task, task.priority, order
+    _requeue(graph, entry)
+
+
+def remove(graph: TaskGraph, task_id: TaskId) -> None:
+    """Take a task out; it can be revived."""
+    entry = graph.entry(task_id)
+    graph._unclaim(entry)
+    graph._move(entry, TaskEvent.CANCEL)
+    entry.removed = True
+    graph._recount(entry)
+
+
+def withdraw(graph: TaskGraph, task_id: TaskId) -> None:
+    """Take a task out for good that stood for another, which is to run again."""
+    entry = graph.entry(task_id)
+    if entry.state is TaskState.REPLACED_BY_REPLAN:
+        graph._move(entry, TaskEvent.REVIVE)
+    if entry.state is not TaskState.CANCELLED:
+        remove(graph, task_id)
+    entry.removed, entry.withdrawn, entry.stands_for = True, True, None
+
+
+def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
+    """Let a task run again, at once or when its delay is over."""
+    entry = graph.entry(task_id)
+    if entry.state is TaskState.SKIPPED:
+        graph._withhold(entry)
+    graph._move(entry, TaskEvent.REVIVE)
+    graph._index(entry.task)
+    entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
+    entry.replaced_by, entry.open_sinks = (), 0
+    graph._recount(entry)
+    if due is not None and not entry.missing:
+        graph._back_off(entry, due)
+    else:
+        graph._settle(entry)
+
+
+def end(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> None:
+    """Skip or cancel a task."""
+    entry = graph.entry(task_id)
+    graph._unclaim(entry)
+    graph._move(entry, event)
+    graph._end_attempt(entry)
+    entry.reason = reason
+    if event is TaskEvent.SKIP:
+        graph.loose = graph.loose or entry.missing > 0
+        graph._release(entry)
+
+
+def abort(graph: TaskGraph, reason: str) -> None:
+    """Have the run stopped."""
+    graph.aborted = reason
+
+
+def _requeue(graph: TaskGraph, entry: Entry) -> None:
+    """Have a ready task looked at anew: its place, its tool or what it takes may be another."""
+    graph._parked.pop(entry.id, None)
+    if entry.state is TaskState.READY:
+        graph._queue.push(entry)

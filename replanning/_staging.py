@@ -1,0 +1,176 @@
+"""A live plan with changes laid over it that have not been carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from replanning._ids import TaskId
+from replanning._plan import Task
+from replanning._states import TaskState
+
+if TYPE_CHECKING:
+    from replanning._taskgraph import TaskGraph
+
+
+class Birth(NamedTuple):
+    """A task that the changes bring in, what it replaces, and which change brings it in."""
+
+    task: Task
+    parent: TaskId | None
+    place: str
+
+
+class Edge(NamedTuple):
+    """A dependency that a change adds and by which a circle could close."""
+
+    waiting: TaskId
+    needed: TaskId
+    place: str
+
+
+class Staging:
+    """What changes make of a plan, as far as they touch it; everything else is read from the plan itself.
+
+    Args:
+        graph: the plan, which stays as it is.
+    """
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        self.births: dict[TaskId, Birth] = {}
+        self.tasks: dict[TaskId, Task] = {}
+        self.states: dict[TaskId, TaskState] = {}
+        self.sinks: dict[TaskId, tuple[TaskId, ...]] = {}
+        self.removed: dict[TaskId, str] = {}
+        self.withdrawn: set[TaskId] = set()
+        self.revived: dict[TaskId, str] = {}
+        self.readers: dict[TaskId, str] = {}
+        self.edges: list[Edge] = []
+        self._positions: dict[TaskId, tuple[int, int]] = {}
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self.births or task_id in self.graph
+
+    # Reading
+
+    def task(self, task_id: TaskId) -> Task:
+        """A task as the changes leave it."""
+        return self.tasks[task_id] if task_id in self.tasks else self.graph.entry(task_id).task
+
+    def state(self, task_id: TaskId) -> TaskState:
+        """The state in which the changes leave a task."""
+        if task_id in self.states:
+            return self.states[task_id]
+        return TaskState.PENDING if task_id in self.births else self.graph.entry(task_id).state
+
+    def exists(self, task_id: TaskId) -> bool:
+        """Whether there is such a task and it is not removed."""
+        if task_id in self.removed or task_id not in self:
+            return False
+        return task_id in self.births or task_id in self.revived or not self.graph.entry(task_id).removed
+
+    def settled(self, task_id: TaskId) -> bool:
+        """Whether a task was done or skipped before the changes, and they leave it so."""
+        if task_id in self.births:
+            return False
+        entry = self.graph.entry(task_id)
+        return entry.satisfied and self.state(task_id) is entry.state
+
+    def position(self, task_id: TaskId) -> tuple[int, int]:
+        """The place of a task among those that are ready: priority, then order."""
+        if task_id in self._positions:
+            return self._positions[task_id]
+        entry = self.graph.entry(task_id)
+        return entry.priority, entry.order
+
+    def standing(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
+        """The tasks that stand for these: what was replaced is followed to its sinks."""
+        stack = list(task_ids)[::-1]
+        while stack:
+            task_id = stack.pop()
+            if self.state(task_id) is not TaskState.REPLACED_BY_REPLAN:
+                yield task_id
+            elif task_id in self.sinks:
+                stack.extend(reversed(self.sinks[task_id]))
+            else:
+                stack.extend(reversed(self.graph.sinks(self.graph.entry(task_id))))
+
+    def needs(self, task_id: TaskId) -> Iterator[TaskId]:
+        """What a task still waits for."""
+        every = self.graph.loose
+        return (dep for dep in self.standing(self.task(task_id).depends_on) if every or not self.settled(dep))
+
+    def waiting_for(self, task_id: TaskId) -> Iterator[TaskId]:
+        """The tasks that would wait for ever if a task went."""
+        for other, task in self.tasks.items():
+            if task_id in task.depends_on and self._stays(other):
+                yield other
+        for original, sinks in self.sinks.items():
+            if task_id in sinks and self.state(original) is TaskState.REPLACED_BY_REPLAN:
+                yield original
+        if task_id in self.graph:
+            entry = self.graph.entry(task_id)
+            yield from (w.id for w in entry.dependents if w.id not in self.tasks and self._stays(w.id))
+            if entry.stands_for is not None and self._stands_replaced(entry.stands_for.id):
+                yield entry.stands_for.id
+
+    def parents(self, task_id: TaskId) -> Iterator[TaskId]:
+        """What a task replaces, directly and before that."""
+        while task_id in self.births:
+            parent = self.births[task_id].parent
+            if parent is None:
+                return
+            yield (task_id := parent)
+        entry = self.graph.entry(task_id).parent
+        while entry is not None:
+            yield entry.id
+            entry = entry.parent
+
+    def _stays(self, task_id: TaskId) -> bool:
+        return self.exists(task_id) and not self._stands_replaced(task_id)
+
+    def _stands_replaced(self, task_id: TaskId) -> bool:
+        return self.state(task_id) is TaskState.REPLACED_BY_REPLAN
+
+    # Laying changes over it
+
+    def bring_in(self, task: Task, parent: TaskId | None, place: str) -> None:
+        """Add a task, or replace one that was just added by a corrected one."""
+        if task.id not in self.births:
+            self._positions[task.id] = (task.priority, self.graph.size + len(self.births))
+        self.births[task.id] = Birth(task, parent, place)
+        self.tasks[task.id] = task
+        self.readers[task.id] = place
+
+    def put(self, task_id: TaskId, priority: int, order: int) -> Task:
+        """Give a task another place, and return it as it is then."""
+        self._positions[task_id] = (priority, order)
+        task = self.task(task_id)
+        if task.priority != priority:
+            task = self.tasks[task_id] = task.model_copy(update={"priority": priority})
+        return task
+
+    def edit(self, old: Task, new: Task, place: str) -> None:
+        """Put a changed task in the place of the one it was."""
+        self.tasks[new.id] = new
+        if new.priority != old.priority:
+            self._positions[new.id] = (new.priority, self.position(new.id)[1])
+        self.edges += [Edge(new.id, dep, place) for dep in new.depends_on if dep not in old.depends_on]
+        reads_anew = any(
+            getattr(new, name) != getattr(old, name) for name in ("arguments", "when", "fallbacks", "undo")
+        )
+        if reads_anew or not set(old.depends_on).issubset(new.depends_on):
+            self.readers[new.id] = place
+
+    def remove(self, task_id: TaskId, place: str) -> None:
+        """Take a task out."""
+        self.revived.pop(task_id, None)
+        self.removed[task_id] = place
+
+    def revive(self, task_id: TaskId, was: TaskState, place: str) -> None:
+        """Let a task wait again that was removed, had ended, or was replaced."""
+        self.removed.pop(task_id, None)
+        self.revived[task_id] = place
+        if was is TaskState.REPLACED_BY_REPLAN:  # its own dependencies are followed again, not those of its sinks
+            self.edges += [Edge(task_id, dep, place) for dep in self.task(task_id).depends_on]

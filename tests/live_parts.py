@@ -1,0 +1,273 @@
+# Ids are written as plain text here, and nonsense is passed on purpose.
+# mypy: disable-error-code="arg-type, operator, attr-defined"
+"""A live plan with its journal, and an independent account of what must be true of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from replanning import Goal, Plan, Task, ToolSpec
+from replanning._entries import SKIP_AHEAD, Entry
+from replanning._live import LivePlan
+from replanning._states import STUCK, WAITING, TaskState
+from replanning.changes import PlanChange
+from replanning.events import (
+    AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
+    Body,
+    Failure,
+    Record,
+    Revised,
+    dump_body,
+    load_body,
+)
+
+_OF_THIS_PROCESS = frozenset({"claimed", "passed", "taken"})
+_LINKS = frozenset({"parent", "dependents", "stands_for"})
+
+
+class Kept:
+    """A live plan, and the journal from which another can be made."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.live = LivePlan(plan)
+        self.records: list[Record] = []
+        self.now = 1_000.0
+
+    def __repr__(self) -> str:
+        return f"<Kept {self.live!r} records={len(self.records)}>"
+
+    def fold(self, body: Body) -> None:
+        """Let something happen and, unless it is refused, keep it."""
+        record = Record(len(self.records) + 1, self.now, body)
+        self.live.fold(record)
+        self.records.append(record)
+
+    def apply(self, *changes: PlanChange) -> int:
+        """Change the plan and, unless that is refused, keep the changes."""
+        parent = self.live.revision
+        number = self.live.apply(changes, parent, at=self.now)
+        body = Revised(number, parent, tuple(changes), "", "test", hash=self.live.hash)
+        self.records.append(Record(len(self.records) + 1, self.now, body))
+        return number
+
+    def start(self, task_id: str, deadline: float | None = None) -> str:
+        """Begin an attempt."""
+        number = self.live.entry(task_id).attempts + 1
+        self.fold(AttemptStarted(f"{task_id}#{number}", task_id, number, deadline))
+        return f"{task_id}#{number}"
+
+    def run(self, *task_ids: str, output: object = None) -> None:
+        """Begin attempts and let them succeed, one after another."""
+        for task_id in task_ids:
+            self.fold(AttemptSucceeded(self.start(task_id), task_id, output))
+
+    def fail(self, *task_ids: str, retry_at: float | None = None) -> None:
+        """Begin attempts and let them fail, one after another."""
+        for task_id in task_ids:
+            self.fold(AttemptFailed(self.start(task_id), task_id, Failure("OSError", "broken"), retry_at))
+
+    def replayed(self) -> LivePlan:
+        """A plan made anew from the journal as it is stored."""
+        again = LivePlan(self.plan)
+        for seq, at, body in self.records:
+            again.fold(Record(seq, at, load_body(body.kind, dump_body(body))))
+        return again
+
+    def states(self) -> dict[str, str]:
+        """The state of every task."""
+        return {entry.id: str(entry.state) for entry in self.live}
+
+
+def kept(*tasks: Task, **fields: object) -> Kept:
+    """A live plan of these tasks."""
+    return Kept(Plan.model_validate({"goal": Goal(objective="test"), "tasks": tasks, **fields}))
+
+
+def tool(name: str, **fields: object) -> ToolSpec:
+    """A tool of this name."""
+    return ToolSpec.model_validate({"name": name, **fields})
+
+
+def claimed(live: LivePlan) -> list[str]:
+    """The tasks that are handed out now, in order; all are given back."""
+    found = []
+    while (entry := live.claim()) is not None:
+        found.append(entry)
+    for entry in found:
+        live.unclaim(entry, entry.claimed)
+    return [entry.id for entry in found]
+
+
+# Everything that a live plan holds
+
+
+def everything(live: LivePlan) -> dict[str, object]:
+    """All of a live plan as plain values, its queues included."""
+    return {
+        **held(live),
+        "queue": [(priority, order, name) for priority, order, name, _ in live._queue._heap],
+        "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live._deadlines._heap],
+        "parked": list(live._parked),
+        "claims": (live._claims, live._claim_number),
+        "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
+        "used": dict(live.pool.used),
+    }
+
+
+def held(live: LivePlan, now: float | None = None) -> dict[str, object]:
+    """What a live plan holds that its journal gives back; with `now`, as if it had looked at the clock then."""
+    return {
+        "tasks": {entry.id: _entry(entry, now) for entry in live},
+        "counts": _counts(live, now),
+        "numbers": (live.revision, live.hash, live.unsatisfied, live.ended_attempts, live.durations),
+        "flags": (live.aborted, live.loose, list(live.stuck)),
+        "facts": list(live.facts),
+        "context": dict(live.context),
+        "tools": dict(live.tools),
+        "capacity": dict(live.pool.capacity),
+        "outcomes": {name: list(past) for name, past in live.outcomes.items()},
+        "holds": dict(live._holds),
+        "readers": {key: list(ids) for key, ids in live.readers.items()},
+        "users": {key: list(ids) for key, ids in live.users.items()},
+    }
+
+
+def _entry(entry: Entry, now: float | None) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in Entry.__slots__:
+        value = getattr(entry, name)
+        if name in _LINKS:
+            found[name] = value.id if isinstance(value, Entry) else [other.id for other in value or ()]
+        elif name not in _OF_THIS_PROCESS:
+            found[name] = value
+    found["state"] = _state(entry, now)
+    return found
+
+
+def _state(entry: Entry, now: float | None) -> TaskState:
+    waited = now is not None and entry.state is TaskState.BACKOFF and (entry.due or 0.0) <= now
+    return TaskState.READY if waited else entry.state
+
+
+def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
+    counts = dict.fromkeys(TaskState, 0)
+    if now is None:
+        return dict(live.counts)
+    for entry in live:
+        counts[_state(entry, now)] += 1
+    return counts
+
+
+# An account that does not trust the live plan's own
+
+
+def wrong_with(live: LivePlan) -> list[str]:
+    """What is not as it must be in a live plan, counted anew from tasks, states and links alone."""
+    checks = (_wrong_counts, _wrong_tasks, _wrong_holdings, _wrong_queue, _wrong_indexes)
+    return [line for check in checks for line in check(live)]
+
+
+def satisfied(live: LivePlan, task_id: str) -> bool:
+    """Whether what depends on a task may run, through its lineage."""
+    entry = live.entry(task_id)
+    if entry.state is TaskState.REPLACED_BY_REPLAN:
+        sinks = [live.entry(i) for i in entry.replaced_by if live.entry(i).stands_for is entry]
+        return bool(sinks) and all(satisfied(live, sink.id) for sink in sinks)
+    return entry.state in (TaskState.DONE, TaskState.SKIPPED)
+
+
+def _wrong_counts(live: LivePlan) -> Iterable[str]:
+    counts = dict.fromkeys(TaskState, 0)
+    for entry in live:
+        counts[entry.state] += 1
+    if counts != live.counts:
+        yield f"states are counted as {live.counts}, there are {counts}"
+    wanted = [e.id for e in live if not (e.parent or e.removed or e.task.optional or satisfied(live, e.id))]
+    if len(wanted) != live.unsatisfied:
+        yield f"{live.unsatisfied} unsatisfied, there are {wanted}"
+    stuck = {entry.id for entry in live if entry.state in STUCK}
+    if stuck != set(live.stuck):
+        yield f"stuck are {list(live.stuck)}, there are {stuck}"
+    claims = sum(bool(entry.claimed) for entry in live)
+    if claims != live._claims:
+        yield f"{live._claims} claims are counted, there are {claims}"
+
+
+def _wrong_tasks(live: LivePlan) -> Iterable[str]:
+    for entry in live:
+        missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
+        if missing != entry.missing:
+            yield f"{entry!r} waits for {missing}"
+        if satisfied(live, entry.id) is not entry.satisfied:
+            yield f"{entry!r} says it is satisfied: {entry.satisfied}"
+        if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
+            yield f"{entry!r} waits for {missing} and is {entry.state}"
+        if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing:
+            yield f"{entry!r} ran before what it depends on"
+        top = entry
+        while top.parent is not None:
+            top = top.parent
+        if top.id != entry.root:
+            yield f"{entry!r} has root {entry.root}, not {top.id}"
+
+
+def _wrong_holdings(live: LivePlan) -> Iterable[str]:
+    for entry in live:
+        if entry.claimed and entry.state is not TaskState.READY:
+            yield f"{entry!r} is handed out and {entry.state}"
+        if (entry.attempt is None) is (entry.state is TaskState.RUNNING):
+            yield f"{entry!r} is {entry.state} in attempt {entry.attempt}"
+        if (entry.taken is not None) and not (entry.claimed or entry.state is TaskState.RUNNING):
+            yield f"{entry!r} is {entry.state} and has {entry.taken}"
+        if entry.priority != entry.task.priority:
+            yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
+
+
+def _wrong_queue(live: LivePlan) -> Iterable[str]:
+    places = [(entry.priority, entry.order) for entry in live]
+    if len(set(places)) != len(places):
+        yield f"two tasks have one place: {places}"
+    queued = {(priority, order, name) for priority, order, name, _ in live._queue._heap}
+    for entry in live:
+        if entry.state is TaskState.READY and not entry.claimed and not entry.held:
+            parked = entry.id in live._parked
+            if not parked and (entry.priority, entry.order, entry.id) not in queued:
+                yield f"{entry!r} is ready and nobody will be given it"
+            if parked and usable(live, entry):
+                yield f"{entry!r} is ready and put aside although it could run"
+        due = entry.due if entry.state is TaskState.BACKOFF else None
+        if due is not None and (live.next_deadline() is None or live.next_deadline() > due):
+            yield f"{entry!r} waits until {due}, and nobody will look then"
+
+
+def _wrong_indexes(live: LivePlan) -> Iterable[str]:
+    for entry in live:
+        over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
+        if entry.task.tool and (entry.id in live.users.get(entry.task.tool, ())) is over:
+            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.users[entry.task.tool])}"
+        reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
+        if (entry.id in live.readers.get("go", ())) is not reads:
+            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.readers.get('go', ()))}"
+
+
+def usable(live: LivePlan, entry: Entry) -> bool:
+    """Whether a task's tool is there and what it takes could ever be."""
+    used = live.tools.get(entry.task.tool or "")
+    if used is not None and not used.available:
+        return False
+    return all(amount <= live.pool.capacity.get(name, 0.0) for name, amount in live.demand(entry.task).items())
+
+
+def next_up(live: LivePlan) -> str | None:
+    """The task that must be handed out next: the first by priority and order that can run with what is free."""
+    free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
+    ready = [e for e in live if e.state is TaskState.READY and not e.claimed and not e.held and usable(live, e)]
+    for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
+        if all(amount <= free[name] + 1e-9 for name, amount in live.demand(entry.task).items()):
+            return entry.id
+        if entry.passed >= SKIP_AHEAD or passed >= SKIP_AHEAD:
+            return None
+    return None

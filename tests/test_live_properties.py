@@ -1,0 +1,436 @@
+# Ids are written as plain text here, and nonsense is passed on purpose.
+# mypy: disable-error-code="arg-type, operator, attr-defined"
+"""Whatever happens to a live plan, in whatever order: it stays right, or refuses and stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replanning import ChangeRefused, Goal, Plan, ReplanningError, Task
+from replanning._entries import Entry
+from replanning._states import SATISFIED, WAITING, TaskState
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.events import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Body,
+    ConditionEvaluated,
+    ContextUpdated,
+    Decided,
+    FactsObserved,
+    Failure,
+    QuestionAnswered,
+    QuestionAsked,
+    ResourceUpdated,
+    RunEnded,
+)
+from tests.live_parts import Kept, everything, held, next_up, satisfied, tool, wrong_with
+
+TOOLS = (
+    tool("plain", capability="c"),
+    tool("maker", capability="c", parameters={"out": "any"}, produces=["{out}"], removes=["raw"]),
+    tool("heavy", capability="c", resources={"cpu": 2}),
+    tool("absent", available=False),
+)
+DELAYS = st.sampled_from([0.0, 1.0, 5.0])
+
+
+@st.composite
+def tasks(draw: st.DrawFn, task_id: str, known: list[str], parts: list[str] | None = None) -> Task:
+    """A task that depends on some of those known (and, for a part of a sub-plan, on other parts)."""
+    name = draw(st.sampled_from([None, "plain", "maker", "heavy", "absent"]))
+    arguments: dict[str, object] = {"out": draw(st.sampled_from(["x", "${context.go}"]))} if name == "maker" else {}
+    depends_on = draw(st.lists(st.sampled_from(known + (parts or [])), max_size=3, unique=True)) if known else []
+    if depends_on and name is None and draw(st.booleans()):
+        arguments = {"value": f"${{{depends_on[0]}.output}}"}
+    return Task(
+        id=task_id,
+        tool=name,
+        arguments=arguments,
+        depends_on=tuple(depends_on),
+        priority=draw(st.integers(-1, 1)),
+        optional=draw(st.booleans()),
+        idempotent=draw(st.booleans()),
+        when=draw(st.sampled_from([None, None, "context.go"])),
+        resources=draw(st.sampled_from([{}, {}, {"cpu": 1}, {"cpu": 0.1, "disk": 1}])),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A plan of a few tasks over two resources and four tools."""
+    made: list[Task] = []
+    for number in range(draw(st.integers(1, 7))):
+        made.append(draw(tasks(f"t{number}", [task.id for task in made])))
+    return Plan(
+        goal=Goal(objective="test", facts=("artifact(x)",)),
+        context={"go": True},
+        resources={"cpu": 2, "disk": 1},
+        tools=TOOLS,
+        tasks=tuple(made),
+        facts=("raw",),
+    )
+
+
+class Living(RuleBasedStateMachine):
+    """Observations and changes in any order, with nonsense among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh = 0
+        self.questions = 0
+        self.shrunk = False
+        self.ids: set[str] = set()
+
+    @initialize(plan=plans())
+    def begin(self, plan: Plan) -> None:
+        self.kept = Kept(plan)
+
+    @property
+    def live(self):
+        return self.kept.live
+
+    # What is drawn
+
+    def pick(self, data: st.DataObject, *states: TaskState) -> str | None:
+        """A task in one of these states, or now and then another one; None where there is none."""
+        fitting = [entry.id for entry in self.live if entry.state in states]
+        if not fitting or data.draw(st.integers(0, 19)) == 19:
+            fitting = [entry.id for entry in self.live] + ["nobody"]
+        return data.draw(st.sampled_from(fitting)) if fitting else None
+
+    def new_id(self) -> str:
+        self.fresh += 1
+        return f"n{self.fresh}"
+
+    def change(self, data: st.DataObject) -> PlanChange:
+        """A change that has some chance to fit."""
+        kind = data.draw(st.sampled_from(sorted(_DRAW)))
+        return _DRAW[kind](self, data)
+
+    def added(self, data: st.DataObject) -> PlanChange:
+        known = [entry.id for entry in self.live if not entry.removed] or ["nobody"]
+        if data.draw(st.integers(0, 9)) == 9:
+            known.append(f"n{self.fresh + 2}")  # perhaps the next change brings it in
+        task_id = data.draw(st.sampled_from(known)) if data.draw(st.integers(0, 9)) == 9 else self.new_id()
+        before = data.draw(st.lists(st.sampled_from(known), max_size=1))
+        return AddTask(task=data.draw(tasks(task_id, known)), before=tuple(before))
+
+    def removed(self, data: st.DataObject) -> PlanChange:
+        return RemoveTask(task_id=self.pick(data, *WAITING, TaskState.FAILED))
+
+    def replaced(self, data: st.DataObject) -> PlanChange:
+        ids = [self.new_id() for _ in range(data.draw(st.integers(1, 3)))]
+        known = [entry.id for entry in self.live]
+        parts = [data.draw(tasks(i, known if data.draw(st.integers(0, 4)) == 0 else ids, ids)) for i in ids]
+        # Circles among the parts are drawn too often to be of use all the time.
+        if data.draw(st.booleans()):
+            parts = [
+                p.model_copy(update={"depends_on": tuple(ids[:n])[-1:], "arguments": {"out": "x"}})
+                for n, p in enumerate(parts)
+            ]
+        return ReplaceTask(task_id=self.pick(data, *WAITING, TaskState.FAILED, TaskState.CANCELLED), tasks=tuple(parts))
+
+    def modified(self, data: st.DataObject) -> PlanChange:
+        known = [entry.id for entry in self.live]
+        fields = data.draw(
+            st.sampled_from(
+                [
+                    {"name": "new"},
+                    {"priority": data.draw(st.integers(-2, 2))},
+                    {"optional": data.draw(st.booleans())},
+                    {"depends_on": data.draw(st.lists(st.sampled_from(known), max_size=2))},
+                    {"tool": data.draw(st.sampled_from([None, "plain", "heavy", "absent"])), "arguments": {}},
+                    {"resources": data.draw(st.sampled_from([{}, {"cpu": 1}, {"disk": 1}, {"cpu": 9}, {"tape": 1}]))},
+                    {"when": "context.go", "goal": "why"},
+                    {"id": "other"},
+                    {"colour": "red"},
+                ]
+            )
+        )
+        return ModifyTask(task_id=self.pick(data, *TaskState), fields=fields)
+
+    def reordered(self, data: st.DataObject) -> PlanChange:
+        waiting = [entry.id for entry in self.live if entry.state in WAITING] + ["nobody"]
+        return ReorderTasks(order=tuple(data.draw(st.lists(st.sampled_from(waiting), max_size=4, unique=True))))
+
+    def retried(self, data: st.DataObject) -> PlanChange:
+        states = [state for state in TaskState if state not in WAITING and state is not TaskState.DONE]
+        return RetryTask(task_id=self.pick(data, *states), delay=data.draw(DELAYS))
+
+    def skipped(self, data: st.DataObject) -> PlanChange:
+        return SkipTask(task_id=self.pick(data, *WAITING, TaskState.FAILED, TaskState.BLOCKED), reason="not needed")
+
+    def cancelled(self, data: st.DataObject) -> PlanChange:
+        return CancelTask(task_id=self.pick(data, *WAITING, TaskState.RUNNING), reason="not wanted")
+
+    def aborted(self, data: st.DataObject) -> PlanChange:
+        return AbortRun(reason=data.draw(st.sampled_from(["", "enough"])))
+
+    def may(self, act: Callable[[], object]) -> bool:
+        """Do something; where it is refused, see that everything is as it was."""
+        before = everything(self.live)
+        try:
+            act()
+        except ReplanningError:
+            assert everything(self.live) == before
+            return False
+        return True
+
+    def fold(self, body: Body) -> bool:
+        return self.may(lambda: self.kept.fold(body))
+
+    # What happens
+
+    @rule()
+    def claim(self) -> None:
+        wanted = next_up(self.live)
+        entry = self.live.claim()
+        assert (entry and entry.id) == wanted
+
+    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claimed])))
+        claim = data.draw(st.sampled_from([entry.claimed, 0, 10_000]))
+        self.live.unclaim(entry, claim)
+        assert not claim or entry.claimed != claim
+
+    @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))
+    def begin_work(self, data: st.DataObject, timeout: float | None) -> None:
+        self.start(data, timeout)
+
+    @rule(data=st.data())
+    def work(self, data: st.DataObject) -> None:
+        if task_id := self.start(data, None):
+            self.end(data, self.live.entry(task_id))
+
+    def start(self, data: st.DataObject, timeout: float | None) -> str | None:
+        """Start what was handed out, or without that what would be."""
+        handed_out = [entry.id for entry in self.live if entry.claimed]
+        task_id = data.draw(st.sampled_from(handed_out)) if handed_out else next_up(self.live)
+        if task_id is not None:
+            self.kept.start(task_id, None if timeout is None else self.kept.now + timeout)
+        return task_id
+
+    @precondition(lambda self: self.live.counts[TaskState.RUNNING])
+    @rule(data=st.data())
+    def end_attempt(self, data: st.DataObject) -> None:
+        running = [entry.id for entry in self.live if entry.state is TaskState.RUNNING]
+        self.end(data, self.live.entry(data.draw(st.sampled_from(running))))
+
+    def end(self, data: st.DataObject, entry: Entry) -> None:
+        """End a running attempt, most often well."""
+        attempt, task_id = entry.attempt, entry.id
+        retry_at = data.draw(st.sampled_from([None, self.kept.now, self.kept.now + 2]))
+        ends: list[Body] = [
+            AttemptSucceeded(attempt, task_id, {"path": "x"}),
+            AttemptSucceeded(attempt, task_id, None, recoverable=False),
+            AttemptFailed(attempt, task_id, Failure("OSError", "broken")),
+            AttemptFailed(attempt, task_id, Failure("OSError", "broken"), retry_at, exhausted=retry_at is not None),
+            AttemptTimedOut(attempt, task_id, 2.0, retry_at),
+            AttemptInterrupted(attempt, task_id, "killed", retry_at),
+        ]
+        self.kept.fold(data.draw(st.sampled_from([ends[0], *ends])))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.kept.now += seconds
+        for entry, attempt in self.live.advance(self.kept.now):
+            assert entry.state is TaskState.RUNNING
+            assert entry.deadline <= self.kept.now
+            self.kept.fold(AttemptTimedOut(attempt, entry.id, 2.0))
+        assert (self.live.next_deadline() or self.kept.now + 1) > self.kept.now
+
+    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @rule(data=st.data(), value=st.sampled_from([True, False, None]))
+    def evaluate(self, data: st.DataObject, value: bool | None) -> None:
+        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claimed]))
+        self.kept.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
+
+    @rule(data=st.data())
+    def something_else(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(_ELSE))(self, data)
+
+    def change_the_world(self, data: st.DataObject) -> None:
+        capacity, available = data.draw(st.sampled_from([2, 2, 1, 0, 3])), data.draw(st.booleans())
+        bodies = [
+            ContextUpdated({"go": available}) if capacity else ContextUpdated({}, ("go",)),
+            ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
+            ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
+            FactsObserved(("artifact(x)",), ("raw",)) if available else FactsObserved((), ("artifact(x)",)),
+        ]
+        body = data.draw(st.sampled_from(bodies))
+        self.shrunk = self.shrunk or (body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0))
+        self.kept.fold(body)
+
+    def ask_or_answer(self, data: st.DataObject) -> None:
+        if not self.questions or data.draw(st.booleans()):
+            about = data.draw(st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3))
+            self.questions += 1
+            question = QuestionAsked(f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision)
+            self.kept.fold(question)
+        else:
+            self.kept.fold(QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"))
+
+    def give_up_or_end(self, data: st.DataObject) -> None:
+        blocked = [self.pick(data, TaskState.FAILED) for _ in range(data.draw(st.integers(1, 2)))]
+        left = [entry.id for entry in self.live if entry.state in (*WAITING, TaskState.RUNNING)]
+        ended = data.draw(st.lists(st.sampled_from([*left, "t0"]), max_size=3))
+        early = data.draw(st.integers(0, 9)) == 0
+        ending = RunEnded("succeeded", "the goal was reached early", tuple(ended))
+        self.fold(ending if early else Decided("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
+
+    def report_nonsense(self, data: st.DataObject) -> None:
+        """Report what does not fit: of unknown tasks, of tasks in other states, of attempts that are over."""
+        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live])))
+        ready = (TaskState.READY, TaskState.BACKOFF)
+        name = data.draw(st.sampled_from([entry.id, "nobody"]))
+        bodies: list[Body] = [
+            AttemptSucceeded("another#1", name),
+            AttemptFailed("another#1", name, Failure("OSError", "broken"), 5.0),
+            AttemptTimedOut("another#1", name, 2.0),
+            QuestionAsked("q0", "r1", (), "?", (), (entry.id, "nobody"), "print", 0),
+            Decided("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
+            RunEnded("succeeded", "", (entry.id, "nobody")),
+        ]
+        if entry.state not in ready:
+            bodies += [AttemptStarted("another#1", name, 1), ConditionEvaluated("nobody", False)]
+        assert not self.fold(data.draw(st.sampled_from(bodies)))
+
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
+    def revise(self, data: st.DataObject, count: int) -> None:
+        changes = [self.change(data) for _ in range(count)]
+        hopeless = self.live.check(changes)
+        said = self.live.diff(changes)
+        assert not hopeless or said == "\n".join(map(str, hopeless))
+        taken = self.may(lambda: self.kept.apply(*changes))
+        assert taken is not bool(hopeless)
+
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
+    def revise_and_take_back(self, data: st.DataObject, count: int) -> None:
+        changes = [self.change(data) for _ in range(count)]
+        before = everything(self.live)
+        document, standing = self.live.document(), waiting(self.kept)
+        try:
+            back = self.live.inverse(changes)
+        except ChangeRefused:
+            assert everything(self.live) == before
+            return
+        assert everything(self.live) == before
+        self.kept.apply(*changes)
+        self.kept.apply(*back)
+        assert self.live.document().content_hash() == document.content_hash()
+        assert waiting(self.kept) == standing
+
+    # What is always true
+
+    @invariant()
+    def is_right(self) -> None:
+        if not hasattr(self, "kept"):
+            return
+        assert wrong_with(self.live) == []
+        assert self.live.missing_facts == (() if "artifact(x)" in self.live.facts else ("artifact(x)",))
+
+    @invariant()
+    def ids_stay(self) -> None:
+        if hasattr(self, "kept"):
+            now = {entry.id for entry in self.live}
+            assert now >= self.ids
+            self.ids = now
+
+    @invariant()
+    def resources_add_up(self) -> None:
+        if not hasattr(self, "kept"):
+            return
+        taken: dict[str, float] = {}
+        for entry in self.live:
+            for name, amount in (entry.taken or {}).items():
+                taken[name] = taken.get(name, 0.0) + amount
+        for name, used in self.live.pool.used.items():
+            assert used == pytest.approx(taken.get(name, 0.0))
+            assert self.shrunk or used <= self.live.pool.capacity.get(name, 0.0) + 1e-9
+        for entry in self.live:
+            if entry.claimed or entry.state is TaskState.RUNNING:
+                assert entry.taken is not None
+
+    @invariant()
+    def document_is_a_plan(self) -> None:
+        if not hasattr(self, "kept"):
+            return
+        document = self.live.document()
+        # What tasks read and take may have lost its sense through no fault of a change.
+        bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
+        plenty = {"cpu": 99, "disk": 99, "tape": 99}
+        tools = tuple(tool(spec.name) for spec in document.tools)
+        Plan.model_validate(
+            document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump()
+        )
+        for task in document.tasks:
+            done = self.live.entry(task.id).state in SATISFIED
+            assert done or all(
+                satisfied(self.live, dep) or dep in {t.id for t in document.tasks} for dep in task.depends_on
+            )
+
+    @invariant()
+    def results_are_found(self) -> None:
+        if hasattr(self, "kept") and all(entry.recoverable for entry in self.live):
+            for entry in self.live:
+                if satisfied(self.live, entry.id):
+                    self.live.result(entry.id)
+
+    def teardown(self) -> None:
+        if hasattr(self, "kept"):
+            self.kept.live.advance(self.kept.now)
+            replayed = self.kept.replayed()
+            replayed.advance(self.kept.now)
+            assert held(replayed, self.kept.now) == held(self.live, self.kept.now)
+            assert wrong_with(replayed) == []
+
+
+def waiting(kept: Kept) -> dict[str, str]:
+    """Which tasks wait, and whether for others; a delay between attempts is a detail."""
+    found = {entry.id: entry.state for entry in kept.live if entry.state in WAITING}
+    return {i: "READY" if state is TaskState.BACKOFF else str(state) for i, state in found.items()}
+
+
+_DRAW: dict[str, Callable[[Living, st.DataObject], PlanChange]] = {
+    "add": Living.added,
+    "remove": Living.removed,
+    "replace": Living.replaced,
+    "modify": Living.modified,
+    "reorder": Living.reordered,
+    "retry": Living.retried,
+    "skip": Living.skipped,
+    "cancel": Living.cancelled,
+    "abort": Living.aborted,
+}
+
+_ELSE: list[Callable[[Living, st.DataObject], None]] = [
+    Living.change_the_world,
+    Living.ask_or_answer,
+    Living.give_up_or_end,
+    Living.report_nonsense,
+]
+
+Living.TestCase.settings = settings(stateful_step_count=40)
+TestLiving = Living.TestCase
