@@ -36,10 +36,12 @@ class RepairProvider:
     For each task concerned: to run it where its condition holds now, a declared fallback, another tool of the
     same capability, to skip it where it is optional, to try again what may pass. Several tasks are repaired
     together. Where a task has no way on, an alternative without changes says so and why. What the goal asks is
-    never weakened.
+    never weakened. Where the plan states facts, a bridge from what holds now to the longest useful rest of it as
+    well; there it gives way to what another provider proposes, if the facts show that to be valid.
     """
 
     name = "repair"
+    gives_way = True
 
     def __repr__(self) -> str:
         return "<RepairProvider>"

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from replanning._changes import Alternative, RetryTask, touched
+from replanning._changes import AbortRun, Alternative, RetryTask, touched
 from replanning._confidence import ConfidenceScorer, PastSuccess
+from replanning._draft import Draft
 from replanning._errors import BudgetExceeded, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
@@ -20,8 +21,9 @@ from replanning._records import Candidate, Usage
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer
-from replanning._triggers import Trigger
+from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._view import PlanView
+from replanning._world import world_of
 
 
 class Charge(Protocol):
@@ -86,6 +88,7 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
+        self._modest = {_Reply(provider).name for provider in providers if getattr(provider, "gives_way", False)}
 
     async def generate(self, request: ReplanRequest, setting: Setting) -> tuple[list[Alternative], list[str]]:
         """Everything the providers propose, in their order, and notes on those that failed.
@@ -146,9 +149,17 @@ class PathGenerator:
         for alternative in alternatives:
             candidate = self._judge(alternative, request, setting, settings, seen)
             (bad if candidate.rejected else good).append(candidate)
-        good.sort(key=lambda candidate: -candidate.score.total if candidate.score else 0.0)
+        sure = wanted.human_approval_threshold if setting.live.plan.facts is not None else 2.0
+        good.sort(key=lambda candidate: self._place(candidate, sure))
         spare = [replace(c, rejected=f"only {wanted.max_count} are considered") for c in good[wanted.max_count :]]
         return (*good[: wanted.max_count], *spare, *bad)
+
+    def _place(self, candidate: Candidate, sure: float) -> tuple[bool, float]:
+        """By what a candidate is ranked. Once facts have shown it to be valid, what others propose goes before what
+        providers do that give way, as long as it needs no person.
+        """
+        total = candidate.score.total if candidate.score else 0.0
+        return total < sure or candidate.alternative.source in self._modest, -total
 
     def _judge(
         self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
@@ -165,8 +176,11 @@ class PathGenerator:
             return Candidate(alternative, None, "a person was asked about the same already")
         if limit := _exhausted(alternative, setting, settings):
             return Candidate(alternative, None, limit)
-        if problems := setting.live.check(alternative.changes):
-            return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, problems[:5])))
+        draft = Draft(setting.live, alternative.changes)
+        if draft.problems:
+            return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5])))
+        if broken := _unfounded(alternative, draft, request, setting.live):
+            return Candidate(alternative, None, broken)
         score = self.scorer.score(alternative, request.view, setting.past, time_left=setting.time_left)
         wanted = settings.alternatives
         if alternative.confidence is not None and alternative.confidence < wanted.min_llm_confidence:
@@ -228,6 +242,30 @@ class _Reply:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
         self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+
+
+def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
+    """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
+
+    What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
+    """
+    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
+        return ""
+    after = world_of(live, draft.staging).standing()
+    if after.valid:
+        return ""
+    before = world_of(live).standing()
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
+    elsewhere = {step.id for step in before.stuck} - named if named else set()
+    left = after.without(elsewhere, frozenset(before.missing) - lost)
+    return "" if left.valid else f"the plan could not be carried out: {left.why()}"
+
+
+def _facts_of(trigger: Trigger) -> tuple[str, ...]:
+    if isinstance(trigger, ContextChanged):
+        return trigger.facts
+    return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
 
 
 def _declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: Setting) -> bool:

@@ -94,6 +94,13 @@ class Standing(NamedTuple):
         """Whether everything can be carried out and reaches the goal."""
         return not self.stuck and not self.missing
 
+    def without(self, steps: Collection[TaskId], facts: Collection[str]) -> Standing:
+        """The same, passing over what is wrong with some steps and facts of the goal."""
+        return self._replace(
+            stuck=tuple(step for step in self.stuck if step.id not in steps),
+            missing=tuple(fact for fact in self.missing if fact not in facts),
+        )
+
     def lacking(self) -> tuple[str, ...]:
         """The facts for want of which it is not valid."""
         needed = [fact for step in self.stuck for fact in sorted(step.use.needs - self.facts)]
