@@ -92,7 +92,7 @@ class LivePlan(TaskGraph):
 
     def document(self) -> Plan:
         """The plan as it stands now: what replaced a task in its place, dependencies as they are followed."""
-        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=lambda e: e.order)
+        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_place)
         tasks = tuple(self._current(entry) for entry in entries)
         now: dict[str, object] = {
             "tasks": tasks,
@@ -364,6 +364,15 @@ class LivePlan(TaskGraph):
 
 def _stale(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
     return f"task {body.task!r}, of which {body.attempt!r} is not the current attempt,"
+
+
+def _place(entry: Entry) -> tuple[int, ...]:
+    """Where a task stands in the plan: within the place of what it replaced."""
+    places = [entry.order]
+    while entry.parent is not None:
+        entry = entry.parent
+        places.append(entry.order)
+    return tuple(reversed(places))
 
 
 def failure_of(body: AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> Failure:
