@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -262,9 +263,14 @@ def _problem(key: str, given: _Given, message: str) -> Problem:
     return Problem(f"{given.source} {key}", message)
 
 
+@cache
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
+
+
 def _allowed(field: str) -> str:
     """What a field takes, in words made from its schema."""
-    schema = Settings.model_json_schema()
+    schema = _schema()
     definitions = schema.get("$defs", {})
     for step in field.split("."):
         schema = schema["properties"][step]

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from replanning._errors import ReplanningError
+from replanning.cli._inspect import add_commands
 from replanning.cli._options import (
     DEFAULT_STORE,
     Asking,
@@ -187,7 +188,7 @@ def run(
     rich_help_panel=RUNNING,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
-        "replanning resume 20250131-120000-1a2b3c",
+        "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c --set context.region=us",
         "replanning resume 20250131-120000-1a2b3c --from 2    a new run, from what revision 2 had left to do",
         *EXITS,
@@ -238,7 +239,7 @@ def resume(
 
 @app.command(
     rich_help_panel=RUNNING,
-    epilog=paragraphs("[bold]Example[/bold]", "replanning pause 20250131-120000-1a2b3c --reason 'the disk is full'"),
+    epilog=paragraphs("[bold]Example[/bold]", "replanning pause latest --reason 'the disk is full'"),
 )
 def pause(
     run: RunArgument,
@@ -250,6 +251,9 @@ def pause(
     from replanning.cli._pause import pause_run
 
     pause_run(run, reason, store, as_json=as_json)
+
+
+add_commands(app)
 
 
 @app.command(
@@ -344,14 +348,6 @@ def version(*, as_json: JsonOption = False) -> None:
     from replanning.cli._plugins import show_version
 
     show_version(as_json=as_json)
-
-
-try:
-    from replanning.cli._inspect import add_commands
-except ModuleNotFoundError:
-    pass
-else:
-    add_commands(app)
 
 
 def _workers(*, sequential: bool, most: int | None) -> int:

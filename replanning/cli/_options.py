@@ -45,7 +45,9 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The id of the run.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="The id of the run, or how it begins; latest is the newest.")
+]
 SettingsOption = Annotated[
     str | None,
     typer.Option(

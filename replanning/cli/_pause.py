@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import getpass
-
 from replanning._clock import SystemClock
 from replanning._errors import NotRunning
-from replanning._ids import RunId
+from replanning.cli._lookup import find_run, looking_into, me
 from replanning.cli._output import show, show_json
-from replanning.cli._stores import open_store
 from replanning.interfaces import Message
 
 
-def pause_run(run: str, reason: str, place: str, *, as_json: bool) -> None:
+def pause_run(wanted: str, reason: str, place: str, *, as_json: bool) -> None:
     """Ask for a run to be paused.
 
-    Raises:
-        NotRunning: nobody is carrying it out.
-        StoreError: the store has no such run, or cannot be used.
+    Args:
+        wanted: the id of the run, how it begins, or `latest`.
+        reason: why, if there is anything to say.
+        place: the store.
+        as_json: whether the answer is for a program.
     """
-    store = open_store(place, must_exist=True)
-    try:
-        known = {info.run: info for info in store.runs()}
-        if run in known and (known[RunId(run)].status != "running"):
-            raise NotRunning(f"run {run!r} is {known[RunId(run)].status}; there is nothing to pause")
-        by = getpass.getuser()
-        payload = {"reason": reason or f"{by} asked for it"}
-        store.post(RunId(run), Message("pause", SystemClock().now(), by, dict(payload)))
-    finally:
-        store.close()
+    with looking_into(place) as store:
+        info = find_run(store, wanted)
+        if info.status != "running":
+            raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
+        by = me(None)
+        message = Message("pause", SystemClock().now(), by, {"reason": reason or f"{by} asked for it"})
+        store.post(info.run, message)
     if as_json:
-        show_json({"run": run, "asked": "pause"})
+        show_json({"run": info.run, "asked": "pause"})
     else:
-        show(f"Asked for run {run} to be paused; it stops when what runs has finished.")
+        show(f"Asked for run {info.run} to be paused; it stops when what runs has finished.")

@@ -12,7 +12,7 @@ import anyio
 from replanning import PlanRun, TaskState
 from replanning.cli._narrator import Line, Narrator
 from replanning.cli._output import console, plain
-from replanning.events import AttemptStarted
+from replanning.events import AttemptStarted, QuestionAsked, QuestionReminded
 from replanning.interfaces import Clock
 
 if TYPE_CHECKING:
@@ -34,11 +34,15 @@ class Display:
 
     Args:
         clock: tells how long things take.
+
+    Attributes:
+        asks: whether questions are put on the same terminal, and need not be told.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.began = clock.now()
+        self.asks = False
         self._run: PlanRun | None = None
         self._narrator: Narrator | None = None
 
@@ -58,7 +62,7 @@ class Display:
     def on_event(self, event: object) -> None:
         """Show an event."""
         line = self._narrator.tell(event) if self._narrator is not None else None
-        if line is not None:
+        if line is not None and not (self.asks and isinstance(event, QuestionAsked | QuestionReminded)):
             self.show(line)
 
     def show(self, line: Line) -> None:

@@ -237,13 +237,12 @@ def _next_steps(summary: Summary) -> list[tuple[str, str]]:
     result, run = summary.result, summary.result.run
     if not summary.durable:
         return []
-    steps: list[tuple[str, str]] = []
-    if summary.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
-        steps.append((summary.resume_command, "goes on where it stopped"))
     agree = "agrees to the best candidate; reject and modify do otherwise"
-    steps += [(summary.command("approve", question), agree) for question in result.questions]
+    steps = [(summary.command("approve", question), agree) for question in result.questions]
     if result.questions:
         steps.append((summary.resume_command, "goes on with the answer"))
+    elif summary.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
+        steps.append((summary.resume_command, "goes on where it stopped"))
     if summary.story.chapters:
         steps.append(
             (summary.command("why", run), "cause, candidates with their scores, rule and diff of each revision")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,11 +26,12 @@ from replanning import (
 )
 from replanning._config import load_settings
 from replanning._engine import drive
-from replanning._errors import NotRunning, PlanError, Problem, SettingsError
-from replanning._ids import RunId
+from replanning._errors import NotRunning, PlanError, Problem, SettingsError, UnknownRun
 from replanning._plan import JsonObject
+from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
 from replanning.cli._gate import ConsoleGate
+from replanning.cli._lookup import LATEST, me
 from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
 from replanning.cli._progress import Display, display_for
@@ -44,6 +44,7 @@ from replanning.tools import ToolExecutor, check_machine, check_tools
 
 if TYPE_CHECKING:
     from replanning.cli._options import Asking
+    from replanning.interfaces import RunInfo, RunStore
 
 AUTO: Final = ("repair",)
 """Who proposes alternatives where the settings say `auto`."""
@@ -146,18 +147,19 @@ def resume_run(run_id: str, options: RunOptions, *, revision: int | None = None)
     """
     store = open_store(options.store, must_exist=True)
     try:
-        opened = next(iter(store.read(RunId(run_id)))).body
-        assert isinstance(opened, RunOpened)
-        status = next(info.status for info in store.runs() if info.run == run_id)
-        if revision is None and status in ("succeeded", "aborted"):
-            advice = "start anew, or from one of its revisions with --from (0 is the plan as it was at first)"
-            raise NotRunning(f"run {run_id!r} has {status.replace('aborted', 'been aborted')}: {advice}")
-        was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
+        info = _find(store, run_id)
+        opened = next(iter(store.read(info.run))).body
     finally:
         store.close()
+    if revision is None and info.status in ("succeeded", "aborted"):
+        how = "succeeded" if info.status == "succeeded" else "was aborted"
+        advice = "start anew, or from one of its revisions with --from (0 is the plan as it was at first)"
+        raise NotRunning(f"run {info.run!r} {how}: {advice}")
+    assert isinstance(opened, RunOpened)
+    was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
 
     def start(engine: ReplanningEngine) -> AbstractAsyncContextManager[PlanRun]:
-        return engine.resume(run_id if revision is None else engine.fork(run_id, revision))
+        return engine.resume(info.run if revision is None else engine.fork(info.run, revision))
 
     job = Job(
         options,
@@ -167,6 +169,18 @@ def resume_run(run_id: str, options: RunOptions, *, revision: int | None = None)
         context=pairs(options.context),
     )
     return _carry_out(job)
+
+
+def _find(store: RunStore, wanted: str) -> RunInfo:
+    """The run with an id, the only one whose id begins so, or the latest."""
+    runs = store.runs()
+    found = [info for info in runs if info.run == wanted] or [info for info in runs if info.run.startswith(wanted)]
+    if wanted == LATEST and runs:
+        return runs[0]
+    if len(found) != 1:
+        hint = f"{len(found)} begin so" if found else did_you_mean(wanted, [info.run for info in runs])
+        raise UnknownRun(wanted, hint or "replanning status lists the runs")
+    return found[0]
 
 
 def load_for_run(path: str, options: RunOptions) -> Plan:
@@ -263,7 +277,8 @@ def _gate(options: RunOptions, display: Display) -> HumanGate | None:
             raise SettingsError(
                 [Problem("--ask", "nobody can be asked here: this is no terminal; use --ask store or --no-ask")]
             )
-        return ConsoleGate(display.clock, display.aside, getpass.getuser())
+        display.asks = True
+        return ConsoleGate(display.clock, display.aside, me(None))
     return StoreGate() if ask == "store" else None
 
 
