@@ -16,19 +16,8 @@ from typing import Final
 import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
-from replanning.interfaces import (
-    JsonValue,
-    Standing,
-    Step,
-    TaskState,
-    TaskView,
-    World,
-    artifact,
-    as_text,
-    finder,
-    holes,
-    related,
-)
+from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes, related
+from replanning.interfaces import JsonValue, TaskState, TaskView
 from replanning.providers._grounding import Domain, use_key
 from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
 from replanning.providers._splice import splice
@@ -121,7 +110,11 @@ def _posed(view: PlanView, world: World, standing: Standing, stuck: Sequence[Ste
 
 
 def _rest(
-    before: Sequence[Step], ours: Sequence[Step], after: Sequence[Step], stuck: Sequence[Step], following: Sequence[Step]
+    before: Sequence[Step],
+    ours: Sequence[Step],
+    after: Sequence[Step],
+    stuck: Sequence[Step],
+    following: Sequence[Step],
 ) -> Rest:
     loose = tuple(step for step in (*ours, *stuck, *following) if _removable(step))
     unusable = [index for index, step in enumerate(loose) if not step.usable and step in stuck]
@@ -180,17 +173,16 @@ def _goal(world: World, steps: Sequence[Step]) -> tuple[str, ...]:
     """
     if world.closed and world.goal:
         return world.goal
+    adds = {step.id: step.use.adds for step in steps}
+    for_itself = {
+        dep for step in steps for dep in step.after if adds.get(dep, step.use.needs).isdisjoint(step.use.needs)
+    }
+    for_others = {dep for step in steps for dep in step.after} - for_itself
     holds: dict[str, None] = {}
-    by_id = {step.id: step for step in steps}
-    explained = {dep: True for step in steps for dep in step.after}
-    for step in steps:
-        for dep in step.after:
-            if dep in by_id and by_id[dep].use.adds.isdisjoint(step.use.needs):
-                explained[dep] = False
     for step in steps:
         for fact in step.use.removes:
             holds.pop(fact, None)
-        if world.closed or not explained.get(step.id, False):
+        if world.closed or step.id not in for_others:
             holds.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
     return tuple(dict.fromkeys([*world.goal, *holds]))
 
@@ -204,7 +196,7 @@ def _domain(view: PlanView, world: World, concerned: Sequence[Step]) -> Domain:
         for name in tool.parameters or _named(tool):
             if tool.parameters.get(name) not in view.original.objects.values():
                 values[tool.name, name] = tuple(_given_for(tool, name, view, world, concerned))
-    assumed = frozenset() if world.closed else frozenset(_assumed(view, tools, world))
+    assumed = frozenset() if world.closed else frozenset(_assumed(view, tools))
     return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
 
 
@@ -239,8 +231,8 @@ def _given_for(
     yield from seen.values()
 
 
-def _assumed(view: PlanView, tools: Sequence[ToolSpec], world: World) -> Iterator[str]:
-    """What tools need that neither a tool nor a step brings about: where facts are not stated, it is taken to hold."""
+def _assumed(view: PlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
+    """What tools need that no tool brings about: where facts are not stated, it is taken to hold."""
     adds = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact, tool.produces))]
     for tool in tools:
         for need in (*tool.requires, *map(artifact, tool.needs)):

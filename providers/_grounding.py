@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from replanning import ToolSpec
-from replanning.interfaces import JsonObject, JsonValue, artifact, finder, holes
+from replanning.facts import artifact, finder, holes
+from replanning.interfaces import JsonObject, JsonValue
 
 MOST: Final = 20_000
 """How many uses of tools are considered."""

@@ -33,11 +33,11 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The way to one of the targets; none where there is none, for certain if `exhausted`."""
+    """The way to one of the targets, if there is one; `finished` says that this is certain, and there is no better."""
 
     actions: tuple[Action, ...] | None
     target: int
-    exhausted: bool
+    finished: bool
     nodes: int
 
 
@@ -67,6 +67,12 @@ class _Space:
             for needs, price, _ in self.goals
         )
 
+    def following(self, state: int) -> Iterator[tuple[int, float, Action]]:
+        """The states that one action leads to, with its weight."""
+        for needs, adds, removes, weight, action in self.moves:
+            if not needs & ~state:
+                yield (state & ~removes) | adds, weight, action
+
     def reached(self, state: int) -> tuple[float, int] | None:
         """The cheapest target that a state satisfies: its price and number."""
         return min(((price, number) for needs, price, number in self.goals if not needs & ~state), default=None)
@@ -76,6 +82,7 @@ def find(
     start: Iterable[str],
     targets: Sequence[Target],
     actions: Sequence[Action],
+    *,
     weight: Callable[[Action], float] = lambda action: 1,
     nodes: int = NODES,
     greedy: int = GREEDY_NODES,
@@ -94,7 +101,7 @@ def find(
     if space is None:
         return Found(None, -1, True, 0)
     found = _best(space, nodes)
-    if found.actions is None and not found.exhausted and greedy:
+    if found.actions is None and not found.finished and greedy:
         return _any(space, greedy)
     return found
 
@@ -146,39 +153,30 @@ def _back(node: _Node | None) -> Iterator[Action]:
 
 def _best(space: _Space, limit: int) -> Found:
     """A*."""
-    root = _Node(space.start, None, None)
-    first = space.estimate(space.start)
+    root, first = _Node(space.start, None, None), space.estimate(space.start)
     queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
     cheapest = {space.start: 0.0}
-    best: tuple[float, int, _Node] | None = None
-    pushed = nodes = 0
+    best = Found(None, -1, True, 0)
+    price, nodes = float(_FAR), 0
     while queue:
         estimate, _, _, spent, node = heapq.heappop(queue)
-        if best is not None and estimate >= best[0]:
+        if estimate >= price:
             break
         if spent > cheapest[node.state]:
             continue
         nodes += 1
         if nodes > limit:
-            return Found(best[2].way() if best else None, best[1] if best else -1, False, nodes)
+            return best._replace(finished=False, nodes=nodes)
         there = space.reached(node.state)
-        if there is not None and (best is None or spent + there[0] < best[0]):
-            best = (spent + there[0], there[1], node)
-        state = node.state
-        for needs, adds, removes, weight, action in space.moves:
-            if needs & ~state:
-                continue
-            follows = (state & ~removes) | adds
+        if there is not None and spent + there[0] < price:
+            price, best = spent + there[0], Found(node.way(), there[1], True, nodes)
+        for follows, weight, action in space.following(node.state):
             total = spent + weight
             if total < cheapest.get(follows, _FAR):
                 cheapest[follows] = total
                 ahead = space.estimate(follows)
-                if best is None or total + ahead < best[0]:
-                    pushed += 1
-                    heapq.heappush(queue, (total + ahead, ahead, pushed, total, _Node(follows, node, action)))
-    if best is None:
-        return Found(None, -1, True, nodes)
-    return Found(best[2].way(), best[1], False, nodes)
+                heapq.heappush(queue, (total + ahead, ahead, len(cheapest), total, _Node(follows, node, action)))
+    return best._replace(nodes=nodes)
 
 
 def _any(space: _Space, limit: int) -> Found:
@@ -194,9 +192,8 @@ def _any(space: _Space, limit: int) -> Found:
         there = space.reached(node.state)
         if there is not None:
             return Found(node.way(), there[1], False, nodes)
-        for needs, adds, removes, _, action in space.moves:
-            follows = (node.state & ~removes) | adds
-            if not needs & ~node.state and follows not in seen:
+        for follows, _, action in space.following(node.state):
+            if follows not in seen:
                 seen.add(follows)
                 ahead = distance(follows)
                 if ahead < _FAR:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from replanning.interfaces import Step, regress
+from replanning.facts import Step, regress
 from replanning.providers._grounding import Action, Domain, Grounded, reachable, use_key
-from replanning.providers._search import GREEDY_NODES, NODES, Found, Target, find
+from replanning.providers._search import GREEDY_NODES, NODES, Target, find
 
 AT_ONCE: Final = 300
 """How many states are looked at on the event loop; a longer search goes on in a thread."""
@@ -17,6 +17,7 @@ SUFFIXES: Final = 200
 """How many suffixes of the plan are tried as targets, besides the goal."""
 
 FRESH_NODES: Final = 2_000
+FRESH_GREEDY: Final = 50
 """How many states are looked at for a plan from scratch, which is only one more to choose from."""
 
 Verdict: TypeAlias = Literal["proven-unreachable", "not-found-within-bound"]
@@ -101,37 +102,36 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     grounded = reachable(tuple(facts), problem.domain)
     near, found = [], []
     for rest in problem.rests:
-        result = _search(problem, rest, grounded, nodes, GREEDY_NODES if patient else 0)
+        targets = [Target(needs, removed) for removed, needs, _ in _suffixes(problem, rest)]
+        result = find(
+            _start(problem, rest), targets, grounded.actions, nodes=nodes, greedy=GREEDY_NODES if patient else 0
+        )
         found.append(result)
         if result.actions is not None:
             near.append(Way("repair", rest, result.actions, rest.least + result.target))
-    proven = grounded.complete and all(result.exhausted for result in found)
-    if near:
-        first = min(near, key=lambda way: way.distance)
-        return Solution((first, *_others(problem, grounded, nodes)))
-    if not proven and not patient:
+    certain = all(result.finished for result in found)
+    if not certain and not patient:
         return Solution()
-    return Solution((), "proven-unreachable" if proven else "not-found-within-bound")
+    if not near:
+        return Solution((), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound")
+    others = list(_others(problem, grounded, nodes))
+    if None in others and not patient:
+        return Solution()
+    return Solution((min(near, key=lambda way: way.distance), *(way for way in others if way is not None)))
 
 
-def _search(problem: Problem, rest: Rest, grounded: Grounded, nodes: int, greedy: int) -> Found:
-    targets = [Target(needs, removed) for removed, needs, _ in _suffixes(problem, rest)]
-    return find(_start(problem, rest), targets, grounded.actions, nodes=nodes, greedy=greedy)
-
-
-def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way]:
-    """The way that costs least, where costs differ, and one that leaves the old plan aside."""
+def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way | None]:
+    """The way that costs least, where costs differ, and one that leaves the old plan aside; None: not found in time."""
     rest = problem.rests[-1]
     start, actions = _start(problem, rest), grounded.actions
     suffixes = list(_suffixes(problem, rest))
     if len({action.cost for action in actions}) > 1:
         prices = [Target(needs, sum(problem.costs[step.id] for step in kept)) for _, needs, kept in suffixes]
-        result = find(start, prices, actions, lambda action: action.cost, nodes, 0)
-        if result.actions is not None:
-            yield Way("cheaper", rest, result.actions, rest.least + result.target)
-    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=min(nodes, FRESH_NODES), greedy=0)
-    if result.actions is not None:
-        yield Way("scratch", rest, result.actions, len(rest.loose))
+        result = find(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
+        found = result.actions is not None
+        yield Way("cheaper", rest, result.actions or (), rest.least + result.target) if found else None
+    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=min(nodes, FRESH_NODES), greedy=FRESH_GREEDY)
+    yield None if result.actions is None else Way("scratch", rest, result.actions, len(rest.loose))
 
 
 def _start(problem: Problem, rest: Rest) -> frozenset[str]:

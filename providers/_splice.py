@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from replanning import PlanView, Task
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
-from replanning.interfaces import Step, Use
+from replanning.facts import Step, Use
 from replanning.providers._grounding import Action, use_key
 from replanning.providers._solve import Way
 
@@ -26,7 +26,11 @@ def splice(way: Way, view: PlanView, taken: set[str]) -> tuple[PlanChange, ...]:
     external = [dep for step in gone.values() for dep in view.task(step.id).task.depends_on if dep not in gone]
     inherited = tuple(dict.fromkeys([*external, *(step.id for step in before)]))
     waiting = _first(
-        (step for step in kept if any(_bears_on(step.use, use) for use in uses) or not gone.keys().isdisjoint(step.after)),
+        (
+            step
+            for step in kept
+            if any(_bears_on(step.use, use) for use in uses) or not gone.keys().isdisjoint(step.after)
+        ),
         kept,
     )
     if not gone:
@@ -62,11 +66,10 @@ def _chain(
         taken.add(new)
         after = (tasks[-1].id,) if tasks else ()
         same = like.get(action.key)
-        fields = {"id": new, "depends_on": after}
         if same is not None:
-            tasks.append(view.task(same.id).task.model_copy(update=fields))
+            tasks.append(view.task(same.id).task.model_copy(update={"id": new, "depends_on": after}))
         else:
-            tasks.append(Task(tool=action.tool, arguments=action.arguments, **fields))
+            tasks.append(Task(id=new, tool=action.tool, arguments=action.arguments, depends_on=after))
     return tuple(tasks)
 
 

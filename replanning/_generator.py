@@ -155,8 +155,10 @@ class PathGenerator:
         return (*good[: wanted.max_count], *spare, *bad)
 
     def _place(self, candidate: Candidate, sure: float) -> tuple[bool, float]:
-        """By what a candidate is ranked. Once facts have shown it to be valid, what others propose goes before what
-        providers do that give way, as long as it needs no person.
+        """By what a candidate is ranked.
+
+        Where facts have shown it to be valid and it needs no person, it goes before what providers propose that give
+        way to others.
         """
         total = candidate.score.total if candidate.score else 0.0
         return total < sure or candidate.alternative.source in self._modest, -total

@@ -233,9 +233,7 @@ def related(order: Iterable[Step], stuck: Iterable[Step]) -> list[list[Step]]:
     first: dict[str, int] = {}
     for index, step in enumerate(steps):
         linked = [place[dep] for dep in step.after if dep in place]
-        for fact in step.use.needs | step.use.adds | step.use.removes:
-            if fact in changed:
-                linked.append(first.setdefault(fact, index))
+        linked += [first.setdefault(fact, index) for fact in step.use.stated if fact in changed]
         for other in linked:
             group[find(index)] = find(other)
     found: dict[int, list[Step]] = {}

@@ -32,20 +32,6 @@ from replanning._view import (
     PlanView,
     TaskView,
 )
-from replanning._patterns import (
-    as_text,
-    finder,
-    holes,
-)
-from replanning._world import (
-    Standing,
-    Step,
-    Use,
-    World,
-    artifact,
-    related,
-    regress,
-)
 from replanning._states import (
     TaskState,
 )
@@ -77,19 +63,9 @@ __all__ = [
     "RunId",
     "RunInfo",
     "RunStore",
-    "Standing",
-    "Step",
     "TaskId",
     "TaskState",
     "TaskView",
     "TriggerDetector",
     "TriggerId",
-    "Use",
-    "World",
-    "artifact",
-    "as_text",
-    "finder",
-    "holes",
-    "related",
-    "regress",
 ]
