@@ -16,7 +16,7 @@ from typing import Final
 import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
-from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes, related
+from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes
 from replanning.interfaces import JsonValue, TaskState, TaskView
 from replanning.providers._grounding import Domain, use_key
 from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
@@ -80,7 +80,7 @@ def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
         waits = whole and task.held  # a person was asked about it
         if (whole or step.id in named) and not waits and (asked or task.state is not TaskState.BLOCKED):
             wanted.add(step.id)
-    groups = related(standing.order, standing.stuck)
+    groups = standing.groups()
     return [group for group in groups if any(step.id in wanted for step in group)]
 
 

@@ -101,6 +101,10 @@ class Standing(NamedTuple):
             missing=tuple(fact for fact in self.missing if fact not in facts),
         )
 
+    def groups(self) -> list[list[Step]]:
+        """The steps whose turn comes, in groups that have nothing to do with one another."""
+        return related((*self.order, *self.stuck), frozenset(self.lacking()))
+
     def lacking(self) -> tuple[str, ...]:
         """The facts for want of which it is not valid."""
         needed = [fact for step in self.stuck for fact in sorted(step.use.needs - self.facts)]
@@ -140,7 +144,7 @@ class World(NamedTuple):
     def named(self, standing: Standing) -> tuple[TaskId, ...]:
         """The tasks that what is stuck concerns: those before it that bear on the same facts, and itself."""
         stuck = {step.id for step in standing.stuck}
-        groups = related(standing.order, standing.stuck)
+        groups = standing.groups()
         concerned = [group for group in groups if any(step.id in stuck for step in group)]
         return tuple(step.id for group in concerned for step in group if not step.running)
 
@@ -218,9 +222,8 @@ def _filled(patterns: Iterable[str], values: Mapping[str, str]) -> tuple[list[st
     return facts, left_out
 
 
-def related(order: Iterable[Step], stuck: Iterable[Step]) -> list[list[Step]]:
-    """Steps in groups that have nothing to do with one another: neither a dependency nor a fact that one changes."""
-    steps = [*order, *stuck]
+def related(steps: Sequence[Step], lacking: Collection[str] = ()) -> list[list[Step]]:
+    """Steps in groups that have nothing to do with one another: no dependency, and no fact that one changes or lacks."""
     group = list(range(len(steps)))
 
     def find(index: int) -> int:
@@ -229,7 +232,7 @@ def related(order: Iterable[Step], stuck: Iterable[Step]) -> list[list[Step]]:
         return index
 
     place = {step.id: index for index, step in enumerate(steps)}
-    changed = {fact for step in steps for fact in (*step.use.adds, *step.use.removes)}
+    changed = {fact for step in steps for fact in (*step.use.adds, *step.use.removes)}.union(lacking)
     first: dict[str, int] = {}
     for index, step in enumerate(steps):
         linked = [place[dep] for dep in step.after if dep in place]
