@@ -393,7 +393,7 @@ async def test_edits() -> None:
         with pytest.raises(ChangeRefused, match="already used"):
             run.add_task(Task(id="c"))
         assert run.live.revision == 5
-    assert [task.id for task in run.plan.tasks if run.live.entry(task.id).state is not TaskState.CANCELLED] == ["x", "b1", "b2"]
+    assert [task.id for task in run.plan.tasks if run.live.entry(task.id).state is not TaskState.CANCELLED] == ["b1", "b2", "x"]
     assert run.plan.task("b2").goal == "finish"
 
 
