@@ -228,7 +228,7 @@ class Questions:
             scope.cancel()
 
         def remind() -> None:
-            if not overdue and self._life.end is None:
+            if not overdue:
                 group.start_soon(self._remind, question, gate)
 
         timer = self._life.timer
@@ -238,15 +238,17 @@ class Questions:
                 async with anyio.create_task_group() as group:
                     if remind_at is not None:
                         alarms.append(timer.at(remind_at, remind))
-                    await self._ask_until_taken(question, gate)
+                    try:
+                        await self._ask_until_taken(question, gate)
+                    finally:
+                        for alarm in alarms:
+                            alarm.cancel()  # before the group closes, which then takes no reminder any more
                     group.cancel_scope.cancel()
             if overdue:
                 await self._expire(asked)
         except NotRunning:
             pass  # the run has ended while the store failed
         finally:
-            for alarm in alarms:
-                alarm.cancel()
             self._scopes.pop(asked.question, None)
         self._life.check()
 
@@ -289,6 +291,8 @@ class Questions:
                 continue
 
     async def _remind(self, question: Question, gate: HumanGate) -> None:
+        if self._life.end is not None or question.id not in self._life.ledger.questions:
+            return
         self._life.observe(QuestionReminded(question.id))
         try:
             await gate.remind(question)

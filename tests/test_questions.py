@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
-from replanning import Answer, ChangeRefused, ReplanningError, ReplanRequest, Retry, Task, TaskContext
+from replanning import Answer, ChangeRefused, NotRunning, ReplanningError, ReplanRequest, Retry, Task, TaskContext
 from replanning.changes import AddTask, RetryTask, SkipTask
 from replanning.errors import UnknownQuestion
 from replanning.events import (
     AnswerRefused,
+    AttemptFenced,
     QuestionReminded,
     TriggerAttached,
     TriggerFired,
@@ -197,6 +199,27 @@ async def test_a_ready_task_is_held() -> None:
         result = await engine.execute(plan(*tasks), work)
     assert result.status == "succeeded"
     assert began == {"slow": 0, "other": 20, "c": 60}
+
+
+async def test_a_held_task_cannot_be_started() -> None:
+    """What a question holds cannot be started by a report, nor by a worker that had pulled it already."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate([returns(REJECT, after=60)], clock=clock))
+        async with engine.open(plan(Task(id="c"))) as run:
+            ran: list[float] = []
+            async for task in run.ready():
+                if not clock.elapsed:
+                    run.request_replan("is c right?", tasks=["c"])
+                    await clock.sleep(1)
+                    with pytest.raises(NotRunning, match="held until a person"):
+                        run.started("c")
+                async with run.attempt(task):
+                    await anyio.lowlevel.checkpoint()
+                    ran.append(clock.elapsed)
+    assert (run.result.status, ran) == ("succeeded", [60])
+    assert [body.report for body in bodies(engine.store, run.id, AttemptFenced)] == [
+        "not started: the task is held by a question"
+    ]
 
 
 async def test_a_dependency_that_finishes_is_no_change() -> None:
