@@ -626,6 +626,32 @@ def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:
     assert r"\u2713 succeeded" in done.stdout
 
 
+# Traces
+
+
+def test_trace_on_the_console(tmp_path: Path) -> None:
+    """With --trace console every record is printed as it comes, beside the progress."""
+    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
+
+    done = cli(tmp_path, "run", "plan.yaml", "--run-id", "r", "--trace", "console", "--quiet")
+
+    assert done.returncode == 0
+    assert " r 1 run-opened 1 tasks: try it" in done.stderr
+    assert "run-ended succeeded" in done.stderr
+
+
+def test_trace_that_nobody_takes(tmp_path: Path) -> None:
+    """A collector that does not answer is told of and harms nothing; the result says where the trace should be."""
+    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
+
+    done = cli(tmp_path, "run", "plan.yaml", "--trace", "otlp=http://127.0.0.1:9", "--json")
+    result = json.loads(done.stdout)
+
+    assert (done.returncode, result["status"]) == (0, "succeeded")
+    assert "could not be sent" in done.stderr
+    assert (result["trace"]["place"], len(result["trace"]["id"])) == ("http://127.0.0.1:9", 32)
+
+
 # The other commands
 
 

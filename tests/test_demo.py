@@ -76,10 +76,25 @@ def test_demo_again(tmp_path: Path) -> None:
 
 
 def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """Where the present folder takes no files the demo runs in a temporary one, and says where that is."""
-    (tmp_path / "replanning-demo").write_text("in the way")
+    """Where the present folder takes no files the demo runs in a temporary one; a folder that was named must work."""
+    (tmp_path / "file").write_text("in the way")
 
-    done = cli(tmp_path, "demo", "--folder", "replanning-demo/below")
+    refused = cli(tmp_path, "demo", "--folder", "file/below")
+    assert refused.returncode == 2
+    assert "the demo cannot write to 'file/below'" in refused.stderr
+    if not Path("/proc/self").exists():
+        pytest.skip("needs a folder in which nobody may write: /proc")
+    done = cli(Path("/proc"), "demo", "--quiet", TMPDIR=str(tmp_path))
+    (place,) = tmp_path.glob("replanning-demo-*")
+    assert done.returncode == 0
+    assert f"{place}/report.md" in done.stdout
 
-    assert done.returncode == 2
-    assert "cannot write" in done.stderr
+
+def test_release_example(tmp_path: Path) -> None:
+    """The example that builds a release is valid, and survives the loss of its first build tool."""
+    if not (example := Path(__file__).parents[1] / "examples" / "release.yaml").exists():
+        pytest.skip("needs the examples of the checkout")
+
+    assert answer(tmp_path, "validate", example)["valid"] is True
+    report = answer(tmp_path, "simulate", example, "--fail", "build", "--flaky", "announce=0.5", "--runs", 20)
+    assert (report["success_rate"], report["broken"]) == (1.0, [])

@@ -101,7 +101,7 @@ def as_json(summary: Summary) -> JsonObject:
         "unjournaled": result.unjournaled,
     }
     if summary.trace:
-        document["trace"] = summary.trace
+        document["trace"] = {"place": summary.trace, "id": summary.story.trace or None}
     if summary.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and summary.durable:
         document["resume"] = summary.resume_command
     return document
@@ -159,7 +159,8 @@ def _show_plan(out: Console, story: Story) -> None:
         for number, entry in enumerate(after):
             name, tool = (plain(before.id), plain(before.tool or "")) if before and not number else ("", "")
             state = Text(str(entry.state), _STATES.get(entry.state, "yellow"))
-            now = f"{entry.id}  {entry.task.tool or ''}" if changed else entry.task.tool or ""
+            name_now = "" if before is not None and entry.id == before.id else f"{entry.id}  "
+            now = f"{name_now}{entry.task.tool or ''}"
             style = "bold magenta" if changed else ""
             table.add_row(f"  {name}", tool, Text("→" if changed else "", style), Text(plain(now), style), state)
     out.print("\nThe plan before and after\n", style="bold")
@@ -213,12 +214,14 @@ def _show_chapter(out: Console, chapter: Chapter) -> None:
 def _show_places(out: Console, summary: Summary) -> None:
     run = summary.result.run
     out.print("\nWhere to look", style="bold")
-    if summary.durable:
+    if summary.result.unjournaled:
+        out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
+    elif summary.durable:
         out.print(f"  history  {summary.store}  →  {summary.command('history', run)}")
     else:
         out.print("  history  was kept in memory only; use --store to keep it")
     if summary.trace:
-        out.print(f"  trace    {summary.trace}")
+        out.print(f"  trace    {f'{summary.story.trace} at ' if summary.story.trace else ''}{summary.trace}")
     else:
         out.print("  trace    was not asked for; --trace otlp=http://localhost:4318 sends it to a collector")
     for note in summary.notes:

@@ -20,13 +20,12 @@ from replanning import (
     PlanRun,
     ReplanningEngine,
     ReplanningError,
-    RunResult,
     Settings,
     StoreGate,
 )
 from replanning._config import load_settings
 from replanning._engine import drive
-from replanning._errors import NotRunning, PlanError, Problem, SettingsError, UnknownRun
+from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
 from replanning._plan import JsonObject
 from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
@@ -37,8 +36,8 @@ from replanning.cli._output import say, show_json
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json, show_summary
 from replanning.cli._stores import open_store
-from replanning.cli._story import story_of
-from replanning.cli._tracing import Trace, open_trace
+from replanning.cli._story import Story, story_of
+from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
 from replanning.tools import ToolExecutor, check_machine, check_tools
 
@@ -233,7 +232,7 @@ def _carry_out(job: Job) -> Summary:
     if not job.enabled:
         settings = settings.model_copy(update={"enabled": False})
     store = open_store(options.store)
-    trace = open_trace(options.trace)
+    exporters = [open_trace(options.trace)] if options.trace else []
     environment = Environment()
     display = display_for(environment.clock, quiet=options.quiet)
     try:
@@ -243,24 +242,32 @@ def _carry_out(job: Job) -> Summary:
             mode="observe" if job.observe else "act",
             gate=_gate(options, display),
             store=store,
-            exporters=trace.exporters,
+            exporters=exporters,
             environment=environment,
-            tracer_provider=trace.provider,
         )
         engine.monitor.on(object, display.on_event)
-        result, interrupted = anyio.run(_execute, job, engine, display, trace)
+        run, interrupted = anyio.run(_execute, job, engine, display)
         return Summary(
-            result=result,
-            story=story_of(store.read(result.run)),
+            result=run.result,
+            story=_story(store, run),
             elapsed=display.elapsed,
             store=options.store,
             durable=store.durable,
             resume=options.again(),
-            trace=trace.place,
+            trace=", ".join(map(place_of, exporters)),
             interrupted=interrupted,
         )
     finally:
         store.close()
+
+
+def _story(store: RunStore, run: PlanRun) -> Story:
+    """What the journal tells, or what is known without it where the store has failed."""
+    try:
+        return story_of(store.read(run.id))
+    except StoreError as error:
+        say(f"the history cannot be read: {error}")
+        return Story(run.live.plan, (), run.live)
 
 
 def provider_names(wanted: Sequence[str], settings: Settings) -> list[str]:
@@ -282,12 +289,12 @@ def _gate(options: RunOptions, display: Display) -> HumanGate | None:
     return StoreGate() if ask == "store" else None
 
 
-async def _execute(job: Job, engine: ReplanningEngine, display: Display, trace: Trace) -> tuple[RunResult, bool]:
-    """Carry a run out; returns its result, and whether it was stopped at once."""
+async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tuple[PlanRun, bool]:
+    """Carry a run out; returns it, and whether it was stopped at once."""
     run: PlanRun | None = None
     failure: ReplanningError | None = None
     scope = anyio.CancelScope()
-    async with trace, display.shown(), anyio.create_task_group() as group:
+    async with display.shown(), anyio.create_task_group() as group:
         try:
             with scope:
                 async with job.start(engine) as run, _tools(job, engine, run) as work:
@@ -298,10 +305,12 @@ async def _execute(job: Job, engine: ReplanningEngine, display: Display, trace: 
                     await drive(run, work, job.options.workers)
         except ReplanningError as error:
             failure = error  # raised below, not wrapped into a group
+        finally:
+            await engine.aclose()
         group.cancel_scope.cancel()
     if failure is not None or run is None:
         raise failure or ReplanningError("the run could not be opened")
-    return run.result, scope.cancelled_caught
+    return run, scope.cancelled_caught
 
 
 @asynccontextmanager

@@ -39,11 +39,12 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """How the plan was at first, what was changed, and how it came out."""
+    """How the plan was at first, what was changed, and how it came out; `trace` is the id of its trace."""
 
     original: Plan
     chapters: tuple[Chapter, ...]
     live: LivePlan
+    trace: str = ""
 
 
 def story_of(records: Iterable[Record]) -> Story:
@@ -67,4 +68,5 @@ def story_of(records: Iterable[Record]) -> Story:
             causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)
             chapters.append(Chapter(body, causes, chosen, max(0, len(known) - 1), live.diff(body.changes)))
         live.fold(record)
-    return Story(opened.plan, tuple(chapters), live)
+    trace = (opened.trace or "--").split("-")[1]
+    return Story(opened.plan, tuple(chapters), live, trace)
