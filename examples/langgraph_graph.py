@@ -9,7 +9,8 @@ from own_orchestrator import PLAN, work
 from replanning import ReplanningEngine, Task
 
 
-State = TypedDict("State", {"task": Task | None})
+class State(TypedDict):
+    task: Task | None
 
 
 async def main() -> None:

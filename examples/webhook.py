@@ -28,9 +28,7 @@ class Door(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
         if self.path == "/answer":
-            anyio.from_thread.run_sync(
-                lambda: ENGINE.answer(body["id"], body["verdict"], by=body["by"]), token=TOKEN
-            )
+            anyio.from_thread.run_sync(lambda: ENGINE.answer(body["id"], body["verdict"], by=body["by"]), token=TOKEN)
         else:
             print(f"{body['text']}\n{body['diffs'][0]}")
             answer = {"id": body["id"], "verdict": "approve", "by": "ada"}

@@ -26,7 +26,7 @@ from replanning._states import TaskState
 from replanning._version import __version__
 from replanning._view import PlanView
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - grouped by what they are for
     # the plan
     "Plan",
     "Task",

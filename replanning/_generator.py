@@ -118,7 +118,7 @@ class PathGenerator:
         except BudgetExceeded as error:
             reply.notes.append(f"{name} was not asked: {error}")
             return
-        except Exception as error:  # the estimate is the provider's code
+        except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
             reply.notes.append(f"{name} failed: {error!r}")
             return
         scope = anyio.CancelScope()
@@ -132,7 +132,7 @@ class PathGenerator:
                 reply.notes.append(f"{name} did not answer in time")
         except StaleView as error:
             reply.stale = error
-        except Exception as error:  # law 7: a failing provider is contained
+        except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
             reply.notes.append(f"{name} failed: {error!r}"[:2000])
         finally:
             alarm.cancel()
@@ -279,8 +279,10 @@ def _declined(print_: str, alternative: Alternative, request: ReplanRequest, set
 
 
 def _exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
-    """Which lineage an alternative would replan once too often; empty when none."""
-    limit, live = settings.limits.replans_per_lineage, setting.live
+    """Which limit an alternative would exceed, in words; empty when none."""
+    limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
+    if most is not None and setting.ledger.applied >= most:  # since providers were asked, a person may have approved one
+        return f"the limit of {most} replans per run is reached"
     for task_id in touched(alternative.changes):
         root = live.entry(task_id).root if task_id in live else task_id
         if setting.ledger.per_root.get(root, 0) >= limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 import anyio
@@ -373,7 +373,10 @@ class Lifecycle:
 
     def _why_failed(self) -> str:
         live = self.live
-        stuck = [f"{e.id!r} {e.state.lower()}" + (f" ({e.failure.message[:200]})" if e.failure else "") for e in map(live.entry, live.stuck)]
+        stuck = [
+            f"{e.id!r} {e.state.lower()}" + (f" ({e.failure.message[:200]})" if e.failure else "")
+            for e in map(live.entry, live.stuck)
+        ]
         if stuck:
             return "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
         if live.missing_facts:
@@ -382,10 +385,8 @@ class Lifecycle:
         return f"nothing can run, and {', '.join(left)} still must"
 
     def _try(self, body: Body) -> None:
-        try:
+        with suppress(StoreError):  # the store is retried, and what was to be recorded is found again
             self.commit(body)
-        except StoreError:
-            pass  # the store is retried, and what was to be recorded is found again
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -432,9 +433,9 @@ class Lifecycle:
         if self._waiters:
             self.wake()
         counts = self.live.counts
-        if not (counts[_READY] or counts[_RUNNING]) or self._check_always:
-            self.check()
-        elif self.ledger.pausing is not None or self.live.aborted is not None or self.over_budget:
+        drained = not (counts[_READY] or counts[_RUNNING])
+        stopping = self.ledger.pausing is not None or self.live.aborted is not None or self.over_budget
+        if drained or stopping or self._check_always:
             self.check()
 
     def _on_deadline(self, now: float) -> None:

@@ -98,8 +98,10 @@ class PlanMonitor:
                         answer = handler(event)
                         if inspect.isawaitable(answer):
                             await answer
-                    except Exception as error:  # a listener must not harm the run
-                        watch.contain(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
+                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                        # The record of a listener that fails at records of failures would call it again, without end.
+                        if not isinstance(event, Contained):
+                            watch.contain(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
 
     def _handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
         names = [self._types[base] for base in type(event).__mro__ if base in self._types]
@@ -183,7 +185,7 @@ class _Watch:
         for detector in self._by_type.get(type(record.body), ()):
             try:
                 found = list(detector.detect(record.body, PlanView(self.run.live)))  # type: ignore[arg-type]
-            except Exception as error:  # a detector must not harm the run
+            except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 self.contain(f"detector {detector.name!r}", error)
                 continue
             for trigger in found:
@@ -193,9 +195,7 @@ class _Watch:
     def _fire(self, trigger: TriggerEvent, at: float) -> None:
         ledger, live = self._life.ledger, self.run.live
         number = len(ledger.triggers) + 1
-        named = trigger.model_copy(
-            update={"id": f"t{number}", "run": self.run.id, "at": at, "revision": live.revision}
-        )
+        named = trigger.model_copy(update={"id": f"t{number}", "run": self.run.id, "at": at, "revision": live.revision})
         same = next((t.id for t in ledger.open.values() if t.fingerprint == named.fingerprint), None)
         self._life.observe(TriggerFired(named))  # type: ignore[arg-type]
         if same is not None:

@@ -168,7 +168,7 @@ class Replanner:
             self._give_up(error)
         except (StoreError, NotRunning):
             await self._wait_for_store()
-        except Exception as error:  # law 7: the engine never makes things worse
+        except Exception as error:  # noqa: BLE001 - law 7: the engine never makes things worse
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
@@ -314,9 +314,7 @@ class Replanner:
                 self._decide_if_current(replan, triggers, generated, began)
             return
 
-    def _decide_if_current(
-        self, replan: ReplanId, triggers: list[Trigger], generated: Generated, began: float
-    ) -> None:
+    def _decide_if_current(self, replan: ReplanId, triggers: list[Trigger], generated: Generated, began: float) -> None:
         """Decide, unless an edit made while providers were asked has settled the matter."""
         held = [trigger for trigger in triggers if self._current(trigger)]
         if held:
@@ -348,7 +346,12 @@ class Replanner:
         self._record(replan, triggers, decision, began, changes)
 
     def _apply(
-        self, replan: ReplanId, triggers: tuple[TriggerId, ...], decision: Decision, candidate: Candidate, view: PlanView
+        self,
+        replan: ReplanId,
+        triggers: tuple[TriggerId, ...],
+        decision: Decision,
+        candidate: Candidate,
+        view: PlanView,
     ) -> Decision:
         alternative = candidate.alternative
         try:

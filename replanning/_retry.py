@@ -10,7 +10,7 @@ _MAX_DELAY = 3600.0
 
 
 def next_attempt(
-    entry: Entry, failure: Failure, default: Retry, threshold: int, now: float, chance: float
+    entry: Entry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
 ) -> tuple[float | None, bool]:
     """When to run a task again after a failed attempt, and whether its own retries are used up.
 

@@ -420,7 +420,9 @@ class PlanRun(PlanEdits):
     def _next(self, entry: Entry, failure: Failure) -> tuple[float | None, bool]:
         settings = self._life.settings
         now = self._life.clock.now()
-        return next_attempt(entry, failure, settings.retry, settings.failure_threshold, now, self._chance())
+        return next_attempt(
+            entry, failure, settings.retry, threshold=settings.failure_threshold, now=now, chance=self._chance()
+        )
 
     def _after_failure(self, retry_at: float | None) -> None:
         if retry_at is not None:
@@ -489,4 +491,3 @@ class PlanRun(PlanEdits):
             return self._redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
         except (ValueError, Unstorable):
             return None, False  # a reader does not take so deep a nesting, or so long a number
-

@@ -6,6 +6,7 @@ from replanning._monitor import (
     MonitorNotice,
 )
 from replanning._records import (
+    BODIES,
     AlternativesConsidered,
     AnswerRefused,
     AttemptFailed,
@@ -14,7 +15,6 @@ from replanning._records import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    BODIES,
     Body,
     Candidate,
     Charged,
@@ -67,6 +67,7 @@ from replanning._triggers import (
 )
 
 __all__ = [
+    "BODIES",
     "AlternativesConsidered",
     "AnswerRefused",
     "AttemptFailed",
@@ -75,7 +76,6 @@ __all__ = [
     "AttemptStarted",
     "AttemptSucceeded",
     "AttemptTimedOut",
-    "BODIES",
     "BetterPathFound",
     "Body",
     "Candidate",

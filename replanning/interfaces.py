@@ -28,17 +28,17 @@ from replanning._interfaces import (
 from replanning._lineage import (
     ReplanningInfo,
 )
-from replanning._view import (
-    PlanView,
-    TaskView,
-)
-from replanning._states import (
-    TaskState,
-)
 from replanning._plan import (
     Fallback,
     JsonObject,
     JsonValue,
+)
+from replanning._states import (
+    TaskState,
+)
+from replanning._view import (
+    PlanView,
+    TaskView,
 )
 
 __all__ = [

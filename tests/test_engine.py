@@ -42,7 +42,7 @@ from tests.parts import Proposer, again, alternative, bodies, chain, environment
 
 def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
     """What was decided, and by which rule."""
-    return [(body.decision, body.rule) for body in bodies(engine.store, run, Decided)]  # type: ignore[union-attr]
+    return [(body.decision, body.rule) for body in bodies(engine.store, run, Decided)]
 
 
 async def test_failure_to_revision() -> None:
@@ -99,7 +99,7 @@ async def test_no_provider_helps() -> None:
     assert (result.status, result.revisions) == ("failed", ())
     assert "a is broken" in result.reason
     assert decisions(engine, result.run) == [("keep", "no-alternative"), ("keep", "no-alternative")]
-    fired = [body.trigger.kind for body in bodies(engine.store, result.run, TriggerFired)]  # type: ignore[union-attr]
+    fired = [body.trigger.kind for body in bodies(engine.store, result.run, TriggerFired)]
     assert fired == ["task-failed", "goal-unreachable"]
 
 
@@ -110,7 +110,9 @@ async def test_invalid_alternatives_are_rejected() -> None:
         return [
             alternative(RemoveTask(task_id="nobody")),
             alternative(ReplaceTask(task_id="a", tasks=(Task(id="b"),))),
-            alternative(ReplaceTask(task_id="a", tasks=(Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",))))),
+            alternative(
+                ReplaceTask(task_id="a", tasks=(Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",))))
+            ),
             alternative(AddTask(task=Task(id="n", depends_on=("ghost",)))),
             alternative(SkipTask(task_id="a"), confidence=0.9),
         ]
@@ -119,7 +121,7 @@ async def test_invalid_alternatives_are_rejected() -> None:
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert result.status == "succeeded"
     considered = bodies(engine.store, result.run, AlternativesConsidered)[0]
-    rejected = [candidate.rejected for candidate in considered.candidates if candidate.rejected]  # type: ignore[union-attr]
+    rejected = [candidate.rejected for candidate in considered.candidates if candidate.rejected]
     assert len(rejected) == 4
     for part in ("'nobody'", "'b' is already used", "x -> y -> x", "'ghost'"):
         assert any(part in reason for reason in rejected), part
@@ -148,8 +150,8 @@ async def test_failing_providers_are_contained() -> None:
     assert result.status == "succeeded"
     assert 30 <= clock.elapsed < 31
     (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
-    assert len(considered.notes) == 3  # type: ignore[union-attr]
-    assert considered.candidates[0].alternative.source == "good"  # type: ignore[union-attr]
+    assert len(considered.notes) == 3
+    assert considered.candidates[0].alternative.source == "good"
 
 
 async def test_ties_go_by_provider() -> None:
@@ -178,11 +180,11 @@ async def test_limit_per_lineage() -> None:
             raise ValueError(f"{task.id} is broken")
 
         result = await engine.execute(chain("a"), work)
-        live = [body for body in bodies(engine.store, result.run, Decided)]
+        live = bodies(engine.store, result.run, Decided)
     assert result.status == "failed"
     assert len(result.revisions) == 3
-    blocked = [body for body in live if body.blocks]  # type: ignore[union-attr]
-    assert [(body.rule, body.blocks) for body in blocked] == [("limit-lineage", ("a~4",))]  # type: ignore[union-attr]
+    blocked = [body for body in live if body.blocks]
+    assert [(body.rule, body.blocks) for body in blocked] == [("limit-lineage", ("a~4",))]
 
 
 async def test_limit_per_run() -> None:
@@ -213,7 +215,7 @@ async def test_observe_mode() -> None:
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, result.revisions) == ("failed", ())
     first = bodies(engine.store, result.run, Decided)[0]
-    assert (first.decision, first.by, first.chosen) == ("execute", "observe", 0)  # type: ignore[union-attr]
+    assert (first.decision, first.by, first.chosen) == ("execute", "observe", 0)
 
 
 async def test_disabled_triggers() -> None:
@@ -315,7 +317,7 @@ async def test_moved_on_trigger_is_dropped() -> None:
             await run.wait()
     assert run.result.status == "succeeded"
     (dropped,) = bodies(engine.store, run.id, TriggerDropped)
-    assert "no longer failed" in dropped.reason  # type: ignore[union-attr]
+    assert "no longer failed" in dropped.reason
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -356,7 +358,7 @@ async def test_outcomes_are_recorded() -> None:
             raise ValueError(f"{task.id} is broken")
 
     result = await engine.execute(chain("a"), work)
-    outcomes = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeKnown)]  # type: ignore[union-attr]
+    outcomes = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeKnown)]
     assert outcomes == [("r1", False), ("r2", True)]
 
 
@@ -370,9 +372,11 @@ async def test_past_success_counts() -> None:
     scores = []
     for _ in range(2):
         engine = ReplanningEngine([Proposer(propose)], store=store)
-        result = await engine.execute(plan(Task(id="x", tool="good"), Task(id="bad", depends_on=("x",))), failing("bad"))
+        result = await engine.execute(
+            plan(Task(id="x", tool="good"), Task(id="bad", depends_on=("x",))), failing("bad")
+        )
         (considered,) = bodies(store, result.run, AlternativesConsidered)
-        scores.append(considered.candidates[0].score.past_success)  # type: ignore[union-attr]
+        scores.append(considered.candidates[0].score.past_success)
     assert scores == [pytest.approx(2 / 3), pytest.approx(4 / 5)]
 
 
@@ -415,7 +419,7 @@ async def test_provider_beyond_the_budget() -> None:
     result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, provider.requests) == ("failed", [])
     considered = bodies(engine.store, result.run, AlternativesConsidered)[0]
-    assert "dear was not asked" in considered.notes[0]  # type: ignore[union-attr]
+    assert "dear was not asked" in considered.notes[0]
 
 
 async def test_handlers_are_told() -> None:
@@ -443,7 +447,7 @@ async def test_handlers_are_told() -> None:
     assert heard[2] == result.revisions[0]
     assert heard[3] == "stopped"
     (contained,) = bodies(engine.store, result.run, Contained)
-    assert "listener" in contained.where  # type: ignore[union-attr]
+    assert "listener" in contained.where
 
 
 async def test_failing_detector_is_contained() -> None:
@@ -460,7 +464,7 @@ async def test_failing_detector_is_contained() -> None:
     result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "failed"
     (contained,) = bodies(engine.store, result.run, Contained)
-    assert "task-failed" in contained.where  # type: ignore[union-attr]
+    assert "task-failed" in contained.where
 
 
 async def test_failure_threshold() -> None:
@@ -475,7 +479,7 @@ async def test_failure_threshold() -> None:
         engine = ReplanningEngine([], settings=Settings(failure_threshold=2), environment=environment(clock))
         result = await engine.execute(chain("a"), work)
     assert (result.status, len(tries)) == ("failed", 2)
-    fired = [body.trigger for body in bodies(engine.store, result.run, TriggerFired)]  # type: ignore[union-attr]
+    fired = [body.trigger for body in bodies(engine.store, result.run, TriggerFired)]
     assert [type(trigger) for trigger in fired] == [TaskFailed, GoalUnreachable]
 
 
@@ -491,7 +495,7 @@ async def test_retries_come_first() -> None:
 
         result = await engine.execute(chain("a"), work)
     assert result.status == "succeeded"
-    assert [t.attempts for t in provider.requests[0].triggers] == [3]  # type: ignore[union-attr]
+    assert [t.attempts for t in provider.requests[0].triggers] == [3]
 
 
 async def test_unknown_provider() -> None:
@@ -510,7 +514,7 @@ async def test_fork() -> None:
     orchestrator = engine.attach(SequentialOrchestrator(failing()))
     forked = await orchestrator.resume(new)
     assert forked.status == "succeeded"
-    started = [body.task for body in bodies(engine.store, new, AttemptStarted)]  # type: ignore[union-attr]
+    started = [body.task for body in bodies(engine.store, new, AttemptStarted)]
     assert started == ["a", "b", "b~2", "c"]
     with pytest.raises(StoreError, match="no revision 7"):
         engine.fork(result.run, 7)

@@ -20,7 +20,9 @@ REPAIRED = "{'read': 'to be or not to be', 'count': 6}"
 def run(*arguments: str, **environment: str) -> str:
     """What a Python process prints; a failing one fails the test with what it said."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
