@@ -21,6 +21,7 @@ from replanning.events import (
 )
 from replanning.testing import broken_promises, replay_differences
 from replanning.testing._model import RunModel
+from tests.simulation_order import out_of_order
 from tests.simulation_world import World
 
 LOST = "an output that is not JSON"
@@ -37,6 +38,7 @@ def problems_of(world: World, records: Sequence[Record], at: float) -> list[str]
         *_overspent(records),
         *_disturbed(world, records),
         *_inconsistent(run),
+        *(out_of_order(records) if world.orderly else ()),
         *([f"{world.active} pieces of work go on after the end"] if world.active else []),
     ]
 

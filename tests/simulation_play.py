@@ -12,12 +12,11 @@ from replanning import NotRunning, PlanRun, ReplanningEngine, ReplanningError, T
 from replanning.errors import StoreError
 from replanning.events import Record, RunEnded, Verdict, dump_body
 from replanning.history import MemoryStore
-from replanning.interfaces import RunId
+from replanning.interfaces import RunId, RunStore
 from replanning.testing import VirtualClock
 from tests.simulation_checks import problems_of
-from tests.simulation_world import World
+from tests.simulation_world import RUN, World
 
-RUN: Final = RunId("run-1")
 HALF_A_DAY: Final = 12 * 3600.0
 """Virtual seconds after which a run counts as stuck; what is simulated takes minutes."""
 
@@ -29,16 +28,16 @@ class Left(Exception):
     """The program around a run gives up."""
 
 
-async def play(world: World, records: MemoryStore) -> list[str]:
+async def play(world: World, records: RunStore) -> list[str]:
     """A run from its beginning to an end that is final, with every life that it takes; says what is wrong with it."""
     problems = await live(world, records)
-    while not problems and not _is_over(records) and world.life < LIVES:
+    while not problems and not _is_over(records, world.run_id) and world.life < LIVES:
         world.life += 1
         problems = await live(world, records)
     return problems
 
 
-async def live(world: World, records: MemoryStore, *, leave_at: int = 0) -> list[str]:
+async def live(world: World, records: RunStore, *, leave_at: int = 0) -> list[str]:
     """One life of a run: open it, or resume it where the store knows it, and see it to its end.
 
     Args:
@@ -49,14 +48,15 @@ async def live(world: World, records: MemoryStore, *, leave_at: int = 0) -> list
     Returns:
         What is wrong with it.
     """
-    known = list(records.read(RUN)) if records.runs() else []
+    run_id = world.run_id
+    known = list(records.read(run_id)) if any(info.run == run_id for info in records.runs()) else []
     away = world.rng("away", world.life).choice([0.0, 1.0, 500.0])
     clock = VirtualClock(known[-1].at + away) if known else VirtualClock()
     async with clock:
         engine = world.engine(world.store(clock, records), clock)
         if known:
             answer_some(world, engine)
-        source = engine.resume(RUN) if known else engine.open(world.plan, run_id=RUN)
+        source = engine.resume(run_id) if known else engine.open(world.plan, run_id=run_id)
         stuck = False
         try:
             with anyio.CancelScope() as outer:
@@ -65,13 +65,13 @@ async def live(world: World, records: MemoryStore, *, leave_at: int = 0) -> list
         except Left:
             pass
         problems = ["it has not come to an end"] if stuck else []
-        return problems + problems_of(world, list(records.read(RUN)), clock.now())
+        return problems + problems_of(world, list(records.read(run_id)), clock.now())
 
 
 def answer_some(world: World, engine: ReplanningEngine) -> None:
     """Answer questions of a run that nobody is at."""
     rng = world.rng("between", world.life)
-    for question in engine.pending(RUN):
+    for question in engine.pending(world.run_id):
         if rng.random() < 0.7:
             verdict: Verdict = "approve" if rng.random() < 0.7 else "reject"
             try:
@@ -80,7 +80,7 @@ def answer_some(world: World, engine: ReplanningEngine) -> None:
                 continue  # refused, which is as good an answer as any
 
 
-def cut(records: MemoryStore, count: int) -> MemoryStore:
+def cut(records: RunStore, count: int) -> MemoryStore:
     """What a store holds of a run whose process was killed after so many records."""
     kept = MemoryStore()
     lease = kept.create(RUN, "a process that is gone", 0.0, 0.0)
@@ -90,13 +90,15 @@ def cut(records: MemoryStore, count: int) -> MemoryStore:
     return kept
 
 
-def text_of(records: MemoryStore) -> list[str]:
+def text_of(records: RunStore, run_id: RunId = RUN) -> list[str]:
     """The journal, one line a record."""
-    return [f"{record.seq} {record.at!r} {record.body.kind} {dump_body(record.body)}" for record in records.read(RUN)]
+    return [
+        f"{record.seq} {record.at!r} {record.body.kind} {dump_body(record.body)}" for record in records.read(run_id)
+    ]
 
 
-def _is_over(records: MemoryStore) -> bool:
-    end = next((r.body for r in reversed(list(records.read(RUN))) if isinstance(r.body, RunEnded)), None)
+def _is_over(records: RunStore, run_id: RunId) -> bool:
+    end = next((r.body for r in reversed(list(records.read(run_id))) if isinstance(r.body, RunEnded)), None)
     return end is not None and end.status in ("succeeded", "failed", "aborted")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 import anyio
 
@@ -26,12 +27,12 @@ from replanning import (
 )
 from replanning.changes import parse_changes
 from replanning.events import Usage, Verdict
-from replanning.history import MemoryStore
-from replanning.interfaces import RunStore
+from replanning.interfaces import RunId, RunStore
 from replanning.testing import FlakyStore, ScriptedGate, Step, VirtualClock, hangs, raises, returns, virtual_environment
 from tests.simulation_changes import EDITS, REPAIRS, Maker, random_alternatives
 from tests.simulation_plans import FACT, random_plan
 
+RUN: Final = RunId("run-1")
 TIMES = (0.0, 0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 12.5, 30.0)
 """How long things take: ties are frequent, as they are where trouble is."""
 
@@ -67,6 +68,7 @@ class World:
     seed: int
     real: bool = False
     life: int = 1
+    run_id: RunId = RUN
     seen: list[Seen] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     active: int = 0
@@ -92,6 +94,11 @@ class World:
     def __repr__(self) -> str:
         return f"<World of seed {self.seed}: {len(self.plan.tasks)} tasks, {self.workers} workers, {self.providers}>"
 
+    @property
+    def orderly(self) -> bool:
+        """Whether nothing but their order decides which of the tasks that are ready is started first."""
+        return not self.outage and self.plan.facts is None and len(self.plan.tasks) < 100
+
     def rng(self, *what: object) -> Random:
         """Chance for one purpose; the same whatever else happens."""
         return Random("/".join(map(str, (self.seed, *what))))
@@ -109,7 +116,7 @@ class World:
             environment=virtual_environment(self.seed, clock=clock),
         )
 
-    def store(self, clock: VirtualClock, records: MemoryStore) -> RunStore:
+    def store(self, clock: VirtualClock, records: RunStore) -> RunStore:
         """The store of one life of the run: it fails for a while now and then, if this world is so."""
         rng = self.rng("store", self.life)
         until = -math.inf
@@ -148,8 +155,11 @@ class World:
         if rng.random() < 0.05:
             await self.clock.sleep(400.0)  # into its deadline, if it has one
         await self.clock.sleep(rng.choice(TIMES))
-        if self.rng("broken", task.id).random() < self.failing:
-            raise rng.choice([RuntimeError("it is broken"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")])
+        broken = self.rng("broken", task.id)
+        if broken.random() < self.failing:  # always in the same way, as a rule
+            raise broken.choice(
+                [RuntimeError("it is broken"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")]
+            )
         if rng.random() < self.failing:
             raise TransientError("busy")
         if rng.random() < 0.02:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from replanning import PlanMonitor, PlanRun, ReplanningEngine, Settings, Task
+import anyio
+
+from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, Settings, Task
 from replanning.events import (
     AttemptSucceeded,
     AttemptTimedOut,
@@ -26,7 +28,8 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.parts import again, bodies, kinds, plan
-from tests.simulation_play import RUN, cut
+from tests.simulation_play import cut
+from tests.simulation_world import RUN
 
 ASKING = Settings.model_validate({"alternatives": {"require_approval": True}})
 
@@ -161,3 +164,25 @@ async def test_answer_that_aborts_is_decided_before_the_end() -> None:
             "decided",
             "run-ended",
         ]
+
+
+async def test_limit_per_run_also_counts_what_is_approved_meanwhile() -> None:
+    """A replan for which providers are asked while a person approves the last one that the limit allows is not applied."""
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate(
+            {"limits": {"replans_per_run": 1}, "approval": {"always_for": ["human-request"]}}
+        )
+        gate = ScriptedGate([returns(Answer("approve", by="ada"), after=5)], clock=clock)
+        slowly = ScriptedProvider(
+            lambda request: returns(again(request), after=len(request.triggers[0].tasks)), clock=clock
+        )
+        engine = ReplanningEngine([slowly], gate=gate, settings=settings, environment=virtual_environment(clock=clock))
+        work = ScriptedExecutor({"a": raises(ValueError("no"), after=5.5), "b": returns(after=9)}, clock=clock)
+        tasks = plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("b",)))
+        async with engine.open(tasks) as run, anyio.create_task_group() as group:
+            group.start_soon(drive, run, work)
+            group.start_soon(drive, run, work)
+            run.request_replan("do c in another way", tasks=["c"])
+        assert [(revised.by, revised.number) for revised in run.result.revisions] == [("person:ada", 1)]
+        assert run.result.status == "failed"
+        assert broken_promises(list(engine.store.read(run.id))) == []

@@ -17,16 +17,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 import pytest
 
-from replanning.history import MemoryStore
+from replanning.events import Revised
+from replanning.history import JsonlStore, MemoryStore, SqliteStore
+from replanning.interfaces import RunId
+from replanning.testing import VirtualClock
 from tests.simulation_plans import REAL_SHAPES
-from tests.simulation_play import RUN, cut, live, play, text_of
-from tests.simulation_world import World
+from tests.simulation_play import cut, live, play, text_of
+from tests.simulation_world import RUN, World
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +73,9 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _show(records: MemoryStore, problems: list[str]) -> None:
+def _show(records: MemoryStore, problems: list[str], run: RunId = RUN) -> None:
     if problems and os.environ.get("REPLANNING_SEED"):
-        print(*(line[:400] for line in text_of(records)), sep="\n")  # noqa: T201 - what was asked for
+        print(*(line[:400] for line in text_of(records, run)), sep="\n")  # noqa: T201 - what was asked for
 
 
 async def run_once(seed: int) -> list[str]:
@@ -108,6 +112,30 @@ async def kill_and_resume(seed: int) -> list[str]:
         found = await play(World(seed, life=life), left)
         _show(left, found)
         problems += [f"killed after record {count}: {problem}" for problem in found]
+    return problems
+
+
+async def fork_and_resume(seed: int) -> list[str]:
+    """A run that is started anew from one of its revisions, as another run."""
+    world, records = World(seed), MemoryStore()
+    problems = await play(world, records)
+    revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, Revised)]
+    revision = world.rng("fork").choice([0, *revisions])
+    async with VirtualClock() as clock:
+        other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")
+    problems += await play(World(seed, life=5, run_id=other), records)
+    _show(records, problems, other)
+    return problems
+
+
+async def keep_in_stores(seed: int, directory: Path) -> list[str]:
+    """A run whose journal is kept in a store of each kind."""
+    stores = [MemoryStore(), JsonlStore(directory / f"runs-{seed}"), SqliteStore(directory / f"{seed}.db")]
+    problems = [problem for store in stores for problem in await play(World(seed), store)]
+    texts = [text_of(store) for store in stores]
+    for store, text in zip(stores, texts, strict=True):
+        problems += [f"{store!r} has another journal than memory"] if text != texts[0] else []
+        store.close()
     return problems
 
 
@@ -151,7 +179,19 @@ def test_runs_whose_process_is_killed(block: range) -> None:
     check(kill_and_resume, block)
 
 
-@pytest.mark.parametrize("block", seeds(40_000, 100), ids=name)
+@pytest.mark.parametrize("block", seeds(35_000, 100), ids=name)
+def test_runs_that_are_forked(block: range) -> None:
+    """A run started from any revision of another keeps the same promises, with what was done by then."""
+    check(fork_and_resume, block)
+
+
+@pytest.mark.parametrize("block", seeds(37_000, 20), ids=name)
+def test_stores_agree(block: range, tmp_path: Path) -> None:
+    """The same run has the same journal in every kind of store."""
+    check(partial(keep_in_stores, directory=tmp_path), block)
+
+
+@pytest.mark.parametrize("block", seeds(40_000, 60), ids=name)
 @pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are not there: {REAL_SHAPES}")
 def test_real_shapes(block: range) -> None:
     """Plans with the shapes of real workflows keep the same promises."""

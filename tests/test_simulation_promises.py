@@ -39,10 +39,10 @@ ERROR = Failure("ValueError", "no")
 BUSY = Failure("TransientError", "busy", transient=True)
 
 
-def journal(*bodies: Body, of: Plan = TWO, settings: Settings | None = None) -> list[Record]:
+def journal(*bodies: Body, of: Plan = TWO, settings: Settings | None = None, mode: str = "act") -> list[Record]:
     """A journal of a run of a plan, one second a record."""
     document = (settings or Settings()).model_dump(mode="json", exclude_defaults=True)
-    opened = RunOpened(RunId("run-1"), of, settings=document)
+    opened = RunOpened(RunId("run-1"), of, mode, settings=document)
     return [Record(number, float(number), body) for number, body in enumerate([opened, *bodies], 1)]
 
 
@@ -186,6 +186,30 @@ BROKEN = {
             settings=Settings.model_validate({"limits": {"replans_per_lineage": 0}}),
         ),
         "record 3: replan 1 of the lineage of 'a'; the limit is 0",
+    ),
+    "limit per run": (
+        journal(
+            considered(),
+            revised(SkipTask(task_id="a"), replan=R1),
+            settings=Settings.model_validate({"limits": {"replans_per_run": 0}}),
+        ),
+        "record 3: replan 1 of the run; the limit is 0",
+    ),
+    "observing": (
+        journal(considered(), revised(SkipTask(task_id="a"), replan=R1), mode="observe"),
+        "replan 'r1' is applied, and the mode is 'observe'",
+    ),
+    "cooldown": (
+        journal(
+            *(fired(), considered(), decided()),
+            *(fired(TriggerId("t2")), AlternativesConsidered(ReplanId("r2"), (TriggerId("t2"),), 0, ())),
+        ),
+        "record 6: replan 'r2' comes 2 s after the last for ['t2'], within the cooldown of 30 s",
+    ),
+    "considered twice": (journal(considered(), considered()), "replan 'r1' is considered twice"),
+    "blocked": (
+        journal(fired(), Decided(R1, (T1,), "keep", "limit-lineage", "", blocks=("a",))),
+        "'a' is blocked, which is waiting",
     ),
     "trigger twice": (journal(fired(), fired()), "trigger 't1' fires twice"),
     "dropped twice": (

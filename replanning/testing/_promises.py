@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -78,7 +79,11 @@ class _Check:
         self.asking: dict[str, tuple[str, ...]] = {}
         self.attached: dict[str, list[str]] = {}
         self.replans: Counter[str] = Counter()
+        self.applied = 0
+        self.acted: dict[tuple[str, str, str], float] = {}
+        self.fingerprints: dict[str, tuple[str, str, str]] = {}
         self.considered: set[str] = set()
+        self._mode = opened.mode
         self._at = 0.0
         self._seq = 0
 
@@ -190,8 +195,12 @@ class _Check:
         roots = {self.model.tasks[task].root for task, _ in changed(body.changes) if task in self.model.tasks}
         self.replans.update(sorted(roots))
         limits = self.settings.limits
+        self.applied += 1
+        self._want(self._mode == "act", f"replan {body.replan!r} is applied, and the mode is {self._mode!r}")
         if body.by != "policy":
             return  # people may do more
+        most = limits.replans_per_run
+        self._want(most is None or self.applied <= most, f"replan {self.applied} of the run; the limit is {most}")
         for root in sorted(roots):
             self._want(
                 self.replans[root] <= limits.replans_per_lineage,
@@ -204,6 +213,7 @@ class _Check:
         trigger = body.trigger
         self._want(trigger.id not in self.triggers, f"trigger {trigger.id!r} fires twice")
         self.triggers[trigger.id] = "open"
+        self.fingerprints[trigger.id] = trigger.fingerprint
 
     def _close(self, trigger: str, how: str, expected: tuple[str, ...]) -> None:
         state = self.triggers[trigger]
@@ -216,11 +226,19 @@ class _Check:
     def _considered(self, body: AlternativesConsidered, at: float) -> None:
         self._want(body.replan not in self.considered, f"replan {body.replan!r} is considered twice")
         self.considered.add(body.replan)
+        since = [at - self.acted.get(self.fingerprints[trigger], -math.inf) for trigger in body.triggers]
+        cooldown = self.settings.cooldown
+        self._want(
+            any(seconds >= cooldown - EPSILON for seconds in since),
+            f"replan {body.replan!r} comes {max(since, default=0):g} s after the last for {list(body.triggers)}, "
+            f"within the cooldown of {cooldown:g} s",
+        )
 
     def _decided(self, body: Decided, at: float) -> None:
         for trigger in body.triggers:
             asked = body.decision == "ask" and body.by != "observe"
             self._close(trigger, "asked" if asked else "decided", ("open", "asked", "answered"))
+            self.acted[self.fingerprints[trigger]] = at
         for task in body.blocks:
             state = self.model.tasks[task].state
             self._want(state == "failed", f"{task!r} is blocked, which is {state}")
