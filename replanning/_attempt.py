@@ -178,7 +178,10 @@ def is_transient(error: BaseException) -> bool:
         status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int):
         return status == 429 or 500 <= status <= 599
-    return any(base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore")) for base in type(error).__mro__)
+    return any(
+        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
+        for base in type(error).__mro__
+    )
 
 
 _TRANSPORT_ERRORS = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})

@@ -73,7 +73,11 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
             tasks.append(view.task(change.task_id).task)
         elif isinstance(change, ModifyTask):
             task = view.task(change.task_id).task
-            tasks.append(task.model_copy(update={name: change.fields[name] for name in ("tool", "resources") if name in change.fields}))
+            tasks.append(
+                task.model_copy(
+                    update={name: change.fields[name] for name in ("tool", "resources") if name in change.fields}
+                )
+            )
     return tasks
 
 

@@ -79,5 +79,3 @@ class PlanEvaluator:
             yield f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it"
         if health == "strained":
             yield "many attempts fail; look for a common cause before more is tried"
-
-

@@ -313,5 +313,3 @@ class Exporter(ABC):
 
     async def aclose(self) -> None:
         """Send what is left and let go of connections."""
-
-

@@ -43,13 +43,17 @@ class ReplanPolicy:
         limits = self.settings.limits
         if limits.replans_per_run is not None and ledger.applied >= limits.replans_per_run:
             return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
-        spent = [root for root in self._roots(triggers, view) if ledger.per_root.get(root, 0) >= limits.replans_per_lineage]
+        spent = [
+            root for root in self._roots(triggers, view) if ledger.per_root.get(root, 0) >= limits.replans_per_lineage
+        ]
         if not spent:
             return None
         names = ", ".join(repr(root) for root in spent)
         failed = {task_id for trigger in triggers for task_id in trigger.tasks}
         blocks = tuple(
-            task.id for task in view.stuck() if task.state is TaskState.FAILED and task.root in spent and task.id in failed
+            task.id
+            for task in view.stuck()
+            if task.state is TaskState.FAILED and task.root in spent and task.id in failed
         )
         reason = f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {names}"
         return Decision("keep", "limit-lineage", reason, blocks=blocks)

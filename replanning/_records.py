@@ -462,7 +462,9 @@ BODIES: Final[dict[str, type[Body]]] = {body.kind: body for body in Body.__args_
 """Every kind of body by its name."""
 
 
-_TAGGED: Final = frozenset({"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"})
+_TAGGED: Final = frozenset(
+    {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
+)
 """Kinds that hold unions told apart by a `kind` that is a default, which the JSON text must keep."""
 
 

@@ -14,7 +14,9 @@ Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Names = Annotated[
     tuple[str, ...],
     Field(min_length=1),
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value),
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    ),
 ]
 """Names in order; a single one may stand for itself."""
 

@@ -121,5 +121,3 @@ class DetectorNotice(BaseModel):
     model_config = ConfigDict(frozen=True)
     run: str
     event: Literal["started", "stopped"]
-
-

@@ -227,5 +227,3 @@ def _view(entry: Entry) -> TaskView:
         entry.state is TaskState.SKIPPED and entry.condition == NOT_MET,
         entry.held > 0,
     )
-
-
