@@ -92,7 +92,7 @@ def find(
     Args:
         start: what holds.
         targets: where to; of equal ones the first is taken.
-        actions: what can be done, all that can ever become possible.
+        actions: what can be done.
         weight: what an action adds to the price.
         nodes: how many states A* may look at.
         greedy: how many greedy search may, where A* has found nothing within its bound.
@@ -121,7 +121,9 @@ def _space(
     if not goals:
         return None
     moves = tuple(
-        _Move(_mask(a.needs, bits), _mask(a.adds, bits), _mask(a.removes, bits), weight(a), a) for a in actions
+        _Move(_mask(a.needs, bits), _mask(a.adds, bits), _mask(a.removes, bits), weight(a), a)
+        for a in actions
+        if within_reach.issuperset(a.needs)
     )
     most = max((move.adds.bit_count() for move in moves), default=1)
     least = min((move.weight for move in moves), default=0)
@@ -207,7 +209,12 @@ class _Additive:
     def __init__(self, space: _Space) -> None:
         self._goals = [(list(_bits(needs)), price) for needs, price, _ in space.goals]
         self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
-        self._size = max((m.adds | m.removes | m.needs for m in space.moves), default=0).bit_length()
+        masks = [
+            space.start,
+            *(m.adds | m.removes | m.needs for m in space.moves),
+            *(needs for needs, _, _ in space.goals),
+        ]
+        self._size = max(masks).bit_length()
         self._users: list[list[int]] = [[] for _ in range(self._size)]
         for number, (needs, _, _) in enumerate(self._moves):
             for fact in needs:
