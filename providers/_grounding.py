@@ -47,11 +47,11 @@ class Action(NamedTuple):
 
 
 class Grounded(NamedTuple):
-    """The uses of tools that can become possible, the facts that can hold, and whether these are all."""
+    """The uses of tools that can become possible, whether these are all, and whether there were too many."""
 
     actions: tuple[Action, ...]
-    facts: Mapping[str, None]
     complete: bool
+    cut: bool
 
 
 def use_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
@@ -78,9 +78,9 @@ class Domain:
     forbidden: frozenset[str] = frozenset()
 
 
-def reachable(facts: Sequence[str], domain: Domain) -> Grounded:
-    """All that can be reached from facts."""
-    return _Reach(facts, [_Schema.of(tool, domain) for tool in domain.tools], domain).go()
+def reachable(facts: Sequence[str], domain: Domain, most: int = MOST) -> Grounded:
+    """All that can be reached from facts, with no more than so many uses of tools."""
+    return _Reach(facts, [_Schema.of(tool, domain) for tool in domain.tools], domain, most).go()
 
 
 @dataclass
@@ -147,13 +147,14 @@ class _Finder:
 class _Reach:
     """Takes facts one after another, and makes every action that each completes."""
 
-    def __init__(self, facts: Sequence[str], schemas: Sequence[_Schema], domain: Domain) -> None:
+    def __init__(self, facts: Sequence[str], schemas: Sequence[_Schema], domain: Domain, most: int) -> None:
         self._schemas = schemas
         self._domain = domain
         self._facts: dict[str, None] = dict.fromkeys(facts)
         self._queue = list(self._facts)
         self._actions: dict[str, Action] = {}
         self._complete = True
+        self._most = most
 
     def go(self) -> Grounded:
         for schema in self._schemas:
@@ -165,10 +166,9 @@ class _Reach:
                     binding = found.take(fact)
                     if binding is not None:
                         self._join(schema, binding, index)
-            if len(self._actions) > MOST:
-                self._complete = False
-                break
-        return Grounded(tuple(self._actions.values()), self._facts, self._complete)
+            if len(self._actions) > self._most:
+                return Grounded(tuple(self._actions.values()), complete=False, cut=True)
+        return Grounded(tuple(self._actions.values()), self._complete, cut=False)
 
     def _join(self, schema: _Schema, binding: Binding, taken: int) -> None:
         """Complete a binding in every way that the facts found so far allow."""

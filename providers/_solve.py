@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.facts import Step, regress
-from replanning.providers._grounding import Action, Domain, Grounded, reachable, use_key
+from replanning.providers._grounding import MOST, Action, Domain, Grounded, reachable, use_key
 from replanning.providers._search import GREEDY_NODES, NODES, Target, find
 
 AT_ONCE: Final = 300
 """How many states are looked at on the event loop; a longer search goes on in a thread."""
+
+AT_ONCE_USES: Final = 100
+AT_ONCE_STEPS: Final = 1_000
+"""The same for uses of tools, and for suffixes times steps."""
 
 SUFFIXES: Final = 200
 """How many suffixes of the plan are tried as targets, besides the goal."""
@@ -99,7 +103,11 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     facts = dict.fromkeys(problem.facts)
     for step in problem.rests[0].before:
         facts.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
-    grounded = reachable(tuple(facts), problem.domain)
+    if not patient and max(len(rest.loose) * len(rest.after) for rest in problem.rests) > AT_ONCE_STEPS:
+        return Solution()
+    grounded = reachable(tuple(facts), problem.domain, MOST if patient else AT_ONCE_USES)
+    if not patient and grounded.cut:
+        return Solution()
     near, found = [], []
     for rest in problem.rests:
         targets = [Target(needs, removed) for removed, needs, _ in _suffixes(problem, rest)]

@@ -148,7 +148,10 @@ async def test_both_branches_at_once() -> None:
     """Trouble in two branches is repaired together, each by changes of its own."""
     found, view = await proposals(TWO, "heat-a", "heat-b", ceased=["warm(a)", "warm(b)"])
     first = found[0]
-    assert [change.task.arguments for change in first.changes if isinstance(change, AddTask)] == [{"x": "a"}, {"x": "b"}]
+    assert [change.task.arguments for change in first.changes if isinstance(change, AddTask)] == [
+        {"x": "a"},
+        {"x": "b"},
+    ]
     assert [task.task.tool for task in view.unfinished()].count("heat") == 0
 
 

@@ -110,7 +110,9 @@ async def test_nothing_at_hand() -> None:
     outcome = await judged(KITCHEN, Event(0, [], ["knife sharp", "stone", "grater"]))
     assert not outcome.reached
     assert outcome.inapplicable == []
-    assert outcome.verdicts[0].startswith("proven-unreachable: no tool that is there leads from what holds now past 'le")
+    assert outcome.verdicts[0].startswith(
+        "proven-unreachable: no tool that is there leads from what holds now past 'le"
+    )
 
 
 def renamed(plan: Plan, seed: int) -> tuple[Plan, dict[str, str]]:
@@ -149,7 +151,20 @@ def _replaced(value: object, words: dict[str, str]) -> object:
     return said(value, words) if isinstance(value, str) else value
 
 
-_KEYS = ("goal", "tools", "objects", "facts", "tasks", "objective", "name", "parameters", "requires", "adds", "cost", "id")
+_KEYS = (
+    "goal",
+    "tools",
+    "objects",
+    "facts",
+    "tasks",
+    "objective",
+    "name",
+    "parameters",
+    "requires",
+    "adds",
+    "cost",
+    "id",
+)
 
 
 def said(text: str, words: dict[str, str]) -> str:

@@ -111,7 +111,9 @@ tasks:
 
 async def test_references_that_exist_later() -> None:
     """Needs that depend on a result that does not exist yet keep nothing from being valid."""
-    text = DOORS.replace("tasks:", "tasks:\n  - {id: later, tool: wait-for, arguments: {what: '${knock.output}'}, depends_on: [knock]}")
+    text = DOORS.replace(
+        "tasks:", "tasks:\n  - {id: later, tool: wait-for, arguments: {what: '${knock.output}'}, depends_on: [knock]}"
+    )
     async with open_run(Plan.parse(text)) as run:
         (step,) = [step for step in world(run).steps if step.id == "later"]
         assert (step.use.open, step.arguments, step.use.needs) == (True, {}, frozenset())
@@ -135,7 +137,11 @@ def test_regression() -> None:
 async def test_held_while_it_is_decided() -> None:
     """From the moment a loss is seen, what it concerns is not handed out until a way on is decided; the rest is."""
     async with VirtualClock() as clock:
-        plan = Plan.parse(DOORS.replace("requires: [key, shut]", "requires: [shut]").replace("requires: [open]", "requires: [open, key]"))
+        plan = Plan.parse(
+            DOORS.replace("requires: [key, shut]", "requires: [shut]").replace(
+                "requires: [open]", "requires: [open, key]"
+            )
+        )
         engine = ReplanningEngine(
             [Proposer(lambda request: [])], environment=environment(clock), settings=Settings(cooldown=0)
         )
