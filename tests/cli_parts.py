@@ -24,6 +24,24 @@ ENVIRONMENT = {
 PATIENCE = 60.0
 """Seconds after which a process that says nothing is given up."""
 
+# Plans that several modules run: one that is repaired, and one about which a person is asked.
+REPAIRED = {
+    "good": "echo fine",
+    "absent": "no-such-program-anywhere {what} ## capability: pack",
+    "present": "echo packed {what} ## capability: pack",
+}
+REPAIRED_TASKS = """
+    id: first, tool: good
+    id: pack, tool: absent, arguments: {what: it}, depends_on: [first]
+    id: last, tool: good, depends_on: [pack]
+"""
+ASKING = {"good": "true", "bad": "exit 3", "risky": "echo done >> done.txt ## dangerous: true"}
+ASKING_TASKS = """
+    id: first, tool: good
+    id: work, tool: bad, depends_on: [first], fallbacks: [{tool: risky}]
+    id: last, tool: good, depends_on: [work]
+"""
+
 
 def cli(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
@@ -43,6 +61,11 @@ def answer(folder: Path, *arguments: object, code: int = 0, **variables: str) ->
     done = cli(folder, *arguments, "--json", **variables)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a file that commands append to."""
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def write_plan(folder: Path, tools: dict[str, str], tasks: str, *, name: str = "plan.yaml", more: str = "") -> Path:

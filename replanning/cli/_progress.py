@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -60,7 +61,13 @@ class Display:
         self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
 
     def on_event(self, event: object) -> None:
-        """Show an event."""
+        """Show an event; a reader that has gone away, as in `| head`, is no reason to stop a run."""
+        try:
+            self._tell(event)
+        except BrokenPipeError:
+            self._narrator = None
+
+    def _tell(self, event: object) -> None:
         line = self._narrator.tell(event) if self._narrator is not None else None
         if line is not None and not (self.asks and isinstance(event, QuestionAsked | QuestionReminded)):
             self.show(line)
@@ -84,7 +91,8 @@ class LogDisplay(Display):
 
     def show(self, line: Line) -> None:
         """Print the line with the time since the start."""
-        console(error=True).print(f"{self.elapsed:7.1f}s {line.mark} {line.text}")
+        sys.stderr.write(f"{self.elapsed:7.1f}s {line.mark} {line.text}\n")
+        sys.stderr.flush()
 
 
 class LiveDisplay(Display):

@@ -151,7 +151,7 @@ def _show_plan(out: Console, story: Story) -> None:
     if len(story.original.tasks) > MOST_TASKS:
         return
     revived = {change.task_id for c in story.chapters for change in c.revised.changes if isinstance(change, RetryTask)}
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("  task", "before", "", "after", ""):
         table.add_column(heading)
     for before, after in _before_and_after(story):
