@@ -26,7 +26,9 @@ def main() -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS])
-    parser.add_argument("--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies")
+    parser.add_argument(
+        "--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies"
+    )
     parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
@@ -72,7 +74,9 @@ def _tools(arguments: argparse.Namespace) -> Part:
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
     if missing and not any(folder.glob("*.jsonl")):
-        _say(f"{name} is left out: {', '.join(missing)} not found in {folder}; give their folder by --data (see benchmarks/README.md)")
+        _say(
+            f"{name} is left out: {', '.join(missing)} not found in {folder}; give their folder by --data (see benchmarks/README.md)"
+        )
         return False
     return True
 

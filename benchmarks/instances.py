@@ -60,10 +60,16 @@ class Domain:
     @classmethod
     def load(cls, path: Path) -> Domain:
         """From a YAML list of tools."""
-        fields = ("requires", "adds", "removes")
         return cls(
             [
-                Schema(t["name"], tuple(t["parameters"]), *(tuple(t.get(f, ())) for f in fields), tuple(t["parameters"].values()))
+                Schema(
+                    t["name"],
+                    tuple(t["parameters"]),
+                    tuple(t.get("requires", ())),
+                    tuple(t.get("adds", ())),
+                    tuple(t.get("removes", ())),
+                    tuple(t["parameters"].values()),
+                )
                 for t in yaml.safe_load(path.read_text(encoding="utf-8"))
             ]
         )

@@ -48,7 +48,9 @@ class Family:
         tasks = []
         for name in self.plan:
             needs, makes, _ = self.tools[name]
-            tasks.append(Task(id=name, tool=name, depends_on=tuple(dict.fromkeys(makers[n] for n in needs if n in makers))))
+            tasks.append(
+                Task(id=name, tool=name, depends_on=tuple(dict.fromkeys(makers[n] for n in needs if n in makers)))
+            )
             makers.update(dict.fromkeys(makes, name))
         tools = [
             ToolSpec(name=name, needs=needs, produces=makes, cost=cost, available=name not in down)
@@ -106,13 +108,17 @@ async def play(family: Family, down: tuple[str, ...]) -> Row:
         valid = valid and task.tool not in down and have.issuperset(needs)
         have.update(makes)
 
-    settings = Settings.model_validate({"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}})
+    settings = Settings.model_validate(
+        {"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}}
+    )
     engine = ReplanningEngine(settings=settings)
     start = time.perf_counter()
     result = await engine.attach(SequentialOrchestrator(work)).run(family.document(down))
     elapsed = time.perf_counter() - start
     bodies = [record.body for record in engine.store.read(result.run)]
-    verdicts = {c.alternative.unreachable for b in bodies if isinstance(b, AlternativesConsidered) for c in b.candidates}
+    verdicts = {
+        c.alternative.unreachable for b in bodies if isinstance(b, AlternativesConsidered) for c in b.candidates
+    }
     return Row(
         family.name,
         down,

@@ -83,7 +83,7 @@ class Written:
             schema = self._domain.schemas.get(action.name)
             if schema is None or len(schema.parameters) != len(action.arguments):
                 return []
-            arguments = dict(zip(schema.parameters, action.arguments, strict=True))
+            arguments: JsonObject = dict(zip(schema.parameters, action.arguments, strict=True))
             task = Task(id=f"{self.name}-{number}", tool=action.name, arguments=arguments, depends_on=before)
             changes.append(AddTask(task=task))
             before = (task.id,)
@@ -167,7 +167,9 @@ async def play(instance: Instance, strategy: str, domain: Domain, plan: Plan) ->
     written, repair = STRATEGIES[strategy]
     providers: list[AlternativeProvider | str] = [Written("written", written(instance, domain), domain)]
     providers += ["repair"] if repair else []
-    settings = Settings.model_validate({"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}})
+    settings = Settings.model_validate(
+        {"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}}
+    )
     engine = ReplanningEngine(providers if written is not none or repair else [], settings=settings)
     facts: frozenset[str] = instance.init
     done: list[Action] = []
@@ -189,7 +191,10 @@ async def play(instance: Instance, strategy: str, domain: Domain, plan: Plan) ->
     fired = [record.at for record in records if isinstance(record.body, TriggerFired)]
     decided = [record.at for record in records if isinstance(record.body, Decided)]
     considered = [body for body in bodies if isinstance(body, AlternativesConsidered)]
-    kept = any(c.candidates and not c.candidates[0].rejected and c.candidates[0].alternative.source == "written" for c in considered)
+    kept = any(
+        c.candidates and not c.candidates[0].rejected and c.candidates[0].alternative.source == "written"
+        for c in considered
+    )
     return Outcome(
         run.result.status == "succeeded" and instance.goal <= facts,
         run.result.status == "succeeded" and len(done) < len(instance.plan) and not run.result.revisions,
@@ -220,7 +225,8 @@ def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], N
 def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain) -> Row:
     async def all_of_them() -> list[Outcome]:
         return [
-            await play(instance, strategy, domain, instance.document(domain, stop=instance.trivial)) for instance in instances
+            await play(instance, strategy, domain, instance.document(domain, stop=instance.trivial))
+            for instance in instances
         ]
 
     outcomes = list(zip(instances, anyio.run(all_of_them), strict=True))
@@ -254,7 +260,7 @@ def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
     middle = share + z * z / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    return 100 * (middle - spread) / scale, 100 * (middle + spread) / scale
+    return max(0.0, 100 * (middle - spread) / scale), min(100.0, 100 * (middle + spread) / scale)
 
 
 def check(rows: Sequence[Row]) -> None:

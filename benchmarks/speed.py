@@ -3,139 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import platform
 import statistics
-import tempfile
 import time
-import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+from opentelemetry.sdk.trace import TracerProvider
 
+from benchmarks import footprint, peers
+from benchmarks.figures import Coroutine, Figure, Report, each, machine, paired, quiet, single
+from benchmarks.footprint import flat, nothing
 from replanning import (
     Alternative,
-    Goal,
-    Plan,
     PlanView,
     ReplanningEngine,
     ReplanRequest,
     Settings,
-    Task,
-    TaskContext,
 )
 from replanning.changes import ReplaceTask
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import RunStore
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
-
-JsonObject = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure: medians over rounds, and the spread of the ratio."""
-
-    name: str
-    value: float
-    unit: str
-    floor: float | None
-    ratio: float | None
-    lowest: float
-    highest: float
-    bar: str
-    met: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """Figures with the machine on which they were measured."""
-
-    machine: str
-    rounds: int
-    figures: tuple[Figure, ...]
-
-    def table(self) -> str:
-        """The figures as a Markdown table."""
-        lines = [
-            f"{self.machine}; medians of {self.rounds} rounds, floor and figure measured in turn in each.",
-            "",
-            "| figure | measured | floor | ratio (lowest–highest) | bar | met |",
-            "|---|---|---|---|---|---|",
-        ]
-        for figure in self.figures:
-            floor = "" if figure.floor is None else f"{figure.floor:.1f} {figure.unit}"
-            spread = f"({figure.lowest:.2f}–{figure.highest:.2f})"
-            ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} {spread}"
-            met = "yes" if figure.met else "no"
-            lines.append(f"| {figure.name} | {figure.value:.1f} {figure.unit} | {floor} | {ratio} | {figure.bar} | {met} |")
-        return "\n".join(lines)
-
-    def to_json(self) -> JsonObject:
-        """The same for programs."""
-        return asdict(self)
 
 
 def measure(*, short: bool = False) -> Report:
-    """Measure everything, one figure after another."""
+    """Measure everything, one figure after another; growth only in the long form."""
+    where = machine()
     rounds = 3 if short else 7
     tasks = 2_000 if short else 10_000
     large = 20_000 if short else 100_000
+    compared, skipped = peers.measure(rounds, 200 if short else 500)
     figures = [
-        _ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, 2.0),
-        _ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, 0.7),
-        *_replans(rounds, 200 if short else 1_000, large),
-        _store(rounds, tasks),
-        _memory(large),
-        _resume(large // 2),
+        _ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.0),
+        _ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, bar=0.7),
+        _tracing(rounds, tasks),
+        *_replans(3, 200 if short else 900, large),
+        footprint.store(rounds, tasks),
+        footprint.memory(large),
+        footprint.resume(large // 2),
+        *footprint.stalls(rounds, tasks),
+        *([] if short else _growth(3)),
     ]
-    machine = f"{platform.machine()}, Python {platform.python_version()}, asyncio"
-    return Report(machine, rounds, tuple(figures))
+    work = peers.WORK.format(tasks=200 if short else 500)
+    return Report(where, rounds, tuple(figures), tuple(compared), tuple(skipped), work)
 
 
-Coroutine = Callable[[int], Awaitable[float]]
+def _ratio(
+    name: str, rounds: int, tasks: int, subject: Coroutine, floor: Coroutine, *, bar: float, size: int | None = None
+) -> Figure:
+    """Time subject and floor in turn, after a round to warm up."""
+    pairs = [(each(subject, tasks), each(floor, tasks)) for _ in range(rounds + 1)][1:]
+    return paired(name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs], bar, size=size)
 
 
-def _ratio(name: str, rounds: int, tasks: int, subject: Coroutine, floor: Coroutine, bar: float) -> Figure:
-    """Time subject and floor in turn; both return seconds for the given number of tasks."""
-    pairs = []
-    for _ in range(rounds + 1):
-        with _quiet():
-            pairs.append((anyio.run(subject, tasks), anyio.run(floor, tasks)))
-    ours, theirs = ([pair[i] / tasks * 1e6 for pair in pairs[1:]] for i in (0, 1))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    ratio = statistics.median(ratios)
-    return Figure(
-        name, statistics.median(ours), "µs", statistics.median(theirs), ratio, min(ratios), max(ratios), f"≤ {bar} ×", ratio <= bar
-    )
+def _tracing(rounds: int, tasks: int) -> Figure:
+    """Spans on, against the run without and one span of the SDK for each task."""
+    rows = [(each(_traced, tasks), each(_sequential, tasks), each(_spans, tasks)) for _ in range(rounds + 1)][1:]
+    floors = [plain + spans for _, plain, spans in rows]
+    return paired("tracing on, per task", [row[0] for row in rows], floors, 1.5)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Collect garbage before and not while measuring the same way for everybody."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+def _growth(rounds: int) -> list[Figure]:
+    """What a task costs in plans of every size."""
+    figures = []
+    for size in (100, 1_000, 10_000, 100_000):
+        times = rounds if size < 100_000 else 2
+        figures.append(_ratio("sequential", times, size, _sequential, _bare_tasks, bar=2.0, size=size))
+        figures.append(_ratio("swarm of 100", times, size, _swarm, _task_group, bar=0.7, size=size))
+    return figures
 
 
 async def _nothing() -> None:
     """The work: none."""
-
-
-async def _work(task: Task, context: TaskContext) -> None:
-    """The work of a task: none."""
-
-
-def _plan(tasks: int) -> Plan:
-    goal = Goal(objective="measure")
-    return Plan(goal=goal, tasks=tuple(Task(id=f"t{i}", timeout=60.0) for i in range(tasks)))
 
 
 async def _bare_tasks(tasks: int) -> float:
@@ -154,18 +91,35 @@ async def _task_group(tasks: int) -> float:
 
 
 async def _sequential(tasks: int) -> float:
-    plan = _plan(tasks)
-    orchestrator = ReplanningEngine().attach(SequentialOrchestrator(_work))
+    plan = flat(tasks)
+    orchestrator = ReplanningEngine().attach(SequentialOrchestrator(nothing))
     start = time.perf_counter()
     await orchestrator.run(plan)
     return time.perf_counter() - start
 
 
 async def _swarm(tasks: int) -> float:
-    plan = _plan(tasks)
-    orchestrator = ReplanningEngine().attach(SwarmOrchestrator(_work, max_concurrency=100))
+    plan = flat(tasks)
+    orchestrator = ReplanningEngine().attach(SwarmOrchestrator(nothing, max_concurrency=100))
     start = time.perf_counter()
     await orchestrator.run(plan)
+    return time.perf_counter() - start
+
+
+async def _traced(tasks: int) -> float:
+    plan = flat(tasks)
+    orchestrator = ReplanningEngine(tracer_provider=TracerProvider()).attach(SequentialOrchestrator(nothing))
+    start = time.perf_counter()
+    await orchestrator.run(plan)
+    return time.perf_counter() - start
+
+
+async def _spans(tasks: int) -> float:
+    tracer = TracerProvider().get_tracer("floor")
+    start = time.perf_counter()
+    for _ in range(tasks):
+        with tracer.start_as_current_span("task"):
+            pass
     return time.perf_counter() - start
 
 
@@ -187,7 +141,7 @@ async def _failures(tasks: int, count: int) -> list[float]:
     settings = Settings.model_validate({"cooldown": 0})
     engine = ReplanningEngine([_Instant()], settings=settings)
     latencies = []
-    async with engine.open(_plan(tasks)) as run:
+    async with engine.open(flat(tasks)) as run:
         ready = run.ready()
         for _ in range(count):
             task = await anext(ready)
@@ -206,16 +160,16 @@ def _replans(rounds: int, count: int, large: int) -> list[Figure]:
     """Latency from trigger to revision at 1,000 tasks, and how it grows with the plan."""
     small_p50, small_p99, growth = [], [], []
     for _ in range(rounds):
-        with _quiet():
-            small = sorted(anyio.run(_failures, 1_000, min(count, 900)))
-            big = sorted(anyio.run(_failures, large, min(count, 900)))
+        with quiet():
+            small = sorted(anyio.run(_failures, 1_000, count))
+            big = sorted(anyio.run(_failures, large, count))
         small_p50.append(statistics.median(small) * 1e6)
         small_p99.append(small[int(len(small) * 0.99)] * 1e6)
         growth.append(statistics.median(big) / statistics.median(small))
-    p50, p99, grown = (statistics.median(values) for values in (small_p50, small_p99, growth))
+    p50, grown = statistics.median(small_p50), statistics.median(growth)
     return [
-        Figure("trigger to revision, 1,000 tasks, p50", p50, "µs", None, None, 0, 0, "≤ 250 µs", p50 <= 250),
-        Figure("trigger to revision, 1,000 tasks, p99", p99, "µs", None, None, 0, 0, "≤ 1000 µs", p99 <= 1000),
+        single("trigger to revision, 1,000 tasks, p50", small_p50, "µs", 250),
+        single("trigger to revision, 1,000 tasks, p99", small_p99, "µs", 1000),
         Figure(
             f"the same at {large:,} tasks, p50",
             p50 * grown,
@@ -228,74 +182,3 @@ def _replans(rounds: int, count: int, large: int) -> list[Figure]:
             grown <= 1.5,
         ),
     ]
-
-
-async def _with_store(tasks: int, store: RunStore) -> float:
-    orchestrator = ReplanningEngine(store=store).attach(SequentialOrchestrator(_work))
-    plan = _plan(tasks)
-    start = time.perf_counter()
-    await orchestrator.run(plan)
-    return time.perf_counter() - start
-
-
-def _store(rounds: int, tasks: int) -> Figure:
-    """What the SQLite journal adds to each observation, against memory."""
-    extra = []
-    for _ in range(rounds):
-        with _quiet(), tempfile.TemporaryDirectory() as folder:
-            memory = anyio.run(_with_store, tasks, MemoryStore())
-            store = SqliteStore(Path(folder) / "history.db")
-            durable = anyio.run(_with_store, tasks, store)
-            store.close()
-        extra.append((durable - memory) / (2 * tasks) * 1e6)
-    value = statistics.median(extra)
-    return Figure("SQLite journal, more per observation", value, "µs", None, None, 0, 0, "≤ 40 µs", value <= 40)
-
-
-def _memory(tasks: int) -> Figure:
-    """Memory of a run beyond its plan document, when every task is done."""
-    plan = _plan(tasks)
-
-    async def run() -> int:
-        gc.collect()
-        tracemalloc.start()
-        engine = ReplanningEngine()
-        async with engine.open(plan) as opened:
-            async for task in opened.ready():
-                async with opened.attempt(task):
-                    pass
-            gc.collect()
-            used = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        return used
-
-    value = anyio.run(run) / tasks
-    return Figure(f"memory at {tasks:,} tasks, per task", value, "B", None, None, 0, 0, "≤ 1024 B", value <= 1024)
-
-
-def _resume(tasks: int) -> Figure:
-    """Seconds to take up a run whose journal holds two records for each of its tasks."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "history.db")
-
-        async def first() -> str:
-            engine = ReplanningEngine(store=store)
-            async with engine.open(_plan(tasks + 1)) as run:
-                ready = run.ready()
-                for _ in range(tasks):
-                    run.succeeded(run.started((await anext(ready)).id))
-                run.pause()
-            return run.id
-
-        async def again(run_id: str) -> float:
-            start = time.perf_counter()
-            async with ReplanningEngine(store=store).resume(run_id) as run:
-                elapsed = time.perf_counter() - start
-                run.pause()
-            return elapsed
-
-        value = anyio.run(again, anyio.run(first))
-        store.close()
-    return Figure(f"resume from {2 * tasks:,} records", value, "s", None, None, 0, 0, "≤ 2 s", value <= 2)
-
-

@@ -56,7 +56,8 @@ def load(folder: Path) -> list[Workflow]:
     with gzip.open(folder / FILE) as file:
         data = json.load(file)
     return [
-        Workflow(f"{d['name']} {d['file']}", tuple(t[1] for t in d["tasks"]), tuple(tuple(t[2]) for t in d["tasks"])) for d in data
+        Workflow(f"{d['name']} {d['file']}", tuple(t[1] for t in d["tasks"]), tuple(tuple(t[2]) for t in d["tasks"]))
+        for d in data
     ]
 
 
@@ -65,7 +66,11 @@ def faulty(workflow: Workflow, seed: int) -> tuple[Plan, frozenset[str]]:
     chance = random.Random(f"{workflow.name}:{seed}")
     count = max(1, round(SHARE * len(workflow.seconds)))
     broken = set(chance.sample(range(len(workflow.seconds)), count))
-    tools = [ToolSpec(name="usual", capability="compute"), ToolSpec(name="spare", capability="compute"), ToolSpec(name="lone")]
+    tools = [
+        ToolSpec(name="usual", capability="compute"),
+        ToolSpec(name="spare", capability="compute"),
+        ToolSpec(name="lone"),
+    ]
     tasks = []
     for number, parents in enumerate(workflow.parents):
         spare = number in broken and chance.random() < 0.5

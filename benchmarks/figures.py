@@ -1,0 +1,162 @@
+"""Figures of speed: each a median over rounds, where it applies beside a floor measured in the same rounds."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import anyio
+from pydantic import TypeAdapter
+
+from replanning.interfaces import JsonObject
+
+Coroutine = Callable[[int], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure: medians over rounds, and the spread of the ratio, or of the value where there is no floor."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None
+    ratio: float | None
+    lowest: float
+    highest: float
+    bar: str
+    met: bool
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What the same work took with another library, in microseconds for each task."""
+
+    name: str
+    version: str
+    value: float
+    lowest: float
+    highest: float
+    times: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Figures with the machine on which they were measured."""
+
+    machine: str
+    rounds: int
+    figures: tuple[Figure, ...]
+    peers: tuple[Peer, ...] = ()
+    skipped: tuple[str, ...] = ()
+    work: str = ""
+
+    def table(self) -> str:
+        """Figures, growth and peers as Markdown tables."""
+        lines = [f"{self.machine}; medians of {self.rounds} rounds, floor and figure measured in turn in each."]
+        lines += ["", "| figure | measured | floor | ratio (lowest–highest) | bar | met |", "|---|---|---|---|---|---|"]
+        lines += [_line(figure) for figure in self.figures if figure.size is None]
+        growth = [figure for figure in self.figures if figure.size is not None]
+        if growth:
+            lines += [
+                "",
+                "| for each task, at plans of | measured | floor | ratio (lowest–highest) |",
+                "|---|---|---|---|",
+            ]
+            lines += [_grown(figure) for figure in growth]
+        if self.peers:
+            lines += [
+                "",
+                f"{self.work}",
+                "",
+                "| library | for each task (lowest–highest) | times ours |",
+                "|---|---|---|",
+            ]
+            lines += [_peer(peer) for peer in self.peers]
+        return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
+
+    def to_json(self) -> JsonObject:
+        """The same for programs."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Report:
+        """What `to_json` wrote."""
+        return TypeAdapter(cls).validate_python(data)
+
+
+def _line(figure: Figure) -> str:
+    floor = "" if figure.floor is None else f"{figure.floor:.1f} {figure.unit}"
+    ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ({figure.lowest:.2f}–{figure.highest:.2f})"
+    met = "yes" if figure.met else "**no**"
+    return f"| {figure.name} | {figure.value:.1f} {figure.unit} | {floor} | {ratio} | {figure.bar} | {met} |"
+
+
+def _grown(figure: Figure) -> str:
+    return (
+        f"| {figure.name}, {figure.size:,} | {figure.value:.1f} {figure.unit} | {figure.floor or 0:.1f} {figure.unit}"
+        f" | {figure.ratio or 0:.2f} ({figure.lowest:.2f}–{figure.highest:.2f}) |"
+    )
+
+
+def _peer(peer: Peer) -> str:
+    name = f"{peer.name} {peer.version}".strip()
+    return f"| {name} | {peer.value:.0f} µs ({peer.lowest:.0f}–{peer.highest:.0f}) | {peer.times:.1f} |"
+
+
+def single(name: str, values: Sequence[float], unit: str, bar: float) -> Figure:
+    """A figure without a floor, from its values in the rounds."""
+    value = statistics.median(values)
+    return Figure(name, value, unit, None, None, min(values), max(values), f"≤ {bar:g} {unit}", value <= bar)
+
+
+def paired(name: str, ours: Sequence[float], floors: Sequence[float], bar: float, *, size: int | None = None) -> Figure:
+    """A figure as a ratio to its floor, in microseconds, from pairs measured in turn."""
+    ratios = [a / b for a, b in zip(ours, floors, strict=True)]
+    ratio = statistics.median(ratios)
+    return Figure(
+        name,
+        statistics.median(ours),
+        "µs",
+        statistics.median(floors),
+        ratio,
+        min(ratios),
+        max(ratios),
+        f"≤ {bar:g} ×",
+        ratio <= bar,
+        size,
+    )
+
+
+def each(coroutine: Coroutine, tasks: int) -> float:
+    """Run what returns its seconds for a number of tasks: the microseconds of one."""
+    with quiet():
+        return anyio.run(coroutine, tasks) / tasks * 1e6
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Collect garbage before and not while measuring the same way for everybody."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def machine() -> str:
+    """Where this runs, and how busy it was at the beginning."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    kind = f"{platform.machine()} {model}".strip()
+    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{kind}, {os.cpu_count()} cores{load}, Python {platform.python_version()}, asyncio"

@@ -1,0 +1,188 @@
+"""What a run takes beside time for each task: the journal, memory, taking a run up again, stalls of the event loop."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+
+from benchmarks.figures import Figure, quiet, single
+from replanning import Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
+from replanning.history import MemoryStore, SqliteStore
+from replanning.interfaces import RunStore
+from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
+
+
+async def nothing(task: Task, context: TaskContext) -> None:
+    """The work of a task: none."""
+
+
+def flat(tasks: int) -> Plan:
+    """A plan of tasks that depend on nothing and have deadlines."""
+    return Plan(goal=Goal(objective="measure"), tasks=tuple(Task(id=f"t{i}", timeout=60.0) for i in range(tasks)))
+
+
+async def _with_store(tasks: int, store: RunStore) -> float:
+    orchestrator = ReplanningEngine(store=store).attach(SequentialOrchestrator(nothing))
+    plan = flat(tasks)
+    start = time.perf_counter()
+    await orchestrator.run(plan)
+    return time.perf_counter() - start
+
+
+def store(rounds: int, tasks: int) -> Figure:
+    """What the SQLite journal adds to each observation, against memory."""
+    extra = []
+    for _ in range(rounds):
+        with quiet(), tempfile.TemporaryDirectory() as folder:
+            memory = anyio.run(_with_store, tasks, MemoryStore())
+            journal = SqliteStore(Path(folder) / "history.db")
+            durable = anyio.run(_with_store, tasks, journal)
+            journal.close()
+        extra.append((durable - memory) / (2 * tasks) * 1e6)
+    return single("SQLite journal, more per observation", extra, "µs", 40)
+
+
+def memory(tasks: int) -> Figure:
+    """Memory of a run beyond its plan document, when every task is done."""
+    plan = flat(tasks)
+
+    async def run() -> int:
+        gc.collect()
+        tracemalloc.start()
+        engine = ReplanningEngine()
+        async with engine.open(plan) as opened:
+            async for task in opened.ready():
+                async with opened.attempt(task):
+                    pass
+            gc.collect()
+            used = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return used
+
+    value = anyio.run(run) / tasks
+    return single(f"memory at {tasks:,} tasks, per task", [value], "B", 1024)
+
+
+def resume(tasks: int) -> Figure:
+    """Seconds to take up a run whose journal holds two records for each of its tasks."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "history.db")
+
+        async def first() -> str:
+            engine = ReplanningEngine(store=store)
+            async with engine.open(flat(tasks + 1)) as run:
+                ready = run.ready()
+                for _ in range(tasks):
+                    run.succeeded(run.started((await anext(ready)).id))
+                run.pause()
+            return run.id
+
+        async def again(run_id: str) -> float:
+            start = time.perf_counter()
+            async with ReplanningEngine(store=store).resume(run_id) as run:
+                elapsed = time.perf_counter() - start
+                run.pause()
+            return elapsed
+
+        value = anyio.run(again, anyio.run(first))
+        store.close()
+    return single(f"resume from {2 * tasks:,} records", [value], "s", 2)
+
+
+def stalls(rounds: int, tasks: int) -> list[Figure]:
+    """The longest time for which the engine keeps a heartbeat beside it from running, opening and running apart."""
+    plan = _breaking(tasks)
+    opening, running, floor = [], [], []
+    for _ in range(rounds):
+        with quiet():
+            opening.append(1000 * anyio.run(_longest, lambda beat: _open(plan)))
+            running.append(1000 * anyio.run(_longest, lambda beat: _run(plan, beat)))
+            floor.append(1000 * anyio.run(_longest, lambda beat: _bare(tasks)))
+    without = statistics.median(floor)
+    name = f"longest stall of the loop, {tasks:,} tasks (without the engine {without:.1f} ms)"
+    return [
+        single(name, running, "ms", 10),
+        single(f"longest stall while opening a plan of {tasks:,} tasks", opening, "ms", 10),
+    ]
+
+
+class _Heartbeat:
+    """Measures how long the loop's thread computes between two of its turns; what other processes take is no stall.
+
+    Attributes:
+        longest: seconds of the longest gap since the last `reset`.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.longest = 0.0
+        self._last = time.thread_time()
+
+    def tick(self) -> None:
+        now = time.thread_time()
+        self.longest = max(self.longest, now - self._last)
+        self._last = now
+
+
+async def _longest(work: Callable[[_Heartbeat], Awaitable[None]]) -> float:
+    heart = _Heartbeat()
+
+    async def beat() -> None:
+        while True:
+            heart.tick()
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(beat)
+        await anyio.lowlevel.checkpoint()
+        heart.reset()
+        await work(heart)
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    return heart.longest
+
+
+def _breaking(tasks: int) -> Plan:
+    """Every hundredth task fails with its own tool, and another tool of the same capability takes over."""
+    tools = (ToolSpec(name="usual", capability="compute"), ToolSpec(name="spare", capability="compute"))
+    return flat(tasks).model_copy(
+        update={"tools": tools, "tasks": tuple(Task(id=f"t{i}", tool="usual", timeout=60.0) for i in range(tasks))}
+    )
+
+
+async def _open(plan: Plan) -> None:
+    async with ReplanningEngine().open(plan) as run:
+        run.pause()
+
+
+async def _run(plan: Plan, heart: _Heartbeat) -> None:
+    opened = False
+
+    async def work(task: Task, context: TaskContext) -> None:
+        nonlocal opened
+        if not opened:  # opening is a figure of its own
+            opened = True
+            heart.reset()
+        await anyio.lowlevel.checkpoint()  # work that waits for something, as work does
+        if task.tool == "usual" and task.id.endswith("00"):
+            raise ValueError("broken")
+
+    engine = ReplanningEngine(settings=Settings.model_validate({"cooldown": 0}))
+    await engine.attach(SwarmOrchestrator(work, max_concurrency=100)).run(plan)
+
+
+async def _bare(tasks: int) -> None:
+    async with anyio.create_task_group() as group:
+        for _ in range(tasks):
+            group.start_soon(anyio.lowlevel.checkpoint)
+            await anyio.lowlevel.checkpoint()
