@@ -7,7 +7,7 @@ from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.events import Decided, QuestionAnswered, QuestionAsked, Revised
 from replanning.interfaces import AlternativeProvider, RunStore
 from replanning.testing import VirtualClock, broken_promises
-from tests.parts import Propose, Proposer, alternative, environment
+from tests.parts import Propose, Proposer, alternative, bodies, environment
 
 DOUBT = 0.4
 """A self-assessment with which a person must be asked."""
@@ -69,3 +69,8 @@ def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
         elif isinstance(body, Decided):
             lines.append(f"{body.decision} {body.rule}")
     return lines
+
+
+def asked(engine: ReplanningEngine, run: str) -> list[QuestionAsked]:
+    """The questions of a run."""
+    return bodies(engine.store, run, QuestionAsked)  # type: ignore[return-value]

@@ -15,6 +15,7 @@ from replanning.events import (
     AttemptStarted,
     QuestionAnswered,
     QuestionAsked,
+    QuestionReminded,
     Record,
     RunEnded,
     TriggerDropped,
@@ -175,19 +176,43 @@ async def test_a_question_that_an_edit_has_settled() -> None:
     assert (result.status, clock.elapsed) == ("succeeded", 1)
 
 
-async def test_time_is_up_for_what_has_changed() -> None:
-    """A question whose tasks have changed is withdrawn when its time is up: nothing is aborted for it."""
+async def test_what_was_running_has_finished() -> None:
+    """A question about a task that was running is stale once it has finished; an approval that comes then is refused."""
+    for seconds in (10, 400):
+        async with VirtualClock() as clock:
+            one_more = proposing(AddTask(task=Task(id="more")))
+            engine = asking(clock, one_more, gate=ScriptedGate(), approval={"on_timeout": "abort"}, cooldown=0)
+            async with engine.open(plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))) as run:
+                attempt = run.started("slow")
+                run.request_replan("is slow right?", tasks=["slow"])
+                await clock.sleep(1)
+                (question,) = engine.pending()
+                run.succeeded(attempt)
+                run.succeeded(run.started("c"))
+                await clock.sleep(seconds)
+                with pytest.raises(StaleAnswer, match="changed since"):
+                    engine.answer(question.id, "approve")
+                await clock.sleep(1)
+                engine.answer(engine.pending()[0].id, "reject")  # the request itself was considered anew
+                result = await run.wait()
+        assert (result.status, result.revisions) == ("succeeded", ())
+        assert "q1 withdrawn" in dialogue(engine, run.id)
+
+
+async def test_reminded_before_the_resume(tmp_path: Path) -> None:
+    """A person who was reminded before the run was left is asked again by a resume, and not reminded again."""
+    store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
-        engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": "abort"})
-        async with engine.open(plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))) as run:
-            attempt = run.started("slow")
-            run.request_replan("is slow right?", tasks=["slow"])
-            await clock.sleep(1)
-            run.succeeded(attempt)
-            run.succeeded(run.started("c"))
-            await clock.sleep(400)
-            result = await run.wait()
-    assert result.status == "succeeded"
+        engine = asking(clock, gate=ScriptedGate(), store=store)
+        async with engine.open(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(250)
+        gate = ScriptedGate()
+        engine.gate = gate
+        result = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
+    assert (result.status, len(gate.questions), gate.reminders) == ("paused", 1, [])
+    assert len(bodies(store, run.id, QuestionReminded)) == 1
+    store.close()
 
 
 async def test_asked_once_for_one_cause() -> None:

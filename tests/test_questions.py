@@ -21,7 +21,7 @@ from replanning.history import MemoryStore, SqliteStore
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import Proposer, alternative, bodies, chain, failing, plan
-from tests.question_parts import asking, dialogue, proposing, retry, two_ways
+from tests.question_parts import asked, asking, dialogue, proposing, retry, two_ways
 
 APPROVE = Answer("approve", by="ada")
 REJECT = Answer("reject", by="ada", comment="not now")
@@ -429,17 +429,11 @@ async def test_nobody_answers_by_default(durable: bool, status: str, tmp_path: P
 async def test_skip_concerns_what_failed() -> None:
     """A question that closes by skipping skips what it was about, and not what the candidates would have touched."""
     async with VirtualClock() as clock:
-        both = proposing(SkipTask(task_id="a"), RetryTask(task_id="b"))
-
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id in "ab":
-                raise ValueError("broken")
-
+        both = proposing(SkipTask(task_id="a"), AddTask(task=Task(id="more"), before=("last",)))
         engine = asking(clock, both, gate=ScriptedGate(), approval={"on_timeout": "skip"})
-        result = await engine.execute(
-            plan(Task(id="b", optional=True), Task(id="a", depends_on=("c",)), Task(id="c")), work
-        )
-    assert result.status == "succeeded"
+        result = await engine.execute(chain("a", "b", "last"), failing("a"))
+    assert (result.status, result.outputs) == ("succeeded", {"a": None, "b": "b", "last": "last"})
+    assert asked(engine, result.run)[0].holds == ("a", "last")
 
 
 async def test_reminder() -> None:
