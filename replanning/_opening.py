@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from replanning._clock import Environment
@@ -76,7 +77,8 @@ class Opener:
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
             lease = self._begin(run)
-            return self._owned(lease, [Record(1, self.environment.clock.now(), opened)], spans, new=True)
+            with _keeping_all():
+                return self._owned(lease, [Record(1, self.environment.clock.now(), opened)], spans, new=True)
         except BaseException as error:
             spans.close(error)
             raise
@@ -94,9 +96,10 @@ class Opener:
         lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease)
         spans = UNTRACED
         try:
-            records = read_journal(self.store, run)
-            spans = self._spans(run, records)
-            made = self._owned(lease, records, spans)
+            with _keeping_all():
+                records = read_journal(self.store, run)
+                spans = self._spans(run, records)
+                made = self._owned(lease, records, spans)
             kill_left_behind(run, records)
         except BaseException as error:
             spans.close(error)
@@ -198,6 +201,22 @@ class Opener:
         """The plan without secrets in what may hold them; those that tools need stay references."""
         context = self.redactor.value(dict(plan.context))
         return plan if context == plan.context else plan.model_copy(update={"context": context})
+
+
+@contextmanager
+def _keeping_all() -> Iterator[None]:
+    """Look for no garbage meanwhile.
+
+    What a large plan or a long journal is made into stays, and looking through all of it again and again takes as
+    long as making it.
+    """
+    looking = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looking:
+            gc.enable()
 
 
 def read_journal(store: RunStore, run: RunId) -> list[Record]:
