@@ -46,9 +46,9 @@ def problems(request: ReplanRequest) -> Iterator[Problem]:
     if any(trigger.kind == "better-path-found" for trigger in request.triggers):
         return
     view = request.view
-    world = view.world()
     if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return
+    world = view.world()
     world = world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
     standing = world.standing(strict=True)
     groups = _groups(request, standing)
