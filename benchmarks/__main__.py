@@ -5,6 +5,9 @@ planbench  recovery after an unexpected event, on published instances, with base
 workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
 all        everything; without the published data only what needs none
+readme     renews the tables and plots of the README from benchmarks/results
+
+The long form on the published data also writes benchmarks/results/, from which the README is renewed.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import instances, outages, planbench, speed, workflows
+from benchmarks import instances, outages, planbench, readme, speed, workflows
 
 Part = tuple[str, object]
 
@@ -25,13 +28,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS])
+    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS, "readme"])
     parser.add_argument(
         "--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies"
     )
     parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
+    if arguments.benchmark == "readme":
+        print("\n".join(str(path) for path in readme.write()))
+        return 0
     names = list(_BENCHMARKS) if arguments.benchmark == "all" else [arguments.benchmark]
     figures = {}
     for name in names:
@@ -41,6 +47,8 @@ def main() -> int:
         if part is not None:
             print(f"\n## {name}\n\n{part[0]}")
             figures[name] = part[1]
+            if not arguments.short and arguments.data == instances.SHARED:
+                _say(f"written: {readme.save(name, part[1])}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

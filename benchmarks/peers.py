@@ -182,7 +182,9 @@ def llama_index() -> Coroutine:
     return run
 
 
-PEERS: tuple[tuple[str, str, Callable[[], Coroutine]], ...] = (
+Other = tuple[str, str, Callable[[], Coroutine]]
+
+PEERS: tuple[Other, ...] = (
     ("LangGraph", "langgraph", langgraph),
     ("LangGraph with its in-memory checkpointer", "langgraph", lambda: langgraph(journal=True)),
     ("pydantic-graph", "pydantic-graph", pydantic_graph),
@@ -190,11 +192,11 @@ PEERS: tuple[tuple[str, str, Callable[[], Coroutine]], ...] = (
 )
 
 
-def measure(rounds: int, tasks: int) -> tuple[list[Peer], list[str]]:
+def measure(rounds: int, tasks: int, others: Sequence[Other] = PEERS) -> tuple[list[Peer], list[str]]:
     """Ours and every peer that is installed, in turn in each round, and a line for each that is not."""
     runs: list[tuple[str, str, Coroutine]] = [("replanning", "", ours())]
     skipped = []
-    for name, package, make in PEERS:
+    for name, package, make in others:
         try:
             runs.append((name, version(package), make()))
         except (PackageNotFoundError, ImportError) as error:

@@ -1,0 +1,150 @@
+"""Writes the tables and plots that the README shows, from the committed results, so that they cannot drift."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from benchmarks import outages, planbench, plots, workflows
+from benchmarks.figures import Report
+from replanning.interfaces import JsonObject
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent.parent / "README.md"
+ORDER = {
+    "gpt4": "GPT-4's replans alone",
+    "gpt4, then repair": "GPT-4's replans, checked by the engine and repaired",
+    "repair": "`repair` alone, no model",
+    "scratch": "planning from scratch (breadth first)",
+    "retry": "retrying the step",
+    "retry 3": "retrying the last three steps",
+    "skip": "skipping what cannot be done",
+    "none": "no replanning",
+}
+
+
+def save(name: str, figures: object, folder: Path = RESULTS) -> Path:
+    """Keep the figures of one benchmark, a row a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    if isinstance(figures, list):
+        text = "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in figures) + "\n]\n"
+    else:
+        text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def written(text: str, folder: Path = RESULTS) -> str:
+    """A README with the tables between its markers `<!-- benchmarks:NAME -->` renewed.
+
+    Raises:
+        ValueError: a marker names no benchmark, or has no end.
+    """
+    for name in re.findall(r"<!-- benchmarks:([\w-]+) -->", text):
+        if name not in _TABLES:
+            raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}")
+        begin, end = f"<!-- benchmarks:{name} -->\n", f"<!-- /benchmarks:{name} -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"the marker benchmarks:{name} has no end: write {end} below it")
+        text = f"{before}{begin}\n{_TABLES[name](_read(folder, name))}\n\n{end}{after}"
+    return text
+
+
+def drawn(folder: Path = RESULTS) -> dict[str, str]:
+    """The plots by their file names."""
+    rows = _planbench_rows(_read(folder, "planbench"))
+    first = [row for row in rows if row.file == rows[0].file]
+    by_name = {row.strategy: row for row in first}
+    recovered = [
+        (ORDER[name].replace("`", ""), r.percent, r.low, r.high) for name, r in by_name.items() if name in ORDER
+    ]
+    recovered.sort(
+        key=lambda row: list(ORDER.values()).index(next(v for v in ORDER.values() if v.replace("`", "") == row[0]))
+    )
+    found = {"planbench.svg": plots.bars(f"Recovered of {first[0].instances} instances", recovered)}
+    grown = [figure for figure in Report.from_json(_read(folder, "speed")).figures if figure.size]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for figure in grown:
+        series.setdefault(figure.name, []).append((float(figure.size or 0), figure.value))
+        series.setdefault(f"floor of {figure.name}", []).append((float(figure.size or 0), figure.floor or 0.0))
+    if series:
+        found["speed.svg"] = plots.curves("Microseconds for each task", "tasks in the plan", series)
+    return found
+
+
+def write() -> list[Path]:
+    """Renew the README and the plots; what was written."""
+    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, svg in drawn().items():
+        (RESULTS / name).write_text(svg, encoding="utf-8")
+    return [README, *(RESULTS / name for name in drawn())]
+
+
+def _read(folder: Path, name: str) -> object:
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _planbench_rows(data: object) -> list[planbench.Row]:
+    return TypeAdapter(list[planbench.Row]).validate_python(_without(data, "percent"))
+
+
+def _without(data: object, key: str) -> list[JsonObject]:
+    rows = TypeAdapter(list[JsonObject]).validate_python(data)
+    return [{name: value for name, value in row.items() if name != key} for row in rows]
+
+
+def _planbench(data: object) -> str:
+    rows = _planbench_rows(data)
+    files = list(dict.fromkeys(row.file for row in rows))
+    sizes = [next(row.instances for row in rows if row.file == file) for file in files]
+    heads = [f"recovered of {size} | distance" for size in sizes]
+    lines = [f"| strategy | {' | '.join(heads)} |", "|---|" + "---|---|" * len(files)]
+    for strategy, words in ORDER.items():
+        some = [row for row in rows if row.strategy == strategy]
+        lines.append(f"| {words} | {' | '.join(map(_recovered, some))} |")
+    return "\n".join([*lines, "", _trivial(rows)])
+
+
+def _recovered(row: planbench.Row) -> str:
+    distance = "" if row.distance is None else f"{row.distance:.2f}"
+    return f"{row.percent:.1f} % ({row.low:.1f}–{row.high:.1f}) | {distance}"
+
+
+def _trivial(rows: Sequence[planbench.Row]) -> str:
+    repair = [row for row in rows if row.strategy == "repair"]
+    times = ", ".join(
+        f"{row.p50:.0f} / {row.p99:.0f} ms" for row in repair if row.p50 is not None and row.p99 is not None
+    )
+    return (
+        f"In brackets 95 % Wilson intervals. Distance: actions added and removed, mean over what was recovered. The "
+        f"{sum(row.trivial for row in repair)} further instances in which the event reaches the goal are apart: `repair` ended "
+        f"{sum(row.early for row in repair)} of them early and changed {sum(row.false_interventions for row in repair)}. From "
+        f"trigger to decision it took {times} (p50 / p99)."
+    )
+
+
+def _workflows(data: object) -> str:
+    return workflows.table(TypeAdapter(list[workflows.Row]).validate_python(data))
+
+
+def _tools(data: object) -> str:
+    return outages.table(TypeAdapter(list[outages.Row]).validate_python(data))
+
+
+def _speed(data: object) -> str:
+    return Report.from_json(data).table()
+
+
+_TABLES: dict[str, Callable[[object], str]] = {
+    "planbench": _planbench,
+    "workflows": _workflows,
+    "tools": _tools,
+    "speed": _speed,
+}
