@@ -256,7 +256,7 @@ class Replanner:
         rest: list[Trigger] = []
         waiting, self._queue = self._queue, []
         for trigger in waiting:
-            if self._current(trigger):
+            if trigger.id in self._life.ledger.open and self._current(trigger):
                 other = self._footprint(trigger)
                 if footprint.isdisjoint(other):
                     rest.append(trigger)

@@ -83,7 +83,7 @@ class World:
         self.reporting = rng.random() < 0.2
         self.gated = rng.random() < 0.6
         # A durable store is looked into every half second, which in a plan of hours is all that would happen.
-        self.durable = rng.random() < 0.4 and len(self.plan.tasks) < 100
+        self.durable = rng.random() < 0.25 and len(self.plan.tasks) < 100
         self.outage = rng.choice([0.3, 3.0, 60.0]) if rng.random() < 0.25 else 0.0
         self.failing = rng.choice([0.0, 0.1, 0.3])
         self.eventful = rng.choice([0, 0, 1, 3, 6])

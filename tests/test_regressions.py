@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 
-from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, Settings, Task
+from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning.changes import SkipTask
 from replanning.events import (
     AttemptSucceeded,
     AttemptTimedOut,
@@ -19,6 +20,7 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
+    Step,
     VirtualClock,
     broken_promises,
     hangs,
@@ -27,7 +29,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.parts import again, bodies, kinds, plan
+from tests.parts import again, alternative, bodies, kinds, plan
 from tests.simulation_play import cut
 from tests.simulation_world import RUN
 
@@ -186,3 +188,27 @@ async def test_limit_per_run_also_counts_what_is_approved_meanwhile() -> None:
         assert [(revised.by, revised.number) for revised in run.result.revisions] == [("person:ada", 1)]
         assert run.result.status == "failed"
         assert broken_promises(list(engine.store.read(run.id))) == []
+
+
+async def test_what_was_concluded_late_is_not_dropped() -> None:
+    """A decision that is recorded late, because the store failed, is the last that is heard of its trigger."""
+    async with VirtualClock() as clock:
+        store = FlakyStore(fails=lambda operation, number: operation == "append" and number == 25)
+
+        def skip_the_last(request: ReplanRequest) -> Step:
+            task = request.triggers[-1].tasks[0]
+            return returns([alternative(SkipTask(task_id=task))], after=9 if task == "first" else 0)
+
+        provider = ScriptedProvider(skip_the_last, clock=clock)
+        engine = ReplanningEngine([provider], store=store, environment=virtual_environment(clock=clock))
+        # While the first failure is considered, three more follow. Those of a and b, on which c waits, are then
+        # considered together, and as only b is skipped, that of a waits behind that of d.
+        names = ["first", "a", "b", "d"]
+        script = {name: raises(ValueError("no"), after=after) for after, name in enumerate(names)}
+        tasks = [*(Task(id=name) for name in names), Task(id="c", depends_on=("a", "b"), when="false")]
+        result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
+        records = list(store.read(result.run))
+        assert (result.status, store.failures, records[24].body.kind) == ("succeeded", 1, "decided")
+        assert records[24].at > records[23].at
+        assert broken_promises(records) == []
+        assert bodies(store, result.run, TriggerDropped) == []

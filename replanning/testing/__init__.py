@@ -10,6 +10,16 @@ A plan is tested as a program is: run it with scripted work on a virtual clock, 
         assert result.status == "succeeded"
 
 All fakes speak one small language: a step `returns` a value, `raises` an error or `hangs`, after so many seconds.
+
+How a plan fares when things go wrong at random is found out by running it many times, in no time::
+
+    def test_the_release_survives_most_things():
+        faults = FaultSchedule(fail={"build": 0.2}, flaky={"*": 0.05}, durations={"*": (5, 60)})
+        report = simulate(Plan.load("release.yaml"), faults, runs=500)
+        assert report.success_rate > 0.95 and not report.broken
+
+Whoever writes an orchestrator or a store of their own has `broken_promises`, which finds in a journal whatever a run
+must never do, and `replay_differences`, which compares a live plan with its journal.
 """
 
 from __future__ import annotations

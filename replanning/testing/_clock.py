@@ -17,7 +17,7 @@ import anyio.to_thread
 EPOCH: Final = 1_700_000_000.0
 """Where a virtual clock starts unless it is told otherwise: November 2023, in seconds since the epoch."""
 
-QUIET_ROUNDS: Final = 20
+QUIET_ROUNDS: Final = 12
 """Rounds of the event loop without a look at the clock, after which nothing else is taken to happen."""
 
 THREAD_POLL: Final = 0.001
@@ -36,7 +36,7 @@ class VirtualClock:
 
     Outside of `async with`, time moves by `advance` alone.
 
-    It takes the program to be idle when nobody has looked at the clock for some twenty rounds of the event loop;
+    It takes the program to be idle when nobody has looked at the clock for a dozen rounds of the event loop;
     every journal record looks at the clock. It waits for threads started through `anyio.to_thread`, but cannot
     see what else happens elsewhere: work that waits for a real thing (a process, a connection, `anyio.sleep`)
     looks idle, and time jumps past it. On asyncio the same program runs in the same way each time; trio runs

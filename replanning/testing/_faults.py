@@ -186,6 +186,7 @@ class Faults:
         until = -1.0
 
         def fails(operation: str, number: int) -> bool:
+            """Whether the store is out of order now."""
             nonlocal until
             if operation != "append" or number == 1:
                 return False
@@ -224,10 +225,12 @@ class _FaultyProvider:
         self._requests = 0
 
     def estimate(self, request: ReplanRequest) -> Usage:
+        """What the provider estimates, if it does."""
         estimate = getattr(self._provider, "estimate", None)
         return Usage() if estimate is None else estimate(request)
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """What the provider proposes, unless something goes wrong."""
         self._requests += 1
         step = self._faults.provider_step(self.name, self._requests)
         if step is not None and step.error is not None:

@@ -88,6 +88,7 @@ class _Check:
         self._seq = 0
 
     def take(self, record: Record, expected: int) -> None:
+        """Look at a record that should have this number."""
         self._seq = record.seq
         self._want(record.seq == expected, f"its number should be {expected}")
         self._want(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
