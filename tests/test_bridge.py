@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 
@@ -108,7 +110,7 @@ tasks:
 """
 
 
-async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[list[Alternative], PlanView]:
+async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[Alternative], PlanView]:
     """What the provider proposes once these tasks are done and these facts have ceased."""
     async with open_run(Plan.parse(plan)) as run:
         for task in done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replanning import Plan, ReplanningEngine, Task, ToolSpec
@@ -38,7 +38,7 @@ class Outcome:
     records: list[Body] = field(default_factory=list)
 
 
-def said_by(pattern: str, arguments: dict[str, object]) -> str:
+def said_by(pattern: str, arguments: Mapping[str, object]) -> str:
     """A pattern with its holes filled: written once more, so that the judge shares nothing with what it judges."""
     return re.sub(r"\{(\w+)\}", lambda match: str(arguments[match[1]]), pattern)
 
