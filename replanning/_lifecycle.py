@@ -1,30 +1,27 @@
-"""How a run goes on and ends: commits records, hands out tasks, notices quiescence, survives its store."""
+"""How a run goes on and ends: hands out tasks, notices quiescence and the end of budgets, and stops."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
 
 from replanning._entries import Entry
-from replanning._errors import ExpressionError, LeaseLost, NotRunning, StoreError, Unstorable
+from replanning._errors import ExpressionError, StoreError
 from replanning._ids import AttemptId, TaskId
 from replanning._interfaces import Clock
 from replanning._journal import Journal
-from replanning._ledger import HANDLERS as LEDGER_KINDS
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
-from replanning._outage import Outage, bare
 from replanning._plan import Task
+from replanning._recorder import Recorder
 from replanning._records import (
-    Body,
     ConditionEvaluated,
-    Contained,
     Failure,
     Record,
     RunEnded,
@@ -34,14 +31,12 @@ from replanning._records import (
 )
 from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
-from replanning._timer import Timer
 from replanning._triggers import Trigger
 
 PULLS_PER_CHECKPOINT: Final = 32
 """Pulls that found a task at once before the event loop gets a turn all the same."""
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
-Observer = Callable[[Record], None]
 
 
 class Past(NamedTuple):
@@ -62,8 +57,8 @@ class Past(NamedTuple):
     interrupted: str
 
 
-class Lifecycle:
-    """The machinery under a `PlanRun`.
+class Lifecycle(Recorder):
+    """The machinery under a `PlanRun`: on top of its records, what is handed out and when the run ends.
 
     Args:
         live: the plan.
@@ -74,19 +69,11 @@ class Lifecycle:
     """
 
     def __init__(self, live: LivePlan, ledger: Ledger, journal: Journal, clock: Clock, settings: Settings) -> None:
-        self.live = live
-        self.ledger = ledger
-        self.journal = journal
-        self.clock = clock
-        self.settings = settings
-        self.timer = Timer(clock, live.next_deadline, self._on_deadline)
-        self.observers: dict[type[Body], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
-        self.taps: list[Observer] = []
+        super().__init__(live, ledger, journal, clock, settings)
         self.busy: Callable[[], bool] = lambda: False
         self.on_overdue: Callable[[Entry, AttemptId], None] = lambda entry, attempt: None
         self.on_bad_arguments: Callable[[Entry, Failure], None] = lambda entry, failure: None
         self.on_end: Callable[[], None] = lambda: None
-        self.end: RunEnded | None = None
         self.ended = anyio.Event()
         self.past: Past | None = None
         self.started_at = clock.now()
@@ -95,142 +82,6 @@ class Lifecycle:
         self._waiters: deque[anyio.Event] = deque()
         self._pulls = 0
         self._check_always = live.plan.goal.stop_when_reached
-        self._writable = True
-        self._unrecorded = False
-        self._outage = Outage(
-            journal,
-            self.timer,
-            clock,
-            settings.store_patience,
-            write=self._write_kept,
-            on_over=self._on_store_back,
-            on_lasting=self._stop_unrecorded,
-        )
-
-    # Records
-
-    def commit(self, body: Body) -> Record:
-        """Journal a record and let it take effect, in one step.
-
-        Raises:
-            StoreError: it could not be journaled; nothing has changed.
-        """
-        record = self.append(body)
-        self.live.fold(record)
-        if self.taps:
-            self._tap(record)
-        for observer in self.observers.get(type(body), ()):
-            observer(record)
-        return record
-
-    def append(self, body: Body) -> Record:
-        """Journal a record whose effect the caller brings about in the same step.
-
-        Raises:
-            StoreError: it could not be journaled.
-        """
-        try:
-            return self.journal.append(body)
-        except Unstorable:
-            raise  # the store works, and trying again would not help
-        except LeaseLost as error:
-            self.lose(error)
-            raise
-        except StoreError as error:
-            self._outage.begin(error)
-            raise
-
-    def observe(self, body: Body) -> None:
-        """Commit something that has happened; while the store fails it is kept and committed later.
-
-        What a store can never keep is left out of the record.
-
-        Raises:
-            Unstorable: nothing would be left of it; nothing has changed.
-        """
-        if self.journal.blocked:
-            self._outage.keep(body)
-            return
-        try:
-            self.commit(body)
-        except Unstorable:
-            rest = bare(body)
-            if rest is None or rest == body:
-                raise
-            self.observe(rest)
-        except StoreError:
-            self._outage.keep(body)
-
-    def publish(self, record: Record) -> None:
-        """Tell observers of a record that has taken effect."""
-        self._tap(record)
-        for observer in self.observers.get(type(record.body), ()):
-            observer(record)
-
-    def _tap(self, record: Record) -> None:
-        # Before the observers, which commit records that follow from this one: listeners hear them in order.
-        for tap in self.taps:
-            tap(record)
-
-    def _write_kept(self, body: Body) -> None:
-        """Commit what was kept while the store failed, or what can be of it."""
-        try:
-            self.commit(body)
-        except Unstorable as error:
-            self.commit(bare(body) or Contained(f"record {body.kind!r}", str(error)))
-
-    # The store fails
-
-    @property
-    def store_works(self) -> bool:
-        """Whether the journal takes records."""
-        return not self.journal.blocked
-
-    async def store_back(self) -> None:
-        """Wait until the store works again.
-
-        Raises:
-            NotRunning: it did not, and the run is paused.
-        """
-        await self._outage.wait()
-        if self.end is not None:
-            raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
-
-    def _on_store_back(self) -> None:
-        self.wake()
-        self.check()
-        self.watch_wall_clock()
-
-    def lose(self, error: LeaseLost) -> None:
-        """Stop: another process owns the run now, and runs anew what runs here."""
-        self._writable = False
-        if self.end is None:
-            self._stop_unrecorded(f"another process has taken the run over: {error}")
-            self.on_end()
-
-    def rest(self, end: RunEnded) -> None:
-        """Stand at the end that the run came to earlier; nothing more is written."""
-        self._writable = False
-        self.journal.blocked = True
-        self._finish(end)
-
-    def close(self, reason: str) -> None:
-        """Leave the run: it is paused if it has not ended, and what a failing store did not take is tried once more."""
-        if not self._writable:
-            return
-        if self.journal.blocked and self._outage.write_kept() and self._unrecorded and self.end is not None:
-            self._try(self.end)
-        if self.end is None:
-            self.finish("paused", reason)
-        if self.end is None:
-            self._stop_unrecorded(f"{reason}; the store fails, so this and what happened last is not in the journal")
-
-    def _stop_unrecorded(self, reason: str) -> None:
-        """End as paused without a record, which the store would not take. What runs may finish."""
-        self.journal.blocked = True
-        if self.end is None:
-            self._unrecorded = True
-            self._finish(RunEnded("paused", reason))
 
     # Handing out
 
@@ -384,10 +235,6 @@ class Lifecycle:
         left = [repr(e.id) for e in live if e.counted][:5]
         return f"nothing can run, and {', '.join(left)} still must"
 
-    def _try(self, body: Body) -> None:
-        with suppress(StoreError):  # the store is retried, and what was to be recorded is found again
-            self.commit(body)
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Commit records that belong together: whether the run is at its end is looked at after the last of them."""
@@ -411,7 +258,24 @@ class Lifecycle:
         except StoreError:
             return  # when the store works again, the end is found again
         self._finish(body)
-        self.on_end()
+        self._stop_work()
+
+    def rest(self, end: RunEnded) -> None:
+        """Stand at the end that the run came to earlier; nothing more is written."""
+        self._writable = False
+        self.journal.blocked = True
+        self._finish(end)
+
+    def close(self, reason: str) -> None:
+        """Leave the run: it is paused if it has not ended, and what a failing store did not take is tried once more."""
+        if not self._writable:
+            return
+        if self.journal.blocked and self._outage.write_kept() and self._unrecorded and self.end is not None:
+            self._try(self.end)
+        if self.end is None:
+            self.finish("paused", reason)
+        if self.end is None:
+            self._stop_unrecorded(f"{reason}; the store fails, so this and what happened last is not in the journal")
 
     def _drop_triggers(self) -> None:
         """Record that nothing becomes of the triggers that are still waiting, as the run is over for good."""
@@ -427,6 +291,14 @@ class Lifecycle:
         self.ended.set()
         while self._waiters:
             self._waiters.popleft().set()
+
+    def _stop_work(self) -> None:
+        self.on_end()
+
+    def _on_store_back(self) -> None:
+        self.wake()
+        self.check()
+        self.watch_wall_clock()
 
     def after_observation(self) -> None:
         """What follows when something happened: pullers look, and the run may be over."""
