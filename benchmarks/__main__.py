@@ -33,6 +33,9 @@ def main() -> int:
         "--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies"
     )
     parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="how often the speed is measured (3 in the short form, else 7)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
     if arguments.benchmark == "readme":
@@ -56,7 +59,7 @@ def main() -> int:
 
 
 def _speed(arguments: argparse.Namespace) -> Part:
-    report = speed.measure(short=arguments.short)
+    report = speed.measure(short=arguments.short, rounds=arguments.rounds, report=_say)
     return report.table(), report.to_json()
 
 

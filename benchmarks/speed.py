@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -24,24 +25,32 @@ from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
 
-def measure(*, short: bool = False) -> Report:
+def measure(
+    *, short: bool = False, rounds: int | None = None, report: Callable[[str], None] = lambda line: None
+) -> Report:
     """Measure everything, one figure after another; growth only in the long form."""
     where = machine()
-    rounds = 3 if short else 7
+    rounds = rounds or (3 if short else 7)
     tasks = 2_000 if short else 10_000
     large = 20_000 if short else 100_000
     compared, skipped = peers.measure(rounds, 200 if short else 500)
-    figures = [
-        _ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.0),
-        _ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, bar=0.7),
-        _tracing(rounds, tasks),
-        *_replans(3, 200 if short else 900, large),
-        footprint.store(rounds, tasks),
-        footprint.memory(large),
-        footprint.resume(large // 2),
-        *footprint.stalls(rounds, tasks),
-        *([] if short else _growth(3)),
-    ]
+    figures: list[Figure] = []
+    parts: tuple[Callable[[], list[Figure]], ...] = (
+        lambda: [_ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.0)],
+        lambda: [_ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, bar=0.7)],
+        lambda: [_tracing(rounds, tasks)],
+        lambda: _replans(min(rounds, 3), 200 if short else 900, large),
+        lambda: [footprint.store(rounds, tasks)],
+        lambda: footprint.stalls(rounds, tasks),
+        lambda: [footprint.memory(large)],
+        lambda: [footprint.resume(large // 2)],
+        lambda: [] if short else _growth(rounds),
+    )
+    for part in parts:
+        found = part()
+        figures += found
+        for figure in found:
+            report(f"{figure.name}{f', {figure.size:,}' if figure.size else ''}: {figure.value:.1f} {figure.unit}")
     work = peers.WORK.format(tasks=200 if short else 500)
     return Report(where, rounds, tuple(figures), tuple(compared), tuple(skipped), work)
 
@@ -65,7 +74,7 @@ def _growth(rounds: int) -> list[Figure]:
     """What a task costs in plans of every size."""
     figures = []
     for size in (100, 1_000, 10_000, 100_000):
-        times = rounds if size < 100_000 else 2
+        times = rounds if size < 100_000 else 1
         figures.append(_ratio("sequential", times, size, _sequential, _bare_tasks, bar=2.0, size=size))
         figures.append(_ratio("swarm of 100", times, size, _swarm, _task_group, bar=0.7, size=size))
     return figures
