@@ -39,7 +39,8 @@ def process_born(pid: int) -> float:
 def kill_left_behind(run: RunId, records: Iterable[Record]) -> list[int]:
     """Kill the process groups that attempts of a run started on this machine and left behind.
 
-    Returns when they are gone. Must be called by the owner of the run, before anything is run again.
+    Returns when they are gone. Must be called by the owner of the run, before anything is run again. Where the
+    system does not tell of processes in /proc, none is recognised, and none is killed.
 
     Args:
         run: the run.

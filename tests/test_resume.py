@@ -235,6 +235,22 @@ async def test_wall_clock_stands_still_meanwhile() -> None:
     assert ends == [("paused", 60), ("paused", 30), ("aborted", 10)]
 
 
+async def test_clock_behind() -> None:
+    """On a machine whose clock is behind, no record is stamped before the one that it follows."""
+    store = MemoryStore()
+    for start in (1_000_000.0, 999_000.0, 999_500.0):
+        async with VirtualClock(start) as clock:
+            keeper = ReplanningEngine([], store=store, environment=environment(clock))
+            source = keeper.resume(RUN) if store.runs() else keeper.open(chain("a", "b", "c"), run_id=RUN)
+            async with source as run:
+                async for task in run.ready():
+                    async with run.attempt(task):
+                        await clock.sleep(5)
+                        run.pause()
+    assert broken_promises(list(store.read(RUN))) == []
+    assert [record.at for record in store.read(RUN)][-1] == 1_000_005
+
+
 async def test_absent_tools_are_announced_once() -> None:
     """That a tool is unavailable from the start is said once, also where the run was cut off before it could be."""
     _, records = await from_start()
