@@ -66,14 +66,14 @@ class Questions:
         self._life = run._life
         self._gate = gate
         self._durable = durable
-        self._scopes: dict[QuestionId, anyio.CancelScope] = {}
+        self._conversations: dict[QuestionId, _Conversation] = {}
         self._group: TaskGroup | None = None
         self._life.observers[Revised].append(self._on_revised)
 
     @property
     def waiting(self) -> bool:
         """Whether a person is being asked, or an answer is being carried out, so that the run is not at its end."""
-        return bool(self._scopes) or bool(self._life.ledger.answered)
+        return bool(self._conversations) or bool(self._life.ledger.answered)
 
     def rearm(self, group: TaskGroup) -> None:
         """Finish what a resumed run had begun, and put the questions that it has open to the gate again."""
@@ -194,9 +194,9 @@ class Questions:
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         self._life.commit(closing)
-        scope = self._scopes.pop(asked.question, None)
-        if scope is not None:
-            scope.cancel()
+        conversation = self._conversations.pop(asked.question, None)
+        if conversation is not None:
+            conversation.end()
 
     def _on_revised(self, record: Record) -> None:
         self._withdraw_stale()
@@ -213,91 +213,20 @@ class Questions:
     # Asking
 
     def _put(self, asked: QuestionAsked) -> None:
-        if self._gate is not None and self._group is not None and asked.question not in self._scopes:
-            self._scopes[asked.question] = scope = anyio.CancelScope()
-            self._group.start_soon(self._converse, asked, self._gate, scope)
+        if self._gate is not None and self._group is not None and asked.question not in self._conversations:
+            self._conversations[asked.question] = conversation = _Conversation(self, self._run, asked, self._gate)
+            self._group.start_soon(self._converse, conversation)
 
-    async def _converse(self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope) -> None:
-        """Put one question to the gate, with reminder and deadline, until it is closed."""
-        question, remind_at = self._timed(asked)
-        overdue = False
-
-        def expire() -> None:
-            nonlocal overdue
-            overdue = True
-            scope.cancel()
-
-        def remind() -> None:
-            if not overdue:
-                group.start_soon(self._remind, question, gate)
-
-        timer = self._life.timer
-        alarms = [] if question.deadline is None else [timer.at(question.deadline, expire)]
+    async def _converse(self, conversation: _Conversation) -> None:
+        asked = conversation.asked
         try:
-            with scope:
-                async with anyio.create_task_group() as group:
-                    if remind_at is not None:
-                        alarms.append(timer.at(remind_at, remind))
-                    try:
-                        await self._ask_until_taken(question, gate)
-                    finally:
-                        for alarm in alarms:
-                            alarm.cancel()  # before the group closes, which then takes no reminder any more
-                    group.cancel_scope.cancel()
-            if overdue:
+            if await conversation.hold():
                 await self._expire(asked)
         except NotRunning:
             pass  # the run has ended while the store failed
         finally:
-            self._scopes.pop(asked.question, None)
+            self._conversations.pop(asked.question, None)
         self._life.check()
-
-    def _timed(self, asked: QuestionAsked) -> tuple[Question, float | None]:
-        """A question with its deadline, and when to remind of it; who had no time to answer gets it anew."""
-        life = self._life
-        approval, now = life.settings.approval, life.clock.now()
-        question, remind_at = self.question(asked), asked.remind_at
-        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
-            question = replace(question, deadline=now + approval.timeout)
-            remind_at = now + approval.timeout * approval.remind_after
-        return question, None if asked.question in life.ledger.reminded else remind_at
-
-    async def _ask_until_taken(self, question: Question, gate: HumanGate) -> None:
-        try:
-            for _ in range(REFUSALS):
-                if question.id not in self._life.ledger.questions:
-                    return
-                try:
-                    await self._take(question.id, await gate.ask(question))
-                except ChangeRefused as error:
-                    question = replace(question, refused=str(error))
-                else:
-                    return
-            raise ReplanningError(f"{REFUSALS} answers in a row were refused: {question.refused}")
-        except (StaleAnswer, UnknownQuestion, NotRunning):
-            return
-        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
-            self._contain("gate", error)
-
-    async def _take(self, question_id: QuestionId, answer: Answer) -> None:
-        """Take an answer, as soon as the store does."""
-        while True:
-            await self._life.store_back()
-            try:
-                return self.answer(question_id, answer)
-            except Unstorable as error:  # it would never be taken
-                raise ChangeRefused([Problem("", str(error))]) from error
-            except StoreError:
-                continue
-
-    async def _remind(self, question: Question, gate: HumanGate) -> None:
-        if self._life.end is not None or question.id not in self._life.ledger.questions:
-            return
-        self._life.observe(QuestionReminded(question.id))
-        try:
-            await gate.remind(question)
-        except Exception as error:  # noqa: BLE001 - law 7: likewise
-            self._contain("gate reminder", error)
 
     async def _expire(self, asked: QuestionAsked) -> None:
         """Close a question that nobody answered in time, as soon as the store takes it."""
@@ -315,6 +244,96 @@ class Questions:
             except StoreError:
                 await life.store_back()
 
+
+class _Conversation:
+    """One question that is put to a gate, with reminder and deadline, until it is closed."""
+
+    def __init__(self, questions: Questions, run: PlanRun, asked: QuestionAsked, gate: HumanGate) -> None:
+        self.asked = asked
+        self._questions = questions
+        self._life = run._life
+        self._redactor = run._redactor
+        self._gate = gate
+        self._scope = anyio.CancelScope()
+        self._overdue = False
+
+    def end(self) -> None:
+        """Let the gate go: the question is closed."""
+        self._scope.cancel()
+
+    async def hold(self) -> bool:
+        """Ask until the question is closed; returns whether time was up before."""
+        question, remind_at = self._timed()
+
+        def remind() -> None:
+            if not self._overdue:
+                group.start_soon(self._remind, question)
+
+        timer = self._life.timer
+        alarms = [] if question.deadline is None else [timer.at(question.deadline, self._expire)]
+        with self._scope:
+            async with anyio.create_task_group() as group:
+                if remind_at is not None:
+                    alarms.append(timer.at(remind_at, remind))
+                try:
+                    await self._ask_until_taken(question)
+                finally:
+                    for alarm in alarms:
+                        alarm.cancel()  # before the group closes, which then takes no reminder any more
+                group.cancel_scope.cancel()
+        return self._overdue
+
+    def _expire(self) -> None:
+        self._overdue = True
+        self._scope.cancel()
+
+    def _timed(self) -> tuple[Question, float | None]:
+        """The question with its deadline, and when to remind of it; who had no time to answer gets it anew."""
+        asked, life = self.asked, self._life
+        approval, now = life.settings.approval, life.clock.now()
+        question, remind_at = self._questions.question(asked), asked.remind_at
+        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
+            question = replace(question, deadline=now + approval.timeout)
+            remind_at = now + approval.timeout * approval.remind_after
+        return question, None if asked.question in life.ledger.reminded else remind_at
+
+    async def _ask_until_taken(self, question: Question) -> None:
+        try:
+            for _ in range(REFUSALS):
+                if question.id not in self._life.ledger.questions:
+                    return
+                try:
+                    await self._take(question.id, await self._gate.ask(question))
+                except ChangeRefused as error:
+                    question = replace(question, refused=str(error))
+                else:
+                    return
+            raise ReplanningError(f"{REFUSALS} answers in a row were refused: {question.refused}")
+        except (StaleAnswer, UnknownQuestion, NotRunning):
+            return
+        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
+            self._contain("gate", error)
+
+    async def _take(self, question_id: QuestionId, answer: Answer) -> None:
+        """Take an answer, as soon as the store does."""
+        while True:
+            await self._life.store_back()
+            try:
+                return self._questions.answer(question_id, answer)
+            except Unstorable as error:  # it would never be taken
+                raise ChangeRefused([Problem("", str(error))]) from error
+            except StoreError:
+                continue
+
+    async def _remind(self, question: Question) -> None:
+        if self._life.end is not None or question.id not in self._life.ledger.questions:
+            return
+        self._life.observe(QuestionReminded(question.id))
+        try:
+            await self._gate.remind(question)
+        except Exception as error:  # noqa: BLE001 - law 7: likewise
+            self._contain("gate reminder", error)
+
     def _contain(self, where: str, error: Exception) -> None:
         if self._life.end is None:
-            self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
+            self._life.observe(Contained(where, self._redactor.text(repr(error))[:2000]))
