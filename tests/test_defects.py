@@ -51,7 +51,7 @@ from tests.question_parts import asking, dialogue, two_ways
 ELSEWHERE = {26, 27, 38, 39}
 """Defects of parts that do not exist yet."""
 
-SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
+SECRET = "sk-4f9c2a7be01d4c5e8b3a6f"
 
 
 def test_every_defect_has_its_test() -> None:

@@ -142,7 +142,7 @@ async def test_a_gate_is_cancelled_when_its_time_is_up() -> None:
 
 async def test_secrets_in_the_error_of_a_gate() -> None:
     """What a gate raises is recorded without the secrets in it."""
-    secret = "sk-abcdefghijklmnopqrstuvwxyz"
+    secret = "sk-4f9c2a7be01d4c5e8b3a6f"
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate([raises(ValueError(f"401 for {secret}"))]))
         result = await engine.execute(chain("a"), failing("a"))

@@ -388,7 +388,7 @@ async def test_answers_that_are_none() -> None:
 
 async def test_the_comment_has_no_secrets() -> None:
     """What a person writes is cleaned of secrets before it is recorded."""
-    secret = "sk-abcdefghijklmnopqrstuvwxyz"
+    secret = "sk-4f9c2a7be01d4c5e8b3a6f"
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate([Answer("reject", comment=f"use {secret}")]))
         result = await engine.execute(chain("a"), failing("a"))
