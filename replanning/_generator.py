@@ -281,7 +281,8 @@ def _declined(print_: str, alternative: Alternative, request: ReplanRequest, set
 def _exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
     """Which limit an alternative would exceed, in words; empty when none."""
     limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
-    if most is not None and setting.ledger.applied >= most:  # since providers were asked, a person may have approved one
+    # Since the providers were asked, a person may have approved one.
+    if most is not None and setting.ledger.applied >= most:
         return f"the limit of {most} replans per run is reached"
     for task_id in touched(alternative.changes):
         root = live.entry(task_id).root if task_id in live else task_id

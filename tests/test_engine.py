@@ -9,6 +9,7 @@ import pytest
 
 from replanning import (
     Alternative,
+    AlternativeProvider,
     PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
@@ -144,7 +145,12 @@ async def test_failing_providers_are_contained() -> None:
         def nonsense(request: ReplanRequest) -> list[Alternative]:
             return ["rm -rf"]  # type: ignore[list-item]
 
-        providers = [Hangs(), Proposer(broken, "broken"), Proposer(nonsense, "nonsense"), Proposer(again, "good")]
+        providers: list[AlternativeProvider | str] = [
+            Hangs(),
+            Proposer(broken, "broken"),
+            Proposer(nonsense, "nonsense"),
+            Proposer(again, "good"),
+        ]
         engine = ReplanningEngine(providers, environment=environment(clock))
         result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "succeeded"
