@@ -130,6 +130,15 @@ class Lifecycle(Recorder):
                 self._waiters.remove(event)
             raise
 
+    @property
+    def stopping(self) -> str:
+        """Why nothing more may begin, also not what was handed out already; empty when it may."""
+        if self.over_budget:
+            return f"the run {self.over_budget}"
+        if self.ledger.pausing is not None:
+            return "the run is to pause"
+        return "the run is to be aborted" if self.live.aborted is not None else ""
+
     def _claim(self) -> tuple[Entry, Task] | None:
         if self.journal.blocked or self.over_budget or self.ledger.pausing is not None or self.live.aborted is not None:
             return None

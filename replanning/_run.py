@@ -201,7 +201,7 @@ class PlanRun(PlanEdits):
             The id of the attempt, to report its end with.
 
         Raises:
-            NotRunning: the task is not ready, a question holds it, or the run has ended.
+            NotRunning: the task is not ready, a question holds it, or the run has ended or is about to.
             StoreError: the journal does not take it; the task must not be executed.
         """
         entry = self.live.entry(TaskId(task_id))
@@ -211,6 +211,8 @@ class PlanRun(PlanEdits):
             raise NotRunning(f"task {task_id!r} is held until a person has answered what they were asked about it")
         if self._life.end is not None:
             raise NotRunning(f"the run is {self._life.end.status}")
+        if self._life.stopping:
+            raise NotRunning(f"{self._life.stopping}: nothing more begins")
         return self._start(entry)
 
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
@@ -353,7 +355,8 @@ class PlanRun(PlanEdits):
     def _begin(self, attempt: Attempt) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
         entry = self.live.entry(attempt.task.id)
-        if entry.state is not TaskState.READY or entry.held or self._life.end is not None:
+        life = self._life
+        if entry.state is not TaskState.READY or entry.held or life.end is not None or life.stopping:
             self._fence(attempt, entry)
             return False
         try:
@@ -378,8 +381,8 @@ class PlanRun(PlanEdits):
     def _fence(self, attempt: Attempt, entry: Entry) -> None:
         attempt.id = AttemptId(f"{entry.id}#fenced")
         if self._life.end is None:
-            state = "held by a question" if entry.held else entry.state
-            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: the task is {state}"))
+            state = "the task is held by a question" if entry.held else f"the task is {entry.state}"
+            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: {self._life.stopping or state}"))
 
     def _start(self, entry: Entry) -> AttemptId:
         life = self._life

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
-from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import Answer, NotRunning, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import SkipTask
 from replanning.events import (
+    AttemptFenced,
     AttemptSucceeded,
     AttemptTimedOut,
     QuestionAnswered,
@@ -212,3 +214,39 @@ async def test_what_was_concluded_late_is_not_dropped() -> None:
         assert records[24].at > records[23].at
         assert broken_promises(records) == []
         assert bodies(store, result.run, TriggerDropped) == []
+
+
+async def test_what_waits_for_the_store_does_not_begin_after_a_pause() -> None:
+    """A task that was handed out before a pause, and could not begin for the store, does not begin after it."""
+    async with VirtualClock() as clock:
+        store = out_of_order(clock, 5, 10)
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
+        work = ScriptedExecutor({"a": returns(after=20)}, clock=clock)
+        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
+
+            async def late() -> None:
+                await clock.sleep(6)
+                await drive(run, work)
+
+            group.start_soon(drive, run, work)
+            group.start_soon(late)
+            await clock.sleep(8)
+            run.pause()
+        assert run.result.status == "paused"
+        assert [call.task.id for call in work.calls] == ["a"]
+        fenced = bodies(store, run.id, AttemptFenced)
+        assert [body.report for body in fenced] == ["not started: the run is to pause"]
+        assert broken_promises(list(store.read(run.id))) == []
+
+
+async def test_nothing_is_reported_as_started_after_a_pause() -> None:
+    """Who reports the start of a task that was handed out before a pause is told that nothing more begins."""
+    engine = ReplanningEngine([], monitor=PlanMonitor([]))
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+        attempt = run.started("a")
+        run.pause()
+        with pytest.raises(NotRunning, match="the run is to pause: nothing more begins"):
+            run.started("b")
+        run.succeeded(attempt)
+    assert run.result.status == "paused"
