@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,8 +304,9 @@ def main() -> None:
     options = parser.parse_args()
     say(f"{options.kills} kills, store {options.store}, seed {options.seed}")
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as place:
-        tally = campaign(options.store, options.kills, options.seed, Path(place), report=True)
+    place = Path(tempfile.mkdtemp(prefix="crash-"))
+    tally = campaign(options.store, options.kills, options.seed, place, report=True)
+    shutil.rmtree(place)  # where something was wrong it is still there, to be looked at
     say(f"{tally.kills} kills in {tally.runs} runs, {time.perf_counter() - began:.0f} s; nothing was lost or repeated")
     for kind, times in tally.after.most_common():
         say(f"{times:6} after {kind}")
