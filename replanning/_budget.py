@@ -6,9 +6,6 @@ from replanning._errors import BudgetExceeded
 from replanning._plan import Budget
 from replanning._records import Usage
 
-UNKNOWN_PRICE = float("nan")
-"""The money of an estimate whose price is not known; refused under a money limit."""
-
 
 class Spending:
     """What a run has spent and reserved, against its budget.
@@ -20,10 +17,15 @@ class Spending:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.spent = Usage()
-        self.reserved = Usage()
+        self.reservations: list[Usage] = []
 
     def __repr__(self) -> str:
         return f"<Spending spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
+
+    @property
+    def reserved(self) -> Usage:
+        """What is set aside and not settled yet."""
+        return sum(self.reservations, Usage())
 
     def reserve(self, estimate: Usage) -> Usage:
         """Set an upper bound of what is about to be used aside.
@@ -31,19 +33,14 @@ class Spending:
         Raises:
             BudgetExceeded: it does not fit what is left; nothing was reserved.
         """
-        unknown = estimate.money != estimate.money
-        if unknown and self.budget.money is not None:
-            raise BudgetExceeded("its price is unknown and the budget limits money; state a price for the model")
-        if unknown:
-            estimate = Usage(estimate.calls, estimate.tokens, 0.0)
-        self._check(self.spent + self.reserved + estimate, "it would exceed")
-        self.reserved = self.reserved + estimate
+        if problem := self._over(self.spent + self.reserved + estimate):
+            raise BudgetExceeded(f"it would exceed the budget: {problem}")
+        self.reservations.append(estimate)
         return estimate
 
     def settle(self, reservation: Usage) -> None:
         """Release a reservation; what was used is counted by `charge`."""
-        left = self.reserved + Usage(-reservation.calls, -reservation.tokens, -reservation.money)
-        self.reserved = Usage(left.calls, left.tokens, max(0.0, left.money))
+        self.reservations.remove(reservation)
 
     def charge(self, usage: Usage) -> None:
         """Count what was used, whether or not it was reserved."""
@@ -51,18 +48,16 @@ class Spending:
 
     def exceeded(self) -> str:
         """Which limit on what is spent has been passed, in words; empty when none has."""
-        try:
-            self._check(self.spent, "has exceeded")
-        except BudgetExceeded as error:
-            return str(error)
-        return ""
+        problem = self._over(self.spent)
+        return f"has exceeded the budget: {problem}" if problem else ""
 
-    def _check(self, total: Usage, verb: str) -> None:
+    def _over(self, total: Usage) -> str:
         limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
         over = [
             f"{getattr(total, name):g} of {limit:g} {name}"
             for name, limit in limits
             if limit is not None and getattr(total, name) > limit
         ]
-        if over:
-            raise BudgetExceeded(f"{verb} the budget: {', '.join(over)}")
+        if total.unpriced and self.budget.money is not None:
+            over.append("a price that is not known, of limited money; state a price for the model")
+        return ", ".join(over)

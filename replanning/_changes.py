@@ -136,24 +136,28 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     for change in changes:
         new = change.tasks if isinstance(change, ReplaceTask) else (change.task,) if isinstance(change, AddTask) else ()
         for task in new:
-            names[task.id] = f"new-{len(names)}"
+            names[task.id] = f"\n{len(names)}"  # which no id can be
     document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
     for part, change in zip(document, changes, strict=True):
         part["kind"] = change.kind
         _rename(part, names)
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    for name, number in names.items():
+        text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _rename(part: JsonObject, names: dict[str, str]) -> None:
-    tasks = part.get("tasks") or ([part["task"]] if "task" in part else [])
-    assert isinstance(tasks, list)
-    for task in tasks:
-        assert isinstance(task, dict)
-        depends_on = task.get("depends_on") or []
-        assert isinstance(depends_on, list)
-        task["id"] = names[str(task["id"])]
-        task["depends_on"] = [names.get(str(dep), str(dep)) for dep in depends_on]
+    """Give the tasks in a change their names, wherever it names them; what does not fit is not for here to say."""
+    for key, value in part.items():
+        if key in ("id", "task_id") and isinstance(value, str):
+            part[key] = names.get(value, value)
+        elif key in ("depends_on", "before", "order") and isinstance(value, list):
+            part[key] = [names.get(name, name) if isinstance(name, str) else name for name in value]
+        elif key in ("task", "tasks", "fields"):
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, dict):
+                    _rename(inner, names)
 
 
 def dump_change(change: PlanChange) -> JsonObject:

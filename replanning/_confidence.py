@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from replanning._changes import AddTask, Alternative, ModifyTask, PlanChange, ReplaceTask, RetryTask
+from replanning._changes import (
+    AbortRun,
+    AddTask,
+    Alternative,
+    ModifyTask,
+    PlanChange,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+)
+from replanning._ids import TaskId
 from replanning._plan import Task
 from replanning._records import Score
 from replanning._settings import Weights
@@ -62,23 +72,20 @@ class ConfidenceScorer:
 
 
 def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
-    """The tasks that will run because of changes."""
-    tasks: list[Task] = []
+    """The tasks that will run because of changes, as the changes leave them."""
+    tasks: dict[TaskId, Task] = {}
     for change in changes:
-        if isinstance(change, ReplaceTask):
-            tasks.extend(change.tasks)
-        elif isinstance(change, AddTask):
-            tasks.append(change.task)
-        elif isinstance(change, RetryTask):
-            tasks.append(view.task(change.task_id).task)
-        elif isinstance(change, ModifyTask):
-            task = view.task(change.task_id).task
-            tasks.append(
-                task.model_copy(
-                    update={name: change.fields[name] for name in ("tool", "resources") if name in change.fields}
-                )
-            )
-    return tasks
+        if isinstance(change, AddTask):
+            tasks[change.task.id] = change.task
+        elif isinstance(change, RetryTask | ModifyTask):
+            task = tasks.get(change.task_id) or view.task(change.task_id).task
+            new = change.fields if isinstance(change, ModifyTask) else {}
+            tasks[task.id] = task.model_copy(update={name: new[name] for name in ("tool", "resources") if name in new})
+        elif not isinstance(change, ReorderTasks | AbortRun):
+            tasks.pop(change.task_id, None)
+            if isinstance(change, ReplaceTask):
+                tasks |= {task.id: task for task in change.tasks}
+    return list(tasks.values())
 
 
 def past_success(histories: Sequence[Sequence[bool]]) -> float:

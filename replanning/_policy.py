@@ -72,7 +72,7 @@ class ReplanPolicy:
         index, best = usable[0]
         gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
         minimum = self.settings.better_path.min_gain
-        if len(gains) == len(triggers) and max(gains) < minimum:
+        if gains and len(gains) == len(triggers) and max(gains) < minimum:
             return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
         if ask := self._must_ask(triggers, best, view):
             return Decision("ask", ask[0], ask[1], index)

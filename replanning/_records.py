@@ -7,6 +7,7 @@ Live plan, ledger and history are folds over it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final, Literal, NamedTuple
@@ -40,14 +41,28 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What work or a provider used: calls, tokens and money (in the currency of the budget)."""
+    """What work or a provider used: calls, tokens and money (in the currency of the budget).
+
+    `unpriced` says that part of it has a price that is not known; under a limit of money it is refused.
+
+    Raises:
+        ValueError: an amount is negative, infinite or not a number.
+    """
 
     calls: int = 0
     tokens: int = 0
     money: float = 0.0
+    unpriced: bool = False
+
+    def __post_init__(self) -> None:
+        amounts = {"calls": self.calls, "tokens": self.tokens, "money": self.money}
+        wrong = {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}
+        if wrong:
+            raise ValueError(f"usage is counted from 0 up, not {wrong}; say unpriced=True where a price is not known")
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.money + other.money)
+        unpriced = self.unpriced or other.unpriced
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.money + other.money, unpriced)
 
 
 # Observations: what happened

@@ -46,10 +46,14 @@ _anywhere: Final = _after("")
 
 # What is a secret by its shape, wherever it stands
 
+_KINDS: Final = ("sk", "rk", "pk", "whsec")
+_KEY: Final = r"(?:(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,}[A-Za-z0-9_-]*)"
+"""With a digit, or with more letters in a row than words of a name have."""
+
 _SHAPES: Final = (
     ("-----BEGIN ", r"[A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)"),
-    *((f"{kind}-", r"(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}") for kind in ("sk", "rk", "pk")),
-    *((f"{kind}_", r"(?:live_|test_)?(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}") for kind in ("sk", "rk", "pk", "whsec")),
+    *((f"{kind}-", _KEY) for kind in ("sk", "rk", "pk")),
+    *((f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})") for kind in _KINDS),
     *((f"gh{kind}_", "[A-Za-z0-9]{20,}") for kind in "pousr"),
     ("github_pat_", "[A-Za-z0-9_]{20,}"),
     *((f"gl{kind}-", "[A-Za-z0-9_-]{16,}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),

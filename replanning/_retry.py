@@ -7,6 +7,8 @@ from replanning._plan import Retry
 from replanning._records import Failure
 
 _MAX_DELAY = 3600.0
+_MOST_DOUBLINGS = 62
+"""By then every delay has reached the maximum, and a float still holds it."""
 
 
 def next_attempt(
@@ -29,7 +31,7 @@ def next_attempt(
     if failure.kind == "interrupted":
         return (now, False) if entry.task.idempotent else (None, True)
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (2 ** (entry.round - 1) if policy.exponential else 1)
+    delay = policy.delay * (2 ** min(entry.round - 1, _MOST_DOUBLINGS) if policy.exponential else 1)
     if policy.jitter:
         delay *= 0.5 + chance
     due = now + min(delay, _MAX_DELAY)

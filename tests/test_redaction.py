@@ -23,6 +23,7 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nq83J\n-----END RSA PRI
 BARRED = [
     "sk-proj-|Ab3dEf6hIj9kLmNoPqRsTuVwXyZ",
     "sk-ant-|api03-Zx8-Yw7_Vu6Ts5Rq4Po3Nm2",
+    "sk-|abcdefghijklmnopqrstuvwx",
     "sk_live_|4eC39HqLyjWDarjtT1zdp7dc",
     "whsec_|MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
     "ghp_|16C7e42F292c6912E7710c838347Ae178B4a",
