@@ -359,7 +359,7 @@ async def test_codec() -> None:
 
 async def test_secrets_never_enter() -> None:
     """Secrets in outputs, errors and context are masked before they reach plan, journal or dependents."""
-    secret = "sk-abcdefghijklmnopqrstuvwxyz"
+    secret = "sk-proj1Abcdef2Ghijkl3Mnopqr4Stuvwx"
     store = MemoryStore()
     async with open_run(chain("a", "b"), store=store) as run:
         run.change_context({"note": f"use {secret}"})
