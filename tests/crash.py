@@ -95,9 +95,10 @@ class Process:
 
     def __init__(self, kind: str, folder: Path, *, lease: str = "inf") -> None:
         self.reading, writing = os.pipe()
+        self.errors = folder / "errors"
         arguments = [kind, str(folder / "history"), RUN, str(folder / "effects"), str(writing)]
         command = [sys.executable, "-m", "tests.crash_child", *arguments]
-        with (folder / "errors").open("ab") as errors:
+        with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -135,6 +136,7 @@ class Process:
         """What it says at its end; None when it was killed."""
         said, _ = self.process.communicate(timeout=PATIENCE)
         os.close(self.reading)
+        assert self.process.returncode in (0, -signal.SIGKILL), self.errors.read_text()
         return json.loads(said) if self.process.returncode == 0 else None
 
 
@@ -156,7 +158,7 @@ def play(kind: str, folder: Path, rng: random.Random, kills: int, tally: Tally) 
     for life in range(kills + 1):
         with started(kind, folder) as process:
             process.go()
-            if life < kills:
+            if life < kills and not worn_out(before):
                 live_a_while(process, kind, folder, rng, resumed=life > 0)
                 process.kill()
             else:
@@ -171,8 +173,14 @@ def play(kind: str, folder: Path, rng: random.Random, kills: int, tally: Tally) 
         tally.kills += 1
         tally.after[records[-1].body.kind if records else "nothing"] += 1
     tally.runs += 1
-    assert said is not None, (folder / "errors").read_text()
+    assert said is not None, "it was killed although nobody killed it"
     return said
+
+
+def worn_out(records: Sequence[Record]) -> bool:
+    """Whether a task was cut off so often that it is not proposed once more to run it again."""
+    begun = Counter(record.body.task for record in records if isinstance(record.body, AttemptStarted))
+    return any(task.startswith("once") and times >= 3 for task, times in begun.items())
 
 
 def live_a_while(process: Process, kind: str, folder: Path, rng: random.Random, *, resumed: bool) -> None:
