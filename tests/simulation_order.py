@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from replanning import Plan
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
-from replanning.events import AttemptStarted, Record, Revised, RunOpened, TriggerFired
+from replanning.events import AttemptStarted, Record, Revised, RunOpened, RunResumed, TriggerFired
 from replanning.testing._model import RunModel
 
 
@@ -41,18 +41,23 @@ class Places:
 def out_of_order(records: Sequence[Record]) -> Iterator[str]:
     """Tasks that were started although another that could start had its place before them.
 
-    Left aside are tasks that a trigger is about: they may be held while it is considered.
+    Left aside are tasks that a trigger is about, which may be held while it is considered, and at the moment of a
+    resume those whose wait for another attempt is over, which the timer makes ready.
     """
     opened = records[0].body
     assert isinstance(opened, RunOpened)
     model, places = RunModel(opened.plan), Places(opened.plan)
     concerned: set[str] = set()
+    resumed = 0.0
     for record in records[1:]:
         body = record.body
         if isinstance(body, TriggerFired):
             concerned.update(body.trigger.tasks)
+        elif isinstance(body, RunResumed):
+            resumed = record.at
         elif isinstance(body, AttemptStarted):
-            first = min(_could_start(model, record.at), key=places.__getitem__, default=body.task)
+            able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
+            first = min(able, key=places.__getitem__, default=body.task)
             if places[first] < places[body.task] and first not in concerned:
                 yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
         model.take(record)
