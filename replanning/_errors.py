@@ -89,7 +89,7 @@ class IllegalTransition(ReplanningError):
     """A task in this state does not take this event."""
 
     def __init__(self, state: str, event: str, subject: str = "a task") -> None:
-        super().__init__(f"{subject} is {state} and cannot take {event!r}")
+        super().__init__(f"{subject} is {state} and cannot take {str(event)!r}")
         self.state, self.event, self.subject = state, event, subject
 
 

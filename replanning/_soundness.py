@@ -32,10 +32,9 @@ def unsound(staging: Staging, *, sound_so_far: bool) -> list[Problem]:
 def _lacking(staging: Staging) -> Iterator[Problem]:
     touched = [*staging.tasks, *(i for i in staging.revived if i not in staging.tasks)]
     for task_id in touched:
-        if task_id in staging.removed:
-            continue
+        there = staging.__contains__ if task_id in staging.removed else staging.exists
         for dep in staging.task(task_id).depends_on:
-            if not staging.exists(dep):
+            if not there(dep):
                 why = "was removed" if dep in staging else "does not exist"
                 yield Problem(_place(staging, task_id, dep), f"task {task_id!r} depends on {dep!r}, which {why}")
 

@@ -83,7 +83,7 @@ def _table() -> dict[tuple[TaskState, TaskEvent], TaskState]:
         table[state, _E.REPLACE] = _S.REPLACED_BY_REPLAN
         table[state, _E.BLOCK] = _S.BLOCKED
     table[_S.CANCELLED, _E.REPLACE] = _S.REPLACED_BY_REPLAN
-    for state in (*STUCK, _S.BACKOFF, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN):
+    for state in (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN):
         table[state, _E.REVIVE] = _S.PENDING
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,9 +86,9 @@ class PlanView:
         return MappingProxyType(self._live.context)
 
     @property
-    def facts(self) -> frozenset[str]:
+    def facts(self) -> AbstractSet[str]:
         """The facts that hold now."""
-        return frozenset(self._live.facts)
+        return self._live.facts.keys()
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:

@@ -7,25 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from replanning import ChangeRefused, Goal, Plan, ReplanningError, Task
+from replanning import ChangeRefused, Plan, ReplanningError
 from replanning._entries import Entry
-from replanning._states import SATISFIED, WAITING, TaskState
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
+from replanning._live import LivePlan
+from replanning._states import WAITING, TaskState
+from replanning.changes import PlanChange
 from replanning.events import (
     AttemptFailed,
     AttemptInterrupted,
@@ -44,51 +34,7 @@ from replanning.events import (
     RunEnded,
 )
 from tests.live_parts import Kept, everything, held, next_up, satisfied, tool, wrong_with
-
-TOOLS = (
-    tool("plain", capability="c"),
-    tool("maker", capability="c", parameters={"out": "any"}, produces=["{out}"], removes=["raw"]),
-    tool("heavy", capability="c", resources={"cpu": 2}),
-    tool("absent", available=False),
-)
-DELAYS = st.sampled_from([0.0, 1.0, 5.0])
-
-
-@st.composite
-def tasks(draw: st.DrawFn, task_id: str, known: list[str], parts: list[str] | None = None) -> Task:
-    """A task that depends on some of those known (and, for a part of a sub-plan, on other parts)."""
-    name = draw(st.sampled_from([None, "plain", "maker", "heavy", "absent"]))
-    arguments: dict[str, object] = {"out": draw(st.sampled_from(["x", "${context.go}"]))} if name == "maker" else {}
-    depends_on = draw(st.lists(st.sampled_from(known + (parts or [])), max_size=3, unique=True)) if known else []
-    if depends_on and name is None and draw(st.booleans()):
-        arguments = {"value": f"${{{depends_on[0]}.output}}"}
-    return Task(
-        id=task_id,
-        tool=name,
-        arguments=arguments,
-        depends_on=tuple(depends_on),
-        priority=draw(st.integers(-1, 1)),
-        optional=draw(st.booleans()),
-        idempotent=draw(st.booleans()),
-        when=draw(st.sampled_from([None, None, "context.go"])),
-        resources=draw(st.sampled_from([{}, {}, {"cpu": 1}, {"cpu": 0.1, "disk": 1}])),
-    )
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    """A plan of a few tasks over two resources and four tools."""
-    made: list[Task] = []
-    for number in range(draw(st.integers(1, 7))):
-        made.append(draw(tasks(f"t{number}", [task.id for task in made])))
-    return Plan(
-        goal=Goal(objective="test", facts=("artifact(x)",)),
-        context={"go": True},
-        resources={"cpu": 2, "disk": 1},
-        tools=TOOLS,
-        tasks=tuple(made),
-        facts=("raw",),
-    )
+from tests.live_strategies import Changes, plans, situation
 
 
 class Living(RuleBasedStateMachine):
@@ -96,7 +42,7 @@ class Living(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fresh = 0
+        self.changes = Changes()
         self.questions = 0
         self.shrunk = False
         self.ids: set[str] = set()
@@ -117,74 +63,6 @@ class Living(RuleBasedStateMachine):
         if not fitting or data.draw(st.integers(0, 19)) == 19:
             fitting = [entry.id for entry in self.live] + ["nobody"]
         return data.draw(st.sampled_from(fitting)) if fitting else None
-
-    def new_id(self) -> str:
-        self.fresh += 1
-        return f"n{self.fresh}"
-
-    def change(self, data: st.DataObject) -> PlanChange:
-        """A change that has some chance to fit."""
-        kind = data.draw(st.sampled_from(sorted(_DRAW)))
-        return _DRAW[kind](self, data)
-
-    def added(self, data: st.DataObject) -> PlanChange:
-        known = [entry.id for entry in self.live if not entry.removed] or ["nobody"]
-        if data.draw(st.integers(0, 9)) == 9:
-            known.append(f"n{self.fresh + 2}")  # perhaps the next change brings it in
-        task_id = data.draw(st.sampled_from(known)) if data.draw(st.integers(0, 9)) == 9 else self.new_id()
-        before = data.draw(st.lists(st.sampled_from(known), max_size=1))
-        return AddTask(task=data.draw(tasks(task_id, known)), before=tuple(before))
-
-    def removed(self, data: st.DataObject) -> PlanChange:
-        return RemoveTask(task_id=self.pick(data, *WAITING, TaskState.FAILED))
-
-    def replaced(self, data: st.DataObject) -> PlanChange:
-        ids = [self.new_id() for _ in range(data.draw(st.integers(1, 3)))]
-        known = [entry.id for entry in self.live]
-        parts = [data.draw(tasks(i, known if data.draw(st.integers(0, 4)) == 0 else ids, ids)) for i in ids]
-        # Circles among the parts are drawn too often to be of use all the time.
-        if data.draw(st.booleans()):
-            parts = [
-                p.model_copy(update={"depends_on": tuple(ids[:n])[-1:], "arguments": {"out": "x"}})
-                for n, p in enumerate(parts)
-            ]
-        return ReplaceTask(task_id=self.pick(data, *WAITING, TaskState.FAILED, TaskState.CANCELLED), tasks=tuple(parts))
-
-    def modified(self, data: st.DataObject) -> PlanChange:
-        known = [entry.id for entry in self.live]
-        fields = data.draw(
-            st.sampled_from(
-                [
-                    {"name": "new"},
-                    {"priority": data.draw(st.integers(-2, 2))},
-                    {"optional": data.draw(st.booleans())},
-                    {"depends_on": data.draw(st.lists(st.sampled_from(known), max_size=2))},
-                    {"tool": data.draw(st.sampled_from([None, "plain", "heavy", "absent"])), "arguments": {}},
-                    {"resources": data.draw(st.sampled_from([{}, {"cpu": 1}, {"disk": 1}, {"cpu": 9}, {"tape": 1}]))},
-                    {"when": "context.go", "goal": "why"},
-                    {"id": "other"},
-                    {"colour": "red"},
-                ]
-            )
-        )
-        return ModifyTask(task_id=self.pick(data, *TaskState), fields=fields)
-
-    def reordered(self, data: st.DataObject) -> PlanChange:
-        waiting = [entry.id for entry in self.live if entry.state in WAITING] + ["nobody"]
-        return ReorderTasks(order=tuple(data.draw(st.lists(st.sampled_from(waiting), max_size=4, unique=True))))
-
-    def retried(self, data: st.DataObject) -> PlanChange:
-        states = [state for state in TaskState if state not in WAITING and state is not TaskState.DONE]
-        return RetryTask(task_id=self.pick(data, *states), delay=data.draw(DELAYS))
-
-    def skipped(self, data: st.DataObject) -> PlanChange:
-        return SkipTask(task_id=self.pick(data, *WAITING, TaskState.FAILED, TaskState.BLOCKED), reason="not needed")
-
-    def cancelled(self, data: st.DataObject) -> PlanChange:
-        return CancelTask(task_id=self.pick(data, *WAITING, TaskState.RUNNING), reason="not wanted")
-
-    def aborted(self, data: st.DataObject) -> PlanChange:
-        return AbortRun(reason=data.draw(st.sampled_from(["", "enough"])))
 
     def may(self, act: Callable[[], object]) -> bool:
         """Do something; where it is refused, see that everything is as it was."""
@@ -319,28 +197,11 @@ class Living(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
     def revise(self, data: st.DataObject, count: int) -> None:
-        changes = [self.change(data) for _ in range(count)]
-        hopeless = self.live.check(changes)
-        said = self.live.diff(changes)
-        assert not hopeless or said == "\n".join(map(str, hopeless))
-        taken = self.may(lambda: self.kept.apply(*changes))
-        assert taken is not bool(hopeless)
+        try_changes(self.kept, self.changes.several(data.draw, self.live, count))
 
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
     def revise_and_take_back(self, data: st.DataObject, count: int) -> None:
-        changes = [self.change(data) for _ in range(count)]
-        before = everything(self.live)
-        document, standing = self.live.document(), waiting(self.kept)
-        try:
-            back = self.live.inverse(changes)
-        except ChangeRefused:
-            assert everything(self.live) == before
-            return
-        assert everything(self.live) == before
-        self.kept.apply(*changes)
-        self.kept.apply(*back)
-        assert self.live.document().content_hash() == document.content_hash()
-        assert waiting(self.kept) == standing
+        try_to_take_back(self.kept, self.changes.several(data.draw, self.live, count))
 
     # What is always true
 
@@ -375,21 +236,8 @@ class Living(RuleBasedStateMachine):
 
     @invariant()
     def document_is_a_plan(self) -> None:
-        if not hasattr(self, "kept"):
-            return
-        document = self.live.document()
-        # What tasks read and take may have lost its sense through no fault of a change.
-        bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
-        plenty = {"cpu": 99, "disk": 99, "tape": 99}
-        tools = tuple(tool(spec.name) for spec in document.tools)
-        Plan.model_validate(
-            document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump()
-        )
-        for task in document.tasks:
-            done = self.live.entry(task.id).state in SATISFIED
-            assert done or all(
-                satisfied(self.live, dep) or dep in {t.id for t in document.tasks} for dep in task.depends_on
-            )
+        if hasattr(self, "kept"):
+            check_document(self.live)
 
     @invariant()
     def results_are_found(self) -> None:
@@ -400,30 +248,80 @@ class Living(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "kept"):
-            self.kept.live.advance(self.kept.now)
-            replayed = self.kept.replayed()
-            replayed.advance(self.kept.now)
-            assert held(replayed, self.kept.now) == held(self.live, self.kept.now)
-            assert wrong_with(replayed) == []
+            check_replay(self.kept)
 
 
-def waiting(kept: Kept) -> dict[str, str]:
+@settings(max_examples=400)
+@given(data=st.data(), count=st.integers(1, 4), taken_back=st.booleans())
+def test_any_set_of_changes(data: st.DataObject, count: int, taken_back: bool) -> None:
+    """A set of changes is carried out as a whole, is refused without a trace, or is taken back by its inverse."""
+    changes = Changes()
+    kept = situation(data.draw, changes)
+    (try_to_take_back if taken_back else try_changes)(kept, changes.several(data.draw, kept.live, count))
+    assert wrong_with(kept.live) == []
+    check_document(kept.live)
+    while (task_id := next_up(kept.live)) is not None:
+        kept.run(task_id)
+        assert wrong_with(kept.live) == []
+    check_replay(kept)
+
+
+def try_changes(kept: Kept, changes: list[PlanChange]) -> None:
+    """Apply changes; where they are refused, everything is as it was, and the reasons are those of a check."""
+    live, before = kept.live, everything(kept.live)
+    problems = live.check(changes)
+    said = live.diff(changes)
+    assert not problems or said == "\n".join(map(str, problems))
+    assert everything(live) == before
+    if problems:
+        with pytest.raises(ChangeRefused) as caught:
+            kept.apply(*changes)
+        assert caught.value.problems == problems
+        assert everything(live) == before
+    else:
+        kept.apply(*changes)
+
+
+def try_to_take_back(kept: Kept, changes: list[PlanChange]) -> None:
+    """Apply changes and their inverse: the plan is what it was, and waits as it waited."""
+    live, before = kept.live, everything(kept.live)
+    document, standing = live.document(), waiting(live)
+    try:
+        back = live.inverse(changes)
+    except ChangeRefused:
+        assert everything(live) == before
+        return
+    assert everything(live) == before
+    kept.apply(*changes)
+    kept.apply(*back)
+    assert live.document().content_hash() == document.content_hash()
+    assert waiting(live) == standing
+
+
+def waiting(live: LivePlan) -> dict[str, str]:
     """Which tasks wait, and whether for others; a delay between attempts is a detail."""
-    found = {entry.id: entry.state for entry in kept.live if entry.state in WAITING}
+    found = {entry.id: entry.state for entry in live if entry.state in WAITING}
     return {i: "READY" if state is TaskState.BACKOFF else str(state) for i, state in found.items()}
 
 
-_DRAW: dict[str, Callable[[Living, st.DataObject], PlanChange]] = {
-    "add": Living.added,
-    "remove": Living.removed,
-    "replace": Living.replaced,
-    "modify": Living.modified,
-    "reorder": Living.reordered,
-    "retry": Living.retried,
-    "skip": Living.skipped,
-    "cancel": Living.cancelled,
-    "abort": Living.aborted,
-}
+def check_document(live: LivePlan) -> None:
+    """The document of a live plan is a plan."""
+    document = live.document()
+    # What tasks read and take may have lost its sense through no fault of a change.
+    bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
+    plenty = {"cpu": 99, "disk": 99, "tape": 99}
+    tools = tuple(tool(spec.name) for spec in document.tools)
+    Plan.model_validate(document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump())
+
+
+def check_replay(kept: Kept) -> None:
+    """The journal gives the same plan."""
+    kept.live.advance(kept.now)
+    replayed = kept.replayed()
+    replayed.advance(kept.now)
+    assert held(replayed, kept.now) == held(kept.live, kept.now)
+    assert wrong_with(replayed) == []
+
 
 _ELSE: list[Callable[[Living, st.DataObject], None]] = [
     Living.change_the_world,
