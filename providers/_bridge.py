@@ -29,14 +29,17 @@ _SHOWN: Final = 5
 _STUCK = (TaskState.FAILED, TaskState.BLOCKED)
 
 
-async def bridged(request: ReplanRequest) -> list[Alternative]:
-    """Repairs over facts, the one that changes least first; without any, the verdict."""
+async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
+    """Repairs over facts, the one that changes least first; without any, the verdict.
+
+    Long searches go to a thread, unless `threads` is false.
+    """
     posed = list(problems(request))
     solved: list[Solution] = []
     for problem in posed:
         solution = solve(problem, AT_ONCE)
         if not solution.ways and solution.verdict is None:
-            solution = await anyio.to_thread.run_sync(solve, problem)
+            solution = await anyio.to_thread.run_sync(solve, problem) if threads else solve(problem)
         solved.append(solution)
     return list(_alternatives(posed, solved, request.view))
 

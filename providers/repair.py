@@ -43,13 +43,21 @@ class RepairProvider:
     name = "repair"
     gives_way = True
 
+    def __init__(self, *, threads: bool = True) -> None:
+        """Search long problems in a thread, so that the event loop goes on.
+
+        Args:
+            threads: false for simulations, in which it must not matter when a thread has finished.
+        """
+        self._threads = threads
+
     def __repr__(self) -> str:
         return "<RepairProvider>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Alternatives for a request, best first."""
         found = [alternative for search in SEARCHES for alternative in search(request)]
-        return _with_one_verdict(found, await bridged(request))
+        return _with_one_verdict(found, await bridged(request, threads=self._threads))
 
 
 def _with_one_verdict(found: Sequence[Alternative], bridges: Sequence[Alternative]) -> list[Alternative]:

@@ -28,6 +28,7 @@ from replanning import (
 from replanning.changes import parse_changes
 from replanning.events import Usage, Verdict
 from replanning.interfaces import RunId, RunStore
+from replanning.providers.repair import RepairProvider
 from replanning.testing import FlakyStore, ScriptedGate, Step, VirtualClock, hangs, raises, returns, virtual_environment
 from tests.simulation_changes import EDITS, REPAIRS, Maker, random_alternatives
 from tests.simulation_plans import FACT, random_plan
@@ -106,7 +107,8 @@ class World:
     def engine(self, store: RunStore, clock: VirtualClock) -> ReplanningEngine:
         """The engine of one life of the run."""
         self.clock = clock
-        providers = [name if name == "repair" else RandomProvider(name, self) for name in self.providers]
+        repair = RepairProvider(threads=False)  # when a thread has finished must not matter
+        providers = [repair if name == "repair" else RandomProvider(name, self) for name in self.providers]
         return ReplanningEngine(
             providers,
             settings=self.settings,
