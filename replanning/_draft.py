@@ -273,7 +273,7 @@ class Draft:
         if task_id in staging.sinks or any(part.id in staging.sinks for part in parts):
             self._problem(f"task {task_id!r} is replaced by these changes: it cannot be retried by them as well")
             return False
-        ended = [p.id for p in parts if p.attempts or p.satisfied or staging.state(p.id) in SATISFIED]
+        ended = [p.id for p in parts if p.attempts or staging.state(p.id) in SATISFIED]
         if ended:
             self._problem(f"task {task_id!r} was replaced and {ended} have started since: it cannot be retried")
             return False

@@ -302,6 +302,7 @@ class LivePlan(TaskGraph):
         self.context.update(body.changes)
         for name in body.removed:
             self.context.pop(name, None)
+        self._unpark()
 
     def _on_resource(self, body: ResourceUpdated, at: float) -> None:
         if body.available is not None and body.name in self.tools:
@@ -315,8 +316,7 @@ class LivePlan(TaskGraph):
         for fact in body.ceased:
             self.facts.pop(fact, None)
         self.facts.update(dict.fromkeys(body.holds))
-        if self._closed:
-            self._unpark()
+        self._unpark()
 
     def _on_revised(self, body: Revised, at: float) -> None:
         self.apply(body.changes, body.parent, at=at)

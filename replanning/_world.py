@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from replanning._errors import ExpressionError
@@ -187,9 +188,10 @@ def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, Json
 def _resolved(arguments: JsonObject, live: LivePlan) -> tuple[JsonObject, bool]:
     """The arguments with their references resolved, without those that refer to what does not exist yet."""
     known: JsonObject = {}
+    stored = partial(live.result, stored=True)  # the others are no JSON, of which no fact could speak
     for name, value in arguments.items():
         try:
-            known[name] = resolve({name: value}, context=live.context, result=live.result)[name]
+            known[name] = resolve({name: value}, context=live.context, result=stored)[name]
         except ExpressionError:
             continue
     return known, len(known) < len(arguments)

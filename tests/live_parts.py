@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from replanning import Goal, Plan, Task, ToolSpec
 from replanning._entries import SKIP_AHEAD, Entry
 from replanning._live import LivePlan
+from replanning._references import resolve
 from replanning._states import STUCK, WAITING, TaskState
+from replanning._world import Use, ground
 from replanning.changes import PlanChange
+from replanning.errors import ExpressionError
 from replanning.events import (
     AttemptFailed,
     AttemptStarted,
@@ -215,6 +219,9 @@ def _wrong_tasks(live: LivePlan) -> Iterable[str]:
 
 
 def _wrong_holdings(live: LivePlan) -> Iterable[str]:
+    running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
+    if set(live._underway) != running:
+        yield f"under way are {set(live._underway)}, with tools run {running}"
     for entry in live:
         if entry.claimed and entry.state is not TaskState.READY:
             yield f"{entry!r} is handed out and {entry.state}"
@@ -258,7 +265,30 @@ def usable(live: LivePlan, entry: Entry) -> bool:
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
-    return all(amount <= live.pool.capacity.get(name, 0.0) for name, amount in live.demand(entry.task).items())
+    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.demand(entry.task).items()):
+        return False
+    return live.plan.facts is None or used is None or _applicable(live, entry)
+
+
+def _applicable(live: LivePlan, entry: Entry) -> bool:
+    """Whether what a task needs holds, and neither it nor what runs takes from the other what that needs or adds."""
+    use = _use(live, entry)
+    running = [_use(live, other) for other in live if other.state is TaskState.RUNNING and other.task.tool]
+    return use.needs <= set(live.facts) and not any(use.disturbs(other) for other in running)
+
+
+def _use(live: LivePlan, entry: Entry) -> Use:
+    """What a task needs and brings about, worked out anew; what runs does so with the context of its start."""
+    if entry.id in live._underway:
+        return live._underway[entry.id]
+    spec = live.tools[str(entry.task.tool)]
+    arguments = {}
+    for name, value in entry.task.arguments.items():
+        try:
+            arguments[name] = resolve({name: value}, context=live.context, result=partial(live.result, stored=True))[name]
+        except ExpressionError:
+            continue
+    return ground(spec, arguments)
 
 
 def next_up(live: LivePlan) -> str | None:

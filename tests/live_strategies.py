@@ -30,6 +30,7 @@ Draw = Callable[[st.SearchStrategy], object]
 TOOLS = (
     tool("plain", capability="c"),
     tool("maker", capability="c", parameters={"out": "any"}, produces=["{out}"], removes=["raw"]),
+    tool("picky", parameters={"out": "any"}, needs=["{out}"], removes=["artifact({out})"]),
     tool("heavy", capability="c", resources={"cpu": 2}),
     tool("absent", available=False),
 )
@@ -40,9 +41,11 @@ _ENDED = (TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN, 
 @st.composite
 def tasks(draw: st.DrawFn, task_id: str, known: list[str]) -> Task:
     """A task that depends on some of those known."""
-    name = draw(st.sampled_from([None, "plain", "maker", "heavy", "absent"]))
+    name = draw(st.sampled_from([None, "plain", "maker", "picky", "heavy", "absent"]))
     depends_on = draw(st.lists(st.sampled_from(known), max_size=2, unique=True)) if known else []
-    arguments: dict[str, str] = {"out": draw(st.sampled_from(["x", "${context.go}"]))} if name == "maker" else {}
+    arguments: dict[str, str] = (
+        {"out": draw(st.sampled_from(["x", "${context.go}"]))} if name in ("maker", "picky") else {}
+    )
     if depends_on and name is None and draw(st.booleans()):
         arguments = {"value": f"${{{depends_on[0]}.output}}"}
     return Task(
@@ -70,7 +73,7 @@ def plans(draw: st.DrawFn) -> Plan:
         resources={"cpu": 2, "disk": 1},
         tools=TOOLS,
         tasks=tuple(made),
-        facts=("raw",),
+        facts=draw(st.sampled_from([None, ("raw",), ("artifact(x)",)])),
     )
 
 

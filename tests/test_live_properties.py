@@ -152,7 +152,7 @@ class Living(RuleBasedStateMachine):
     def change_the_world(self, data: st.DataObject) -> None:
         capacity, available = data.draw(st.sampled_from([2, 2, 1, 0, 3])), data.draw(st.booleans())
         bodies = [
-            ContextUpdated({"go": available}) if capacity else ContextUpdated({}, ("go",)),
+            ContextUpdated({"go": "x" if available else "y"}) if capacity else ContextUpdated({}, ("go",)),
             ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
             ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
             FactsObserved(("artifact(x)",), ("raw",)) if available else FactsObserved((), ("artifact(x)",)),
