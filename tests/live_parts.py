@@ -285,7 +285,9 @@ def _use(live: LivePlan, entry: Entry) -> Use:
     arguments = {}
     for name, value in entry.task.arguments.items():
         try:
-            arguments[name] = resolve({name: value}, context=live.context, result=partial(live.result, stored=True))[name]
+            arguments[name] = resolve({name: value}, context=live.context, result=partial(live.result, stored=True))[
+                name
+            ]
         except ExpressionError:
             continue
     return ground(spec, arguments)
