@@ -7,7 +7,7 @@ ReplanningError                  catch this to catch all of them
 │   └── RevisionConflict         ... because the plan has moved on meanwhile
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
-    │   └── NoResult                 a task that exists has no result (yet)
+│   └── NoResult                 a task that exists has no result (yet)
 ├── NotRunning                   an operation needs a run that is under way
 ├── StaleView                    a view of the plan was read after the plan moved on
 ├── StaleAnswer                  an answer to a question whose subject has changed
@@ -20,6 +20,13 @@ ReplanningError                  catch this to catch all of them
 │   └── Unstorable               a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── BudgetExceeded               a reservation does not fit the budget
+├── LLMError                     a language model gave no usable answer; keeps status and request id
+│   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
+│   ├── LLMTimedOut              no answer within the deadline, retries included
+│   ├── LLMRejected              the service refuses the request or the key; asking again does not help
+│   ├── LLMRefused               the model declines to answer
+│   └── LLMReplyInvalid          the answer is not what was asked for
+├── NoLLMProvider                no language model is configured, or none of those named can be used
 ├── ToolError                    a tool could not do its work
 └── TransientError               work may raise this: the failure may pass, try again
 """
@@ -188,6 +195,51 @@ class OutputError(ReplanningError):
 
 class BudgetExceeded(ReplanningError):
     """A reservation does not fit what is left of a budget."""
+
+
+class LLMError(ReplanningError):
+    """A language model gave no usable answer.
+
+    Attributes:
+        provider: who was asked.
+        status: of the HTTP answer, where there was one.
+        request_id: by which the service finds the request.
+        excerpt: what was answered, cut short and without secrets.
+    """
+
+    def __init__(
+        self, message: str, *, provider: str = "", status: int | None = None, request_id: str = "", excerpt: str = ""
+    ) -> None:
+        details = [f"HTTP {status}"] if status is not None else []
+        details += [f"request {request_id}"] if request_id else []
+        lead = f"{provider}: " if provider else ""
+        tail = (f" ({', '.join(details)})" if details else "") + (f": {excerpt}" if excerpt else "")
+        super().__init__(f"{lead}{message}{tail}")
+        self.provider, self.status, self.request_id, self.excerpt = provider, status, request_id, excerpt
+
+
+class LLMUnavailable(LLMError):
+    """The service cannot be reached or is overloaded, also after retries; this may pass."""
+
+
+class LLMTimedOut(LLMError):
+    """No answer came within the deadline, retries included."""
+
+
+class LLMRejected(LLMError):
+    """The service refuses the request or the key; asking the same again does not help."""
+
+
+class LLMRefused(LLMError):
+    """The model declines to answer what was asked."""
+
+
+class LLMReplyInvalid(LLMError):
+    """The answer is not what was asked for, also after the model was told so."""
+
+
+class NoLLMProvider(ReplanningError):
+    """No language model is configured, or none of those named can be used; says what was looked for."""
 
 
 class ToolError(ReplanningError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from replanning._changes import Alternative, PlanChange
+from replanning._completions import UNMETERED, Meter
 from replanning._ids import QuestionId, RunId, TaskId
 from replanning._plan import JsonObject
 from replanning._records import Body, Candidate, Observation, Record, RunStatus, Usage, Verdict
@@ -46,6 +47,7 @@ class ReplanRequest:
         tried: fingerprints of alternatives that were applied before for these lineages.
         deadline: when the answer comes too late, in seconds since the epoch.
         charge: tells the budget what was used beyond the estimate given by `estimate`.
+        meter: accounts for the calls of language models, for `LLMOptions.meter`.
     """
 
     triggers: tuple[Trigger, ...]
@@ -54,6 +56,7 @@ class ReplanRequest:
     deadline: float
     tried: frozenset[str] = frozenset()
     charge: Callable[[Usage], None] = field(default=lambda usage: None)
+    meter: Meter = field(default=UNMETERED)
 
 
 @runtime_checkable

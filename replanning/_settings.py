@@ -91,6 +91,26 @@ class TimeoutSettings(_Section):
     replan: Duration = 30.0
 
 
+class PriceSettings(_Section):
+    """What a million tokens of a model cost, in the currency of the budget."""
+
+    input: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+
+
+class LLMSettings(_Section):
+    """How language models are asked."""
+
+    model: str = Field(default="auto", description="Which model; `auto` is the provider's own default.")
+    temperature: float = Field(default=0.3, ge=0, le=2, allow_inf_nan=False)
+    max_tokens: int = Field(default=2000, ge=1)
+    base_url: str | None = Field(default=None, description="Where a compatible server listens.")
+    fallback: tuple[str, ...] = Field(default=(), description="Who is asked next when a provider fails, in order.")
+    ollama: bool = Field(default=False, description="Whether `auto` may choose Ollama.")
+    max_concurrency: int = Field(default=4, ge=1, description="How many calls a provider gets at once.")
+    prices: dict[str, PriceSettings] = Field(default={}, description="By model, or what its name begins with.")
+
+
 class Settings(_Section):
     """Everything that can be set about replanning; the defaults are those of the specification."""
 
@@ -106,6 +126,7 @@ class Settings(_Section):
     approval: ApprovalSettings = ApprovalSettings()
     limits: LimitSettings = LimitSettings()
     budget: Budget = Budget()
+    llm: LLMSettings = LLMSettings()
     cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"

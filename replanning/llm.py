@@ -1,0 +1,22 @@
+"""Language models: what a client implements, what it is asked and answers, and what it costs."""
+
+from __future__ import annotations
+
+from replanning._completions import UNMETERED, Completion, Finish, LLMCall, LLMOptions, Meter
+from replanning._extraction import json_in
+from replanning._llm import LLMProvider
+from replanning._prices import PRICES, Price, PriceTable
+
+__all__ = [
+    "PRICES",
+    "UNMETERED",
+    "Completion",
+    "Finish",
+    "LLMCall",
+    "LLMOptions",
+    "LLMProvider",
+    "Meter",
+    "Price",
+    "PriceTable",
+    "json_in",
+]
