@@ -29,6 +29,7 @@ from replanning.testing._environment import virtual_environment
 from replanning.testing._fakes import Call, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
 from replanning.testing._faults import Faults, FaultSchedule, Happening
 from replanning.testing._flaky import FlakyStore
+from replanning.testing._llm_fakes import Asked, LLMReply, ScriptedLLM
 from replanning.testing._promises import broken_promises
 from replanning.testing._report import SimulatedRun, SimulationReport, Spread
 from replanning.testing._simulate import simulate
@@ -36,14 +37,17 @@ from replanning.testing._snapshot import replay_differences, snapshot
 from replanning.testing._steps import Step, hangs, raises, returns
 
 __all__ = [
+    "Asked",
     "Call",
     "FaultSchedule",
     "Faults",
     "FlakyStore",
     "Happening",
+    "LLMReply",
     "RecordingExporter",
     "ScriptedExecutor",
     "ScriptedGate",
+    "ScriptedLLM",
     "ScriptedProvider",
     "SimulatedRun",
     "SimulationReport",

@@ -1,0 +1,172 @@
+"""A language model that answers as a script says, without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
+from zlib import crc32
+
+import anyio.lowlevel
+from pydantic import BaseModel
+
+from replanning import Environment
+from replanning.errors import LLMError
+from replanning.interfaces import JsonValue
+from replanning.llm import PRICES, Completion, LLMOptions, LLMProvider, PriceTable
+from replanning.testing._steps import Step, perform
+
+LLMReply = Step | Completion | BaseModel | Exception | JsonValue
+"""What a language model answers: text; JSON or a model, sent as text; a whole `Completion`; an error, which is raised;
+or a step that comes to one of these, or to nothing, in its time."""
+
+DIMENSIONS: Final = 64
+"""How long the made-up vectors of texts are."""
+
+
+class Asked(NamedTuple):
+    """One request to a `ScriptedLLM`: the prompt as it would have been sent, and the options, all filled in."""
+
+    prompt: str
+    options: LLMOptions
+
+
+class ScriptedLLM(LLMProvider):
+    """Answers as a script says, and remembers what it was asked.
+
+    ::
+
+        model = ScriptedLLM(['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40), hangs()])
+        model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not know.")
+
+    Args:
+        script: the answers in order; or a function of the prompt.
+        name: how it is called.
+        model: which model it says it is.
+        temperature: as for every provider.
+        max_tokens: as for every provider; what it answers is not cut.
+        timeout: seconds that a call may take in total.
+        prices: what its model costs.
+        environment: its clock is what steps wait on; `virtual_environment(clock=clock)` in most tests.
+        unavailable: why it cannot be asked, such as a missing key; it is asked all the same where somebody does so.
+        embeddings: the vectors of texts; made up from their words when left out, so that texts that share words are
+            alike.
+
+    Attributes:
+        asked: every request, in order.
+        embedded: every text whose vector was wanted, in order.
+        closed: whether it was closed.
+    """
+
+    name: ClassVar[str] = "scripted"
+    default_model: ClassVar[str] = "scripted-1"
+
+    def __init__(
+        self,
+        script: Sequence[LLMReply] | Callable[[str], LLMReply] = (),
+        *,
+        name: str = "scripted",
+        model: str | None = None,
+        temperature: float = 0.3,
+        max_tokens: int = 2000,
+        timeout: float = 30.0,
+        prices: PriceTable = PRICES,
+        environment: Environment | None = None,
+        unavailable: str = "",
+        embeddings: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__(
+            model=model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            prices=prices,
+            environment=environment,
+        )
+        self.name = name  # type: ignore[misc]  # several of them in one test have names of their own
+        self.asked: list[Asked] = []
+        self.embedded: list[str] = []
+        self.closed = False
+        self._script = script
+        self._unavailable = unavailable
+        self._embeddings = embeddings
+
+    def __repr__(self) -> str:
+        return f"<ScriptedLLM {self.name!r} {self.model} asked={len(self.asked)}>"
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts it was asked, in order."""
+        return [asked.prompt for asked in self.asked]
+
+    def unavailable(self) -> str:
+        """What the script says."""
+        return self._unavailable
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """Answer as the script says."""
+        self.asked.append(Asked(prompt, options))
+        await anyio.lowlevel.checkpoint()
+        reply = self._reply(prompt)
+        if isinstance(reply, Step):
+            reply = await perform(reply, self.environment.clock)  # type: ignore[assignment]  # what a script returns is its own business
+        if isinstance(reply, Exception):
+            raise reply
+        return reply if isinstance(reply, Completion) else self._completion(written(reply), prompt, options)
+
+    async def embed(self, text: str) -> list[float]:
+        """The vector of a text.
+
+        Raises:
+            LLMError: vectors were given, and none for this text.
+        """
+        self.embedded.append(text)
+        await anyio.lowlevel.checkpoint()
+        if self._embeddings is None:
+            return vector_of(text)
+        if text not in self._embeddings:
+            raise LLMError(f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name)
+        return list(self._embeddings[text])
+
+    async def aclose(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def _reply(self, prompt: str) -> LLMReply:
+        if callable(self._script):
+            return self._script(prompt)
+        number, answers = len(self.asked), len(self._script)
+        if number > answers:
+            raise LLMError(
+                f"the script has {answers} answers, and this is request {number}; add one, or give a function of the prompt",
+                provider=self.name,
+            )
+        return self._script[number - 1]
+
+    def _completion(self, text: str, prompt: str, options: LLMOptions) -> Completion:
+        model = options.model or self.model
+        sent, got = tokens_in((options.system or "") + prompt), tokens_in(text)
+        usage = self.prices.usage(model, sent, got)
+        return Completion(text, self.name, model, sent, got, usage, request_id=f"scripted-{len(self.asked)}")
+
+
+def written(reply: object) -> str:
+    """An answer as the text that a language model would write."""
+    if isinstance(reply, str):
+        return reply
+    return reply.model_dump_json() if isinstance(reply, BaseModel) else json.dumps(reply, ensure_ascii=False)
+
+
+def tokens_in(text: str) -> int:
+    """About how many tokens a text has: one for every four bytes, as services count English."""
+    return -(-len(text.encode()) // 4)
+
+
+def vector_of(text: str) -> list[float]:
+    """A made-up meaning of a text: of length 1, the same each time, and near to that of a text with the same words."""
+    vector = [0.0] * DIMENSIONS
+    for word in re.findall(r"\w+", text.lower()):
+        vector[crc32(word.encode()) % DIMENSIONS] += 1.0
+    length = sum(value * value for value in vector) ** 0.5
+    return [value / length for value in vector] if length else [1.0, *vector[1:]]
