@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 
@@ -16,6 +16,7 @@ from replanning._errors import BudgetExceeded, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
+from replanning._meter import Charge, RunMeter
 from replanning._plan import Goal
 from replanning._records import Candidate, Usage
 from replanning._settings import Settings
@@ -24,14 +25,6 @@ from replanning._timer import Timer
 from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._view import PlanView
 from replanning._world import world_of
-
-
-class Charge(Protocol):
-    """Counts what was used, by whichever provider."""
-
-    def __call__(self, usage: Usage, *, provider: str | None = None) -> None:
-        """Count it."""
-        ...
 
 
 class Setting(NamedTuple):
@@ -123,10 +116,12 @@ class PathGenerator:
             return
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
+        meter = RunMeter(name, spending, setting.charge, setting.spans)
+        request = replace(request, charge=partial(setting.charge, provider=name), meter=meter)
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
-                    reply.take(await provider.propose(replace(request, charge=partial(setting.charge, provider=name))))
+                    reply.take(await provider.propose(request))
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")

@@ -26,7 +26,7 @@ MAX_CONTENT: Final = 10_000
 _MARGIN: Final = 1_000
 """Characters that are looked at beyond what is kept, so that nothing kept is half a secret."""
 
-Attributes = Mapping[str, str | int | Sequence[str]]
+Attributes = Mapping[str, str | int | float | Sequence[str]]
 Handler = Callable[[Any, int], None]
 """Takes the body of a record and its time in nanoseconds."""
 
@@ -64,11 +64,13 @@ class Pen:
         context: Context | None = None,
         links: Sequence[Link] = (),
         at: int | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
         """Start a span, now unless it is said when, within the given context or else the current one."""
         at = self.now() if at is None else at
         try:
-            return self._tracer.start_span(name, context, SpanKind.INTERNAL, attributes, links, at)
+            return self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - law 7: a span processor may raise anything
             self.on_trouble(self.text(repr(error)))
             return INVALID_SPAN

@@ -1,17 +1,19 @@
-"""The spans below that of a run: its attempts, and its replans with the questions that they put."""
+"""The spans below that of a run: its attempts, its replans with the questions that they put, and what models are asked."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry import context as otel
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanContext, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, set_span_in_context
 
 from replanning import _spans as names
 from replanning._changes import CancelTask
+from replanning._completions import Completion, LLMCall
 from replanning._entries import Entry
 from replanning._ids import AttemptId, QuestionId, ReplanId, TaskId
 from replanning._live import LivePlan
@@ -31,6 +33,7 @@ from replanning._records import (
     QuestionReminded,
     Revised,
 )
+from replanning._spans import Completed
 from replanning._triggers import Trigger
 
 _CAUSED_BY: Final = {names.LINK: "caused-by"}
@@ -265,3 +268,53 @@ class ReplanSpans:
             self._pen.end(span, at)
             if body.verdict == "withdrawn":
                 self._end(replan, at)
+
+
+@contextmanager
+def chat(pen: Pen, call: LLMCall) -> Iterator[Completed]:
+    """Trace a call of a language model by the GenAI conventions, as a child of the current span."""
+    span = pen.start(f"chat {pen.text(call.model)}".rstrip(), _asked(pen, call), kind=SpanKind.CLIENT)
+    with pen.within(span):
+        try:
+            yield lambda completion: _on_completed(pen, span, completion)
+        except Exception:
+            raise  # the span says so when it ends
+        except BaseException:
+            pen.fail(span, "cancelled", "the call was cut off")
+            raise
+
+
+def _asked(pen: Pen, call: LLMCall) -> dict[str, str | int | float]:
+    optional: dict[str, str | int | float | None] = {
+        names.REQUEST_MODEL: pen.text(call.model) or None,
+        names.TEMPERATURE: call.temperature,
+        names.MAX_TOKENS: call.max_tokens,
+    }
+    if pen.content:
+        system = [_part(pen, call.system)] if call.system else []
+        optional[names.SYSTEM_INSTRUCTIONS] = json.dumps(system, ensure_ascii=False) if system else None
+        asked: JsonValue = [{"role": "user", "parts": [_part(pen, call.prompt)]}]
+        optional[names.INPUT_MESSAGES] = json.dumps(asked, ensure_ascii=False)
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {names.OPERATION: "chat", names.LLM_PROVIDER: pen.text(call.provider), **given}
+
+
+def _on_completed(pen: Pen, span: Span, completion: Completion) -> None:
+    span.set_attribute(names.RESPONSE_MODEL, pen.text(completion.model))
+    if completion.request_id:
+        span.set_attribute(names.RESPONSE_ID, pen.text(completion.request_id))
+    span.set_attribute(names.FINISH_REASONS, [completion.finish])
+    span.set_attribute(names.INPUT_TOKENS, completion.input_tokens)
+    span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
+    pen.spent(span, completion.usage)
+    if pen.content:
+        message: JsonValue = {
+            "role": "assistant",
+            "parts": [_part(pen, completion.text)],
+            "finish_reason": completion.finish,
+        }
+        span.set_attribute(names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
+
+
+def _part(pen: Pen, text: str) -> JsonValue:
+    return {"type": "text", "content": pen.text(text, MAX_CONTENT)}

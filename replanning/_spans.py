@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from replanning._changes import PlanChange
+from replanning._completions import Completion, LLMCall
 from replanning._ids import AttemptId, ReplanId
 from replanning._triggers import Trigger
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SCOPE: Final = "replanning"
 """The name of the instrumentation, and of the agent that plans."""
 
-# Spans. A provider that is asked has a span `propose {provider}`.
+# Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat {model}`.
 
 RUN_SPAN: Final = "replanning.run"
 ATTEMPT_SPAN: Final = "replanning.attempt"
@@ -37,6 +38,21 @@ APPLY_SPAN: Final = "replanning.apply"
 OPERATION: Final = "gen_ai.operation.name"
 AGENT: Final = "gen_ai.agent.name"
 ERROR_TYPE: Final = "error.type"
+
+# Attributes of the general conventions for a call of a language model
+
+LLM_PROVIDER: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+TEMPERATURE: Final = "gen_ai.request.temperature"
+MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+RESPONSE_ID: Final = "gen_ai.response.id"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 
 # Attributes of a run
 
@@ -95,6 +111,9 @@ ATTEMPTS_METRIC: Final = "replanning.attempts"
 Answered = Callable[[int, bool], None]
 """Told how many alternatives a provider proposed, and whether it was cut off."""
 
+Completed = Callable[[Completion], None]
+"""Told what a language model answered."""
+
 
 class Spans:
     """The hooks by which a run is traced; these do nothing, and are shared by all runs that are not traced."""
@@ -122,6 +141,10 @@ class Spans:
         """Trace the asking of a provider, whose own spans become children."""
         return nullcontext(_ignore)
 
+    def chat(self, call: LLMCall) -> AbstractContextManager[Completed]:
+        """Trace a call of a language model, as a child of whatever span is current."""
+        return nullcontext(_forget)
+
     def score(self) -> AbstractContextManager[None]:
         """Trace the checking, scoring and ranking of what was proposed."""
         return nullcontext()
@@ -139,4 +162,8 @@ UNTRACED: Final = Spans()
 
 
 def _ignore(proposed: int, late: bool) -> None:
+    pass
+
+
+def _forget(completion: Completion) -> None:
     pass

@@ -14,11 +14,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from replanning import _spans as names
 from replanning._changes import PlanChange
+from replanning._completions import LLMCall
 from replanning._ids import AttemptId, ReplanId, RunId
 from replanning._pen import MAX_CONTENT, Handler, Pen, nanoseconds
 from replanning._records import Charged, Contained, Record, RunEnded, Usage
-from replanning._span_parts import AttemptSpans, ReplanSpans
-from replanning._spans import Answered, Spans
+from replanning._span_parts import AttemptSpans, ReplanSpans, chat
+from replanning._spans import Answered, Completed, Spans
 from replanning._triggers import Trigger
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ class RunSpans(Spans):
                 yield answered
         finally:
             self._replans.providers.pop(name, None)
+
+    def chat(self, call: LLMCall) -> AbstractContextManager[Completed]:
+        """Trace a call of a language model, as a child of whatever span is current."""
+        return chat(self._pen, call)
 
     def score(self) -> AbstractContextManager[None]:
         """Trace the checking, scoring and ranking of what was proposed."""
