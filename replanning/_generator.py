@@ -12,7 +12,7 @@ import anyio
 from replanning._changes import AbortRun, Alternative, RetryTask, touched
 from replanning._confidence import ConfidenceScorer, PastSuccess
 from replanning._draft import Draft
-from replanning._errors import BudgetExceeded, StaleView
+from replanning._errors import BudgetExceeded, LLMError, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
@@ -127,6 +127,10 @@ class PathGenerator:
                 reply.notes.append(f"{name} did not answer in time")
         except StaleView as error:
             reply.stale = error
+        except BudgetExceeded as error:
+            reply.notes.append(f"{name} could ask no further: {error}")
+        except LLMError as error:  # what it says is meant for people
+            reply.notes.append(f"{name} failed: {error}"[:2000])
         except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
             reply.notes.append(f"{name} failed: {error!r}"[:2000])
         finally:

@@ -136,7 +136,7 @@ def _below(parent: str | None, spans: Sequence[Flat], by_id: dict[str, Flat]) ->
 
 
 def _node(span: Flat, children: tuple[Node, ...], by_id: dict[str, Flat]) -> Node:
-    assert span.kind == "INTERNAL"
+    assert span.kind == ("CLIENT" if span.attributes.get("gen_ai.operation.name") == "chat" else "INTERNAL")
     links = tuple((_label(by_id[to]), how) for to, how in span.links)
     attributes = {key.removeprefix("replanning."): value for key, value in span.attributes.items()}
     return Node(span.name, attributes, children, links, span.error, (span.end - span.start) / 1e9)
