@@ -51,6 +51,14 @@ class Problem:
 class ReplanningError(Exception):
     """Base of all errors of this library; catch it when any of them means the same to you."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # As it is, and not by its constructor: most errors are not made from their message.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[ReplanningError], args: tuple[object, ...]) -> ReplanningError:
+    return kind.__new__(kind, *args)
+
 
 class _ProblemsError(ReplanningError):
     """An error made of several problems, all of which it names."""
@@ -62,9 +70,6 @@ class _ProblemsError(ReplanningError):
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         count = len(self.problems)
         super().__init__(f"{self.summary} ({count} problem{'s' * (count != 1)}):\n{lines}")
-
-    def __reduce__(self) -> tuple[type[_ProblemsError], tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
 
 
 class PlanError(_ProblemsError):
