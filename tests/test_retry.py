@@ -1,0 +1,76 @@
+"""When a failed task is run again by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Retry, Task
+from replanning._entries import Entry
+from replanning._retry import next_attempt
+from replanning.events import Failure
+
+PASSING = Failure("OSError", "reset", transient=True)
+LASTING = Failure("ValueError", "wrong")
+LATE = Failure("TimedOut", "late", kind="timeout")
+CUT_OFF = Failure("Interrupted", "killed", kind="interrupted")
+
+
+def after(
+    failure: Failure, round_: int = 1, failures: int = 0, *, threshold: int = 1, chance: float = 0.5, **task: object
+) -> tuple[float | None, bool]:
+    """What follows, at 100, when a task's so-manieth attempt in a row fails; half a second between attempts."""
+    entry = Entry(Task.model_validate({"id": "t", **task}), 0, None)
+    entry.round, entry.failures = round_, failures
+    default = Retry(delay=0.5, jitter=False)
+    return next_attempt(entry, failure, default, threshold=threshold, now=100.0, chance=chance)
+
+
+def test_what_may_pass_is_tried_again() -> None:
+    """An error that may pass is tried up to the maximum, the first attempt included, ever later."""
+    assert [after(PASSING, n) for n in (1, 2, 3)] == [(100.5, False), (101.0, False), (None, True)]
+
+
+def test_what_lasts_is_not() -> None:
+    """Any other error uses up a task's retries at once."""
+    assert after(LASTING) == (None, True)
+
+
+def test_threshold() -> None:
+    """Below the failure threshold a task whose retries are used up is run again, and says that they are."""
+    assert after(LASTING, threshold=2) == (100.5, True)
+    assert after(LASTING, failures=1, threshold=2) == (None, True)
+    assert after(PASSING, 3, threshold=2) == (102.0, True)
+
+
+@pytest.mark.parametrize("failure", [LATE, CUT_OFF])
+def test_what_may_have_taken_effect(failure: Failure) -> None:
+    """After a timeout or an interruption only an idempotent task is run again, whatever the threshold."""
+    assert after(failure, threshold=9) == (None, True)
+    assert after(failure, threshold=9, idempotent=True)[0] is not None
+
+
+def test_interruption_costs_nothing() -> None:
+    """An idempotent task that was cut off is run again at once, however often it was tried."""
+    assert after(CUT_OFF, 99, idempotent=True) == (100.0, False)
+
+
+def test_own_word() -> None:
+    """What a task declares itself goes before the default."""
+    own = {"max_attempts": 2, "delay": 4, "exponential": False, "jitter": True}
+    assert after(PASSING, 1, chance=0.25, retry=own) == (103.0, False)
+    assert after(PASSING, 2, retry=own) == (None, True)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())
+def test_delays_are_bounded(round_: int, delay: float, chance: float, exponential: bool) -> None:
+    """However often a task was tried, it is run again within an hour."""
+    retry = {"max_attempts": round_ + 1, "delay": delay, "exponential": exponential}
+    due, used_up = after(PASSING, round_, chance=chance, retry=retry)
+    assert not used_up
+    assert due is not None
+    assert math.isfinite(due)
+    assert 100 <= due <= 100 + 3_600
