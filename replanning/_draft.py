@@ -22,7 +22,7 @@ from replanning._changes import (
     SkipTask,
 )
 from replanning._checks import check_task
-from replanning._errors import PlanError, Problem
+from replanning._errors import Problem
 from replanning._ids import TaskId
 from replanning._plan import Task
 from replanning._soundness import unsound
@@ -141,7 +141,7 @@ class Draft:
         else:
             try:
                 new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
-            except (ValidationError, PlanError) as error:
+            except ValidationError as error:
                 self._invalid(change.task_id, error)
             else:
                 self._edit(old, new)
@@ -190,11 +190,7 @@ class Draft:
     def _problem(self, message: str) -> None:
         self.problems.append(Problem(self.place, message))
 
-    def _invalid(self, task_id: TaskId, error: ValidationError | PlanError) -> None:
-        if isinstance(error, PlanError):
-            for problem in error.problems:
-                self._problem(f"task {task_id!r}: {problem}")
-            return
+    def _invalid(self, task_id: TaskId, error: ValidationError) -> None:
         for detail in error.errors(include_url=False, include_context=False):
             where = ".".join(str(part) for part in detail["loc"])
             self._problem(f"task {task_id!r}, {where}: {detail['msg']}")

@@ -136,9 +136,8 @@ class Staging:
     # Laying changes over it
 
     def bring_in(self, task: Task, parent: TaskId | None, place: str) -> None:
-        """Add a task, or replace one that was just added by a corrected one."""
-        if task.id not in self.births:
-            self._positions[task.id] = (task.priority, self.graph.size + len(self.births))
+        """Add a task."""
+        self._positions[task.id] = (task.priority, self.graph.size + len(self.births))
         self.births[task.id] = Birth(task, parent, place)
         self.tasks[task.id] = task
         self.readers[task.id] = place

@@ -6,6 +6,7 @@ nothing else calls them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ _SATISFY = TaskEvent.SATISFY
 _OPEN = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
-class TaskGraph:
+class TaskGraph(ABC):
     """The tasks of a running plan.
 
     Args:
@@ -197,8 +198,7 @@ class TaskGraph:
         """Return a task that was claimed and not started; nothing happens when that claim is over."""
         if claim and entry.claimed == claim:
             self._unclaim(entry)
-            if entry.state is _READY:
-                self._queue.push(entry)
+            self._queue.push(entry)
 
     def next_deadline(self) -> float | None:
         """When `advance` has something to do next, in seconds since the epoch."""
@@ -247,8 +247,7 @@ class TaskGraph:
             self.users[task.tool].pop(task.id, None)
         if self._pooled:
             for name in self.demand(task):
-                if name in self.users:
-                    self.users[name].pop(task.id, None)
+                self.users[name].pop(task.id, None)
 
     def _link(self, entry: Entry) -> None:
         for dep in entry.task.depends_on:
@@ -261,8 +260,8 @@ class TaskGraph:
     def _unlink(self, entry: Entry) -> None:
         for dep in entry.task.depends_on:
             needed = self._entries[dep]
-            if isinstance(needed.dependents, list):
-                needed.dependents.remove(entry)
+            assert isinstance(needed.dependents, list), "the entry was linked"
+            needed.dependents.remove(entry)
         entry.missing = 0
 
     def _settle(self, entry: Entry) -> None:
@@ -340,9 +339,9 @@ class TaskGraph:
             return True
         return self._closed and tool is not None and not self._applicable(entry, tool)
 
+    @abstractmethod
     def _applicable(self, entry: Entry, tool: ToolSpec) -> bool:
         """Whether what a task needs holds, where the plan states facts."""
-        return True
 
     def _unpark(self) -> None:
         """Have all that lacked a tool, a resource or a fact looked at again."""
