@@ -100,7 +100,8 @@ class Alternative(BaseModel):
     """A way on: changes, why, from whom, and how sure that source is of it (0 to 1).
 
     `expected_cost` and `expected_duration` (seconds) are estimates where the source has them. A source that has
-    proven that nothing can be done says so with no changes and `unreachable` set.
+    proven that nothing can be done says so with no changes and `unreachable` set. One that knows why a person must
+    agree, however sure it is, says so in `ask`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,6 +112,7 @@ class Alternative(BaseModel):
     expected_cost: float | None = Field(default=None, ge=0)
     expected_duration: float | None = Field(default=None, ge=0)
     unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
+    ask: str = ""
 
     def fingerprint(self) -> str:
         """A hash of what it does, whatever ids it gives to new tasks; equal for duplicates."""
@@ -128,6 +130,12 @@ def touched(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
         elif not isinstance(change, AbortRun):
             ids[change.task_id] = None
     return tuple(ids)
+
+
+def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+    """The tasks that changes bring in, in order."""
+    added = ([c.task] if isinstance(c, AddTask) else c.tasks if isinstance(c, ReplaceTask) else () for c in changes)
+    return tuple(task.id for tasks in added for task in tasks)
 
 
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:

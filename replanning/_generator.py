@@ -26,6 +26,8 @@ from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._view import PlanView
 from replanning._world import world_of
 
+_MOST_NOTES = 20
+
 
 class Setting(NamedTuple):
     """Where alternatives are generated: the plan, what the run remembers, its timer, and its evidence."""
@@ -63,6 +65,7 @@ class ContextAnalyzer:
             deadline=setting.now + settings.timeout.replan,
             tried=frozenset(print_ for prints in tried for print_ in prints),
             charge=setting.charge,
+            earlier=tuple(setting.ledger.recent),
         )
 
     def extract_goal(self, view: PlanView) -> Goal:
@@ -117,7 +120,8 @@ class PathGenerator:
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
         meter = RunMeter(name, spending, setting.charge, setting.spans)
-        request = replace(request, charge=partial(setting.charge, provider=name), meter=meter)
+        charge = partial(setting.charge, provider=name)
+        request = replace(request, charge=charge, meter=meter, note=reply.note)
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
@@ -146,7 +150,7 @@ class PathGenerator:
         good: list[Candidate] = []
         bad: list[Candidate] = []
         for alternative in alternatives:
-            candidate = self._judge(alternative, request, setting, settings, seen)
+            candidate = self.judge(alternative, request, setting, settings, seen)
             (bad if candidate.rejected else good).append(candidate)
         sure = wanted.human_approval_threshold if setting.live.plan.facts is not None else 2.0
         good.sort(key=lambda candidate: self._place(candidate, sure))
@@ -160,11 +164,21 @@ class PathGenerator:
         way to others.
         """
         total = candidate.score.total if candidate.score else 0.0
-        return total < sure or candidate.alternative.source in self._modest, -total
+        doubtful = total < sure or bool(candidate.alternative.ask)
+        return doubtful or candidate.alternative.source in self._modest, -total
 
-    def _judge(
+    def judge(
         self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
     ) -> Candidate:
+        """What is to be said of an alternative: its score, or why it is rejected.
+
+        Args:
+            alternative: what is proposed.
+            request: what was asked, with a view of the plan as it stands.
+            setting: the plan and what the run remembers.
+            settings: thresholds and limits.
+            seen: fingerprints of what was judged before; that of the alternative is added.
+        """
         if not alternative.changes:
             return Candidate(alternative, None, alternative.unreachable or "it changes nothing")
         print_ = alternative.fingerprint()
@@ -220,7 +234,12 @@ class AlternativeGenerator:
         Raises:
             StaleView: a provider read the plan after it had moved on to another revision, and must be asked anew.
         """
-        alternatives, notes = await self.paths.generate(request, setting)
+
+        def check(alternative: Alternative) -> str:
+            now = replace(request, view=PlanView(setting.live))
+            return self.paths.judge(alternative, now, setting, settings, set()).rejected
+
+        alternatives, notes = await self.paths.generate(replace(request, check=check), setting)
         now = replace(request, view=PlanView(setting.live))
         with setting.spans.score():
             candidates = self.paths.rank(alternatives, now, setting, settings)
@@ -236,6 +255,11 @@ class _Reply:
         self.alternatives: list[Alternative] = []
         self.notes: list[str] = []
         self.stale: StaleView | None = None
+
+    def note(self, text: str) -> None:
+        """Keep what the provider wants to be known beside its alternatives; not without end."""
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(f"{self.name}: {text}"[:2000])
 
     def take(self, proposed: Sequence[Alternative]) -> None:
         """Keep what was proposed; all of it or nothing."""

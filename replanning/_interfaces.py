@@ -48,6 +48,9 @@ class ReplanRequest:
         deadline: when the answer comes too late, in seconds since the epoch.
         charge: tells the budget what was used beyond the estimate given by `estimate`.
         meter: accounts for the calls of language models, for `LLMOptions.meter`.
+        earlier: what was considered, decided, answered and done in this run's last replans, oldest first.
+        check: why the engine would not consider an alternative as the plan stands; empty where it would.
+        note: has something recorded beside the alternatives, such as what was left out and why.
     """
 
     triggers: tuple[Trigger, ...]
@@ -57,6 +60,9 @@ class ReplanRequest:
     tried: frozenset[str] = frozenset()
     charge: Callable[[Usage], None] = field(default=lambda usage: None)
     meter: Meter = field(default=UNMETERED)
+    earlier: tuple[Body, ...] = ()
+    check: Callable[[Alternative], str] = field(default=lambda alternative: "")
+    note: Callable[[str], None] = field(default=lambda text: None)
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ from replanning._records import (
 )
 from replanning._triggers import Trigger
 
+
+RECENT = 30
+"""How many records of the last replans are kept at hand."""
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -75,6 +79,7 @@ class Ledger:
         self.undecided: dict[ReplanId, Revised] = {}
         self.last_request = 0
         self.pausing: RunPaused | None = None
+        self.recent: deque[Body] = deque(maxlen=RECENT)
         self.ended: RunEnded | None = None
         self._root_of = root_of
 
@@ -87,6 +92,8 @@ class Ledger:
         if handler is not None:
             handler(self, record.body, record.at)
 
+            if isinstance(record.body, _OF_REPLANS):
+                self.recent.append(record.body)
     def waiting(self, now: float) -> float:
         """Seconds up to now for which a person was waited for, or nobody was at the run."""
         since = now if self._waiting_since is None else self._waiting_since
@@ -196,6 +203,8 @@ HANDLERS: dict[type[Body], Callable[..., None]] = {
     TriggerDropped: Ledger._dropped,
     AlternativesConsidered: Ledger._considered,
     Decided: Ledger._decided,
+_OF_REPLANS = (AlternativesConsidered, Decided, Revised, OutcomeKnown, QuestionAnswered)
+
     Revised: Ledger._revised,
     OutcomeKnown: Ledger._outcome,
     QuestionAsked: Ledger._asked,

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from replanning._changes import AbortRun, Alternative, ReplaceTask, RetryTask
+from replanning._changes import (
+    AbortRun,
+    AddTask,
+    Alternative,
+    CancelTask,
+    RemoveTask,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+    new_tasks,
+)
 from replanning._confidence import tasks_to_run
 from replanning._ids import TaskId
 from replanning._ledger import Ledger
@@ -14,7 +24,7 @@ from replanning._records import Candidate, DecisionKind
 from replanning._settings import Settings
 from replanning._states import TaskState
 from replanning._triggers import BetterPathFound, Trigger
-from replanning._view import PlanView
+from replanning._view import PlanView, TaskView
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,9 @@ class ReplanPolicy:
         for trigger in triggers:
             if trigger.kind in self.settings.approval.always_for:
                 return "always-ask", f"a person decides whenever the trigger is {trigger.kind}"
-        if repeated := _unsafe_repeat(best.alternative, view):
+        if best.alternative.ask:
+            return "provider-asks", best.alternative.ask
+        if repeated := _unsafe_repeat(best.alternative, triggers, view):
             return "not-idempotent", f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
         dangerous = [task.tool for task in tasks_to_run(best.alternative.changes, view) if _dangerous(task.tool, view)]
         if dangerous:
@@ -111,18 +123,38 @@ def _dangerous(tool: str | None, view: PlanView) -> bool:
     return spec is not None and spec.dangerous
 
 
-def _unsafe_repeat(alternative: Alternative, view: PlanView) -> TaskId | None:
+def _unsafe_repeat(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
     """The task that may have taken effect already and would be done again, by itself or by another tool."""
     for change in alternative.changes:
-        if isinstance(change, RetryTask | ReplaceTask):
+    new = set(new_tasks(alternative.changes))
+        if isinstance(change, RetryTask | ReplaceTask) and change.task_id not in new:
             task = view.task(change.task_id)
-            cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
-            if cut_off and not task.task.idempotent and not _declared(change, task.task):
+            if _cut_off(task) and not _declared(change, task.task):
                 return task.id
     return None
+    added = [change.task for change in alternative.changes if isinstance(change, AddTask)]
+    if not added:
+        return None
+    concerned = [task_id for trigger in triggers for task_id in trigger.tasks]
+    left = [c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)]
+    for task in map(view.task, dict.fromkeys(i for i in [*left, *concerned] if i not in new)):
+        if _cut_off(task) and any(_same_work(task.task, other, view) for other in added):
+            return task.id
 
 
 def _declared(change: RetryTask | ReplaceTask, task: Task) -> bool:
+def _cut_off(task: TaskView) -> bool:
+    failed = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
+    return failed and not task.task.idempotent
+
+
+def _same_work(old: Task, new: Task, view: PlanView) -> bool:
+    """Whether two tasks use the same tool, or tools of the same capability."""
+    one, other = view.tool(old.tool), view.tool(new.tool)
+    alike = one is not None and other is not None and one.capability is not None and one.capability == other.capability
+    return old.tool == new.tool or alike
+
+
     """Whether a change puts in nothing but a fallback that the plan itself declares for this case."""
     if isinstance(change, RetryTask) or len(change.tasks) != 1:
         return False
