@@ -108,7 +108,9 @@ class LLMSettings(_Section):
     fallback: tuple[str, ...] = Field(default=(), description="Who is asked next when a provider fails, in order.")
     ollama: bool = Field(default=False, description="Whether `auto` may choose Ollama.")
     max_concurrency: int = Field(default=4, ge=1, description="How many calls a provider gets at once.")
-    prices: dict[str, PriceSettings] = Field(default={}, description="By model, or what its name begins with.")
+    prices: dict[str, PriceSettings] = Field(
+        default={}, description="By model; a name that ends with * stands for all that begin so."
+    )
 
 
 class Settings(_Section):

@@ -8,7 +8,7 @@ from replanning import Alternative, ReplanRequest
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
 from tests.parts import again
 
-PRICES = PriceTable({"scripted": Price(1, 10)})
+PRICES = PriceTable({"scripted-1": Price(1, 10)})
 """A dollar for a million tokens in, ten for a million out."""
 
 

@@ -88,7 +88,7 @@ async def test_what_it_costs() -> None:
             yield lambda completion: self.counted.append(completion.usage)
 
     till = Till()
-    prices = PriceTable({"scripted": Price(1_000_000, 2_000_000)})
+    prices = PriceTable({"scripted-1": Price(1_000_000, 2_000_000)})
     model = ScriptedLLM(["12345678"], prices=prices)
     await model.complete("1234", LLMOptions(meter=till))
     assert till.counted == [Usage(1, 3, 1 + 2 * 2)]

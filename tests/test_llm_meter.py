@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ class Played:
 
 
 async def play(
-    script: list[LLMReply], *prompts: str, budget: Budget | None = None, capture: bool = False, **model: object
+    script: list[LLMReply], *prompts: str, budget: Budget | None = None, capture: bool = False, **model: Any
 ) -> Played:
     """Run a plan whose first task fails, and ask a scripted model what to do."""
     spans = Spans()
@@ -97,9 +98,9 @@ async def test_content_on_demand() -> None:
         asker = Asker(llm, f"a key: {SECRET}", system="be brief")
         run = await played(asker, spans, clock, budget=None, capture=True)
     attributes = run.chats[0][1]
-    assert json.loads(attributes["gen_ai.system_instructions"]) == [{"type": "text", "content": "be brief"}]
-    (asked,) = json.loads(attributes["gen_ai.input.messages"])
-    (answered,) = json.loads(attributes["gen_ai.output.messages"])
+    assert json.loads(str(attributes["gen_ai.system_instructions"])) == [{"type": "text", "content": "be brief"}]
+    (asked,) = json.loads(str(attributes["gen_ai.input.messages"]))
+    (answered,) = json.loads(str(attributes["gen_ai.output.messages"]))
     assert (asked["role"], answered["role"], answered["finish_reason"]) == ("user", "assistant", "stop")
     assert [message["parts"][0]["content"][:4] for message in (asked, answered)] == ["a ke", "say "]
     assert SECRET not in spans.text()
@@ -134,7 +135,7 @@ async def test_turned_down(error: Exception) -> None:
 async def test_unknown_use_counts_in_full(script: list[LLMReply]) -> None:
     """A call of which nobody knows what it used counts with all that was reserved for it."""
     run = await play(script, "what now?", max_tokens=50)
-    assert run.charged == [(PRICES.usage("scripted", len("what now?"), 50), "asker")]
+    assert run.charged == [(PRICES.usage("scripted-1", len("what now?"), 50), "asker")]
 
 
 async def test_cut_off_by_the_run() -> None:
@@ -143,7 +144,7 @@ async def test_cut_off_by_the_run() -> None:
     ((_, attributes, said),) = run.chats
     assert (attributes["error.type"], said) == ("cancelled", "the call was cut off")
     assert run.notes == ["asker did not answer in time"]
-    assert run.charged == [(PRICES.usage("scripted", len("what now?"), 2000), "asker")]
+    assert run.charged == [(PRICES.usage("scripted-1", len("what now?"), 2000), "asker")]
 
 
 @pytest.mark.parametrize(
