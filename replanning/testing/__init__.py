@@ -30,6 +30,8 @@ from replanning.testing._fakes import Call, RecordingExporter, ScriptedExecutor,
 from replanning.testing._faults import Faults, FaultSchedule, Happening
 from replanning.testing._flaky import FlakyStore
 from replanning.testing._llm_fakes import Asked, LLMReply, ScriptedLLM
+from replanning.testing._llm_requests import LLMRequest, LLMServerReply, ServerReply
+from replanning.testing._llm_server import ScriptedLLMServer
 from replanning.testing._promises import broken_promises
 from replanning.testing._report import SimulatedRun, SimulationReport, Spread
 from replanning.testing._simulate import simulate
@@ -44,11 +46,15 @@ __all__ = [
     "FlakyStore",
     "Happening",
     "LLMReply",
+    "LLMRequest",
+    "LLMServerReply",
     "RecordingExporter",
     "ScriptedExecutor",
     "ScriptedGate",
     "ScriptedLLM",
+    "ScriptedLLMServer",
     "ScriptedProvider",
+    "ServerReply",
     "SimulatedRun",
     "SimulationReport",
     "Spread",
