@@ -63,10 +63,14 @@ class Kept:
         self.fold(AttemptStarted(f"{task_id}#{number}", task_id, number, deadline))
         return f"{task_id}#{number}"
 
+    def end(self, attempt: str, output: object = None) -> None:
+        """Let an attempt succeed."""
+        self.fold(AttemptSucceeded(attempt, attempt.partition("#")[0], output))
+
     def run(self, *task_ids: str, output: object = None) -> None:
         """Begin attempts and let them succeed, one after another."""
         for task_id in task_ids:
-            self.fold(AttemptSucceeded(self.start(task_id), task_id, output))
+            self.end(self.start(task_id), output)
 
     def fail(self, *task_ids: str, retry_at: float | None = None) -> None:
         """Begin attempts and let them fail, one after another."""
