@@ -55,7 +55,7 @@ class LocalProvider(LLMProvider):
             temperature=temperature,
             max_tokens=max_tokens,
             timeout=timeout,
-            prices=prices | {"": Price(0, 0)},
+            prices=prices | {"*": Price(0, 0)},
             environment=environment,
         )
 
@@ -133,20 +133,18 @@ class _Answer:
             self.error = str(reply["error"].get("message"))
 
 
-def _body(prompt: str, options: LLMOptions) -> Mapping[str, Any]:
+def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
     """The request as servers of llama.cpp take it."""
     system = [{"role": "system", "content": options.system}] if options.system else []
-    body: dict[str, Any] = {
+    shape = options.schema and {"name": options.schema.__name__, "schema": options.schema.model_json_schema()}
+    return {
         "messages": [*system, {"role": "user", "content": prompt}],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **({"response_format": {"type": "json_schema", "json_schema": shape}} if shape else {}),
     }
-    if options.schema is not None:
-        shape = {"name": options.schema.__name__, "schema": options.schema.model_json_schema()}
-        body["response_format"] = {"type": "json_schema", "json_schema": shape}
-    return body
 
 
 def _loaded(path: str) -> Callable[..., Any]:

@@ -1,0 +1,169 @@
+"""Any model that pydantic-ai can talk to: `PydanticAIProvider("mistral:mistral-large-latest")`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pydantic import BaseModel
+
+from replanning import Environment
+from replanning.errors import LLMError, LLMRefused, LLMRejected, LLMUnavailable
+from replanning.events import Usage
+from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, PriceTable
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponse
+    from pydantic_ai.models import Model, ModelRequestParameters
+
+_FINISH: Final[dict[str | None, Finish]] = {
+    "stop": "stop",
+    "tool_call": "stop",
+    "length": "length",
+    "content_filter": "refusal",
+    None: "stop",
+}
+_MAY_PASS: Final = (408, 409, 429)
+
+
+class PydanticAIProvider(LLMProvider):
+    """A model of pydantic-ai as a language model of ours: `pip install "replanning[pydantic-ai]"`.
+
+    Structured answers are obtained as pydantic-ai obtains them from that model: by a tool, natively, or by the prompt.
+    Retries are those of its client.
+
+    Args:
+        model: a model, or its name with its provider, such as `openai:gpt-5`; then its key is read from the
+            environment as pydantic-ai does.
+
+    The others are those of every `LLMProvider`.
+    """
+
+    name: ClassVar[str] = "pydantic-ai"
+
+    def __init__(
+        self,
+        model: Model | str | None = None,
+        *,
+        temperature: float = 0.3,
+        max_tokens: int = 2000,
+        timeout: float = 30.0,
+        prices: PriceTable = PRICES,
+        environment: Environment | None = None,
+    ) -> None:
+        super().__init__(
+            model=model if isinstance(model, str) or model is None else model.model_name,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            prices=prices,
+            environment=environment,
+        )
+        self._model = model
+
+    def unavailable(self) -> str:
+        """Why the model cannot be made, in pydantic-ai's words; empty where it can."""
+        if find_spec("pydantic_ai") is None:
+            return 'it needs pydantic-ai: pip install "replanning[pydantic-ai]"'
+        try:
+            self._made(self.model)
+        except LLMError as error:
+            return str(error)
+        return ""
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """Ask the model directly, without an agent.
+
+        Raises:
+            LLMError: of the kind that fits what pydantic-ai says.
+        """
+        model = self._made(options.model or self.model)
+        from pydantic_ai.direct import model_request
+        from pydantic_ai.exceptions import AgentRunError, ContentFilterError, ModelHTTPError, UserError
+        from pydantic_ai.messages import ModelRequest, SystemPromptPart, UserPromptPart
+        from pydantic_ai.settings import ModelSettings
+
+        system = [SystemPromptPart(options.system)] if options.system else []
+        message = ModelRequest(parts=[*system, UserPromptPart(prompt)])
+        assert options.temperature is not None
+        assert options.max_tokens is not None
+        settings = ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens)
+        try:
+            answer = await model_request(
+                model,
+                [message],
+                model_settings=settings,
+                model_request_parameters=_parameters(options.schema),
+                instrument=False,  # the call has a span of ours
+            )
+        except ModelHTTPError as error:
+            passes = error.status_code in _MAY_PASS or error.status_code >= 500
+            kind = LLMUnavailable if passes else LLMRejected
+            excerpt = self.redactor.text(str(error.body or ""))[:300]
+            raise kind("the request failed", provider=self.name, status=error.status_code, excerpt=excerpt) from error
+        except ContentFilterError as error:
+            raise LLMRefused(self._words(error), provider=self.name) from error
+        except UserError as error:
+            raise LLMRejected(self._words(error), provider=self.name) from error
+        except AgentRunError as error:
+            raise LLMUnavailable(self._words(error), provider=self.name) from error
+        return self._completion(answer, options.model or self.model)
+
+    def estimate(self, prompt: str, options: LLMOptions) -> Usage:
+        """As for every provider; the price is that of the model, whoever serves it."""
+        return super().estimate(prompt, replace(options, model=_priced_as(options.model or self.model)))
+
+    def _completion(self, answer: ModelResponse, asked: str) -> Completion:
+        model = answer.model_name or _priced_as(asked)
+        size = answer.usage.input_tokens, answer.usage.output_tokens
+        usage = self.prices.usage(model, *size)
+        finish = _FINISH.get(answer.finish_reason, "other")
+        return Completion(_text(answer), self.name, model, *size, usage, finish, answer.provider_response_id or "")
+
+    def _made(self, name: str) -> Model | str:
+        """The model of this name, ready to be asked.
+
+        Raises:
+            LLMRejected: there is none, or something that it needs is missing.
+        """
+        if self._model is not None and name == self.model and not isinstance(self._model, str):
+            return self._model
+        if not name:
+            raise LLMRejected("it needs the name of a model with its provider, such as 'openai:gpt-5'")
+        try:
+            from pydantic_ai.models import infer_model
+
+            return infer_model(name)
+        except Exception as error:  # whatever the client of that service lacks
+            raise LLMRejected(f"the model {name!r} cannot be used: {self._words(error)}") from error
+
+    def _words(self, error: Exception) -> str:
+        return self.redactor.text(str(error) or type(error).__name__)[:500]
+
+
+def _priced_as(name: str) -> str:
+    """The name of a model without that of its provider."""
+    return name.partition(":")[2] or name
+
+
+def _parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
+    """What the answer must be, in every form: pydantic-ai takes the one that fits the model."""
+    from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.output import OutputObjectDefinition
+    from pydantic_ai.tools import ToolDefinition
+
+    if schema is None:
+        return ModelRequestParameters()
+    shape, name = schema.model_json_schema(), schema.__name__
+    tool = ToolDefinition(name="answer", parameters_json_schema=shape, description="Give the answer.", kind="output")
+    form = OutputObjectDefinition(json_schema=shape, name=name)
+    return ModelRequestParameters(output_mode="auto", output_object=form, output_tools=[tool], allow_text_output=False)
+
+
+def _text(answer: ModelResponse) -> str:
+    """The answer as text: what was given to the tool, else what was written."""
+    from pydantic_ai.messages import TextPart, ToolCallPart
+
+    calls = [part.args_as_json_str() for part in answer.parts if isinstance(part, ToolCallPart)]
+    return calls[0] if calls else "".join(part.content for part in answer.parts if isinstance(part, TextPart))
