@@ -260,7 +260,7 @@ def test_who_is_asked_what() -> None:
         ("anthropic", {"model": "m", "messages": []}, None, 400, "the body lacks max_tokens"),
         ("ollama", {}, None, 400, "the body lacks model, messages"),
         ("openai", None, {}, 401, "no key in the header 'authorization'"),
-        ("anthropic", None, {"anthropic-version": "1"}, 401, "no key in the header 'x-api-key'"),
+        ("anthropic", None, {"anthropic-version": "1"}, 401, "no key in the header 'x-api-key' or 'authorization'"),
         ("anthropic", None, {"x-api-key": "k"}, 400, "anthropic-version: header is required"),
         ("openai", {"model": "m", "messages": [], "stream": True}, None, 400, "does not stream"),
     ],

@@ -233,7 +233,7 @@ class Api(NamedTuple):
     embeddings: Callable[[LLMRequest], JsonObject] | None
     models: Callable[[Sequence[str]], JsonObject] | None
     id_header: str
-    key_header: str
+    key_headers: tuple[str, ...]
     required: Required
 
 
@@ -241,20 +241,26 @@ _MESSAGES: Final[Required] = {"model": (str,), "messages": (list,)}
 _TEXTS: Final[Required] = {"model": (str,), "input": (str, list)}
 APIS: Final[Mapping[LLMApi, Api]] = {
     "openai": Api(
-        openai_chat, openai_error, openai_embeddings, openai_models, "x-request-id", "authorization", _MESSAGES
+        openai_chat, openai_error, openai_embeddings, openai_models, "x-request-id", ("authorization",), _MESSAGES
     ),
     "anthropic": Api(
-        anthropic_chat, anthropic_error, None, None, "request-id", "x-api-key", {**_MESSAGES, "max_tokens": (int,)}
+        anthropic_chat,
+        anthropic_error,
+        None,
+        None,
+        "request-id",
+        ("x-api-key", "authorization"),
+        {**_MESSAGES, "max_tokens": (int,)},
     ),
-    "ollama": Api(ollama_chat, ollama_error, ollama_embeddings, ollama_models, "", "", _MESSAGES),
+    "ollama": Api(ollama_chat, ollama_error, ollama_embeddings, ollama_models, "", (), _MESSAGES),
 }
 
 
 def objection(request: LLMRequest) -> ServerReply | None:
     """What a service would find wrong with a request before any model sees it."""
     api = APIS[request.api]
-    if api.key_header and not request.headers.get(api.key_header):
-        return ServerReply.error(401, f"there is no key in the header {api.key_header!r}")
+    if api.key_headers and not any(request.headers.get(name) for name in api.key_headers):
+        return ServerReply.error(401, f"there is no key in the header {' or '.join(map(repr, api.key_headers))}")
     if request.api == "anthropic" and "anthropic-version" not in request.headers:
         return ServerReply.error(400, "anthropic-version: header is required")
     required = {"chat": api.required, "embeddings": _TEXTS, "models": {}}[request.kind]

@@ -61,6 +61,7 @@ class ScriptedLLM(LLMProvider):
 
     name: ClassVar[str] = "scripted"
     default_model: ClassVar[str] = "scripted-1"
+    embedding_model: ClassVar[str] = "scripted-words"
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class ScriptedLLM(LLMProvider):
             raise reply
         return reply if isinstance(reply, Completion) else self._completion(written(reply), prompt, options)
 
-    async def embed(self, text: str) -> list[float]:
+    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
         """The vector of a text.
 
         Raises:
@@ -123,11 +124,10 @@ class ScriptedLLM(LLMProvider):
         """
         self.embedded.append(text)
         await anyio.lowlevel.checkpoint()
-        if self._embeddings is None:
-            return vector_of(text)
-        if text not in self._embeddings:
+        if self._embeddings is not None and text not in self._embeddings:
             raise LLMError(f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name)
-        return list(self._embeddings[text])
+        vector = vector_of(text) if self._embeddings is None else list(self._embeddings[text])
+        return vector, self._completion("", text, options)
 
     async def aclose(self) -> None:
         """Remember that it was closed."""
@@ -145,10 +145,15 @@ class ScriptedLLM(LLMProvider):
         return self._script[number - 1]
 
     def _completion(self, text: str, prompt: str, options: LLMOptions) -> Completion:
-        model = options.model or self.model
-        sent, got = tokens_in((options.system or "") + prompt), tokens_in(text)
-        usage = self.prices.usage(model, sent, got)
-        return Completion(text, self.name, model, sent, got, usage, request_id=f"scripted-{len(self.asked)}")
+        sent = tokens_in((options.system or "") + prompt)
+        return self.completion(
+            prompt,
+            text,
+            options,
+            input_tokens=sent,
+            output_tokens=tokens_in(text),
+            request_id=f"scripted-{len(self.asked)}",
+        )
 
 
 def written(reply: object) -> str:
