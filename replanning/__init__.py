@@ -7,11 +7,11 @@ The names here are what most programs need. More stands in `replanning.changes` 
 
 from __future__ import annotations
 
-from replanning._attempt import Attempt, TaskContext
+from replanning._attempt import Attempt, TaskContext, Work
 from replanning._changes import Alternative
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
-from replanning._engine import ReplanningEngine, Work, open_run
+from replanning._engine import ReplanningEngine, open_run
 from replanning._errors import ChangeRefused, NotRunning, PlanError, ReplanningError, TransientError
 from replanning._evaluation import PlanEvaluator
 from replanning._gate import CallbackGate, StoreGate

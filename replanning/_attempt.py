@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Final, Never, Self
 
 from replanning._errors import NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from replanning._run import PlanRun
 
 _MAX_MESSAGE = 8_000
+_NOT_STARTED: Final = AttemptId("")
 
 
 class TaskContext:
@@ -72,6 +73,10 @@ class TaskContext:
         self._run._note_process(self.attempt_id, group)
 
 
+Work = Callable[[Task, TaskContext], Awaitable[object]]
+"""Executes one task: returns its output, raises when it fails."""
+
+
 class Attempt:
     """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
 
@@ -92,7 +97,7 @@ class Attempt:
     def __init__(self, run: PlanRun, task: Task) -> None:
         self._run = run
         self.task = task
-        self.id = AttemptId("")
+        self.id = _NOT_STARTED
         self.output: object = None
         self.cancelled = False
         self.context: TaskContext
@@ -123,9 +128,7 @@ class Attempt:
         self._scope.cancel()
 
     async def __aenter__(self) -> Self:
-        started = self._run._begin(self)
-        if not started:
-            started = await self._run._begin_later(self)
+        started = self._run._begin(self) or await self._run._begin_later(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
@@ -201,10 +204,11 @@ class ReadyTasks:
     object is dropped.
     """
 
-    __slots__ = ("_claim", "_entry", "_run")
+    __slots__ = ("_claim", "_entry", "_life", "_run")
 
     def __init__(self, run: PlanRun) -> None:
         self._run = run
+        self._life = run._life
         self._entry: Entry | None = None
         self._claim = 0
 
@@ -215,11 +219,23 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        if self._entry is not None:
-            self._give_back()
-        found = self._run._life.next_now() or await self._run._life.next_task()
-        if found is None:
+        task = self.now() or await self.later()
+        if task is None:
             raise StopAsyncIteration
+        return task
+
+    def now(self) -> Task | None:
+        """The next task, if there is one and the event loop need not have a turn first."""
+        self._give_back()
+        return self._hand_out(self._life.next_now())
+
+    async def later(self) -> Task | None:
+        """The next task as soon as there is one; None when the run has ended."""
+        return self._hand_out(await self._life.next_task())
+
+    def _hand_out(self, found: tuple[Entry, Task] | None) -> Task | None:
+        if found is None:
+            return None
         self._entry, task = found
         self._claim = self._entry.claimed
         return task
@@ -227,8 +243,74 @@ class ReadyTasks:
     def _give_back(self) -> None:
         entry = self._entry
         if entry is not None and entry.claimed == self._claim:
-            self._run._life.give_back(entry, self._claim)
+            self._life.give_back(entry, self._claim)
         self._entry = None
 
     def __del__(self) -> None:
         self._give_back()
+
+
+class Worker:
+    """Pulls and executes tasks one after another, as an `async for` over `ready` with an `attempt` for each would.
+
+    One scope serves for all of its attempts until one of them is cancelled, which is cheaper than one for each.
+
+    Args:
+        run: where tasks come from.
+        work: executes one task: returns its output, raises when it fails.
+    """
+
+    __slots__ = ("_cancelled", "_run", "_scope", "_work", "id", "task")
+
+    def __init__(self, run: PlanRun, work: Work) -> None:
+        self._run = run
+        self._work = work
+        self._scope = run._scope_type()
+        self._cancelled = False
+        self.id = _NOT_STARTED
+        self.task: Task
+
+    def __repr__(self) -> str:
+        return f"<Worker of {self._run!r} at {self.id or 'nothing'}>"
+
+    def cancel(self) -> None:
+        """Stop what is being executed; nothing it still reports is taken."""
+        self._cancelled = True
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Work until the run ends."""
+        ready = self._run.ready()
+        more = True
+        while more:
+            self._cancelled = False
+            self._scope = self._run._scope_type()
+            with self._scope:
+                more = await self._serve(ready)
+
+    async def _serve(self, ready: ReadyTasks) -> bool:
+        """Execute until an attempt was cancelled; false when the run has ended."""
+        run, spans = self._run, self._run._spans
+        while (task := ready.now() or await ready.later()) is not None:
+            self.task, self.id = task, _NOT_STARTED
+            if not (run._begin(self) or await run._begin_later(self)):
+                continue
+            token = spans.enter(self.id)
+            try:
+                try:
+                    output = await self._work(task, TaskContext(run, task, self.id))
+                finally:
+                    if token is not None:
+                        spans.leave(token)
+            except Exception as error:  # noqa: BLE001 - whatever work raises is a failure of the attempt
+                run.failed(self.id, error)
+            except BaseException as error:
+                if not self._cancelled:
+                    run._interrupted(self.id, f"{type(error).__name__} in the worker")
+                raise
+            else:
+                if not self._cancelled:
+                    run.succeeded(self.id, output)
+            if self._cancelled:
+                return True
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import anyio.abc
 
 from replanning._answers import changes_of, not_open, understood
-from replanning._attempt import TaskContext
+from replanning._attempt import Work, Worker
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
@@ -24,7 +24,7 @@ from replanning._interfaces import AlternativeProvider, Answer, Exporter, HumanG
 from replanning._lifecycle import Past
 from replanning._monitor import PlanMonitor
 from replanning._opening import Opener
-from replanning._plan import JsonObject, Plan, Task
+from replanning._plan import JsonObject, Plan
 from replanning._plugins import load
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
@@ -46,8 +46,6 @@ RESUMABLE: Final = ("paused", "needs_human")
 """How runs stand still that can be taken up again."""
 
 Mode = Literal["act", "observe"]
-Work = Callable[[Task, TaskContext], Awaitable[object]]
-"""Executes one task: returns its output, raises when it fails."""
 
 
 class _Attachable(Protocol):
@@ -330,18 +328,12 @@ async def open_run(
 
 async def drive(run: PlanRun, work: Work, workers: int) -> None:
     """Pull and execute tasks on a number of workers until the run ends."""
-
-    async def worker() -> None:
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.output = await work(task, attempt.context)
-
     if workers == 1:
-        await worker()
+        await Worker(run, work).run()
         return
     async with anyio.create_task_group() as group:
         for _ in range(workers):
-            group.start_soon(worker)
+            group.start_soon(Worker(run, work).run)
 
 
 def _provider(provider: AlternativeProvider | str) -> AlternativeProvider:

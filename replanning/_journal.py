@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from replanning._errors import LeaseLost, StoreError, Unstorable
@@ -29,6 +29,7 @@ class Journal:
         blocked: set while nothing is to be written: the store fails, or the run is no longer ours.
         failed_for: seconds for which the store has failed by now.
         unjournaled: whether records were left out.
+        on_refusal: told of the error before it is raised, when the store did not take a record.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Journal:
         self.blocked = False
         self.failed_for = 0.0
         self.ttl = ttl
+        self.on_refusal: Callable[[StoreError], None] = lambda error: None
         self._at = at
         self._now = clock.now
         self._optional = optional
@@ -67,21 +69,30 @@ class Journal:
         if self.blocked:
             raise StoreError("the store is failing; nothing new is begun until it works again")
         at = max(self._now(), self._at)
-        record = Record(self.seq + 1, at, body)
+        seq = self.seq + 1
+        record = Record(seq, at, body)
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
                 self.failed_for = 0.0
-            except (LeaseLost, Unstorable):
-                raise
-            except Exception as error:  # a third party's store may raise anything
-                if not self._optional:
-                    raise _translated(error) from error
-                # A journal with a gap could not be replayed, so nothing more is written to it.
-                self.unjournaled = True
-        self.seq += 1
+            except Unstorable:
+                raise  # the store works, and trying again would not help
+            except Exception as error:  # noqa: BLE001 - a third party's store may raise anything
+                self._refused(error)
+        self.seq = seq
         self._at = at
         return record
+
+    def _refused(self, error: Exception) -> None:
+        if self._optional and not isinstance(error, LeaseLost):
+            # A journal with a gap could not be replayed, so nothing more is written to it.
+            self.unjournaled = True
+            return
+        refusal = _translated(error)
+        self.on_refusal(refusal)
+        if refusal is error:
+            raise error
+        raise refusal from error
 
     def renew(self) -> None:
         """Own the run for longer."""

@@ -65,7 +65,6 @@ class LivePlan(TaskGraph):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.revision = 0
-        self.hash = plan.content_hash()
         self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
         self.durations = (0, 0.0)
         self.ended_attempts = 0
@@ -73,12 +72,20 @@ class LivePlan(TaskGraph):
         self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
         """What was worked out of what tasks need and bring about."""
         self._holds: dict[str, tuple[TaskId, ...]] = {}
+        self._hash = ""
 
     def __repr__(self) -> str:
         states = ", ".join(f"{state.lower()} {n}" for state, n in self.counts.items() if n)
         return f"<LivePlan {self.plan.name or self.plan.id!r} revision={self.revision} {states or 'empty'}>"
 
     # Reading
+
+    @property
+    def hash(self) -> str:
+        """Which plan this is: of its document, and of every revision since; worked out when it is first wanted."""
+        if not self._hash:
+            self._hash = self.plan.content_hash()
+        return self._hash
 
     @property
     def missing_facts(self) -> tuple[str, ...]:
@@ -175,7 +182,7 @@ class LivePlan(TaskGraph):
             before_commit(digest)
         draft.commit()
         self.revision += 1
-        self.hash = digest
+        self._hash = digest
         return self.revision
 
     def fold(self, record: Record) -> None:

@@ -46,6 +46,7 @@ class Recorder(ABC):
         self.observers: dict[type[Body], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
         self.taps: list[Observer] = []
         self.end: RunEnded | None = None
+        journal.on_refusal = self._on_refusal
         self._writable = True
         self._unrecorded = False
         self._outage = Outage(
@@ -80,30 +81,20 @@ class Recorder(ABC):
         Raises:
             StoreError: it could not be journaled; nothing has changed.
         """
-        record = self.append(body)
+        record = self.journal.append(body)
         self.live.fold(record)
-        if self.taps:
-            self._tap(record)
+        # Before the observers, which commit records that follow from this one: listeners hear them in order.
+        for tap in self.taps:
+            tap(record)
         for observer in self.observers.get(type(body), ()):
             observer(record)
         return record
 
-    def append(self, body: Body) -> Record:
-        """Journal a record whose effect the caller brings about in the same step.
-
-        Raises:
-            StoreError: it could not be journaled.
-        """
-        try:
-            return self.journal.append(body)
-        except Unstorable:
-            raise  # the store works, and trying again would not help
-        except LeaseLost as error:
+    def _on_refusal(self, error: StoreError) -> None:
+        if isinstance(error, LeaseLost):
             self.lose(error)
-            raise
-        except StoreError as error:
+        else:
             self._outage.begin(error)
-            raise
 
     def observe(self, body: Body) -> None:
         """Commit something that has happened; while the store fails it is kept and committed later.
@@ -128,14 +119,10 @@ class Recorder(ABC):
 
     def publish(self, record: Record) -> None:
         """Tell observers of a record that has taken effect."""
-        self._tap(record)
-        for observer in self.observers.get(type(record.body), ()):
-            observer(record)
-
-    def _tap(self, record: Record) -> None:
-        # Before the observers, which commit records that follow from this one: listeners hear them in order.
         for tap in self.taps:
             tap(record)
+        for observer in self.observers.get(type(record.body), ()):
+            observer(record)
 
     def _write_kept(self, body: Body) -> None:
         """Commit what was kept while the store failed, or what can be of it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from pydantic_core import from_json
 
-from replanning._attempt import Attempt, ReadyTasks, failure_from
+from replanning._attempt import Attempt, ReadyTasks, Worker, failure_from
 from replanning._changes import CancelTask, PlanChange
 from replanning._edits import PlanEdits
 from replanning._entries import Entry
@@ -103,7 +103,7 @@ class PlanRun(PlanEdits):
         self._spans: Spans = UNTRACED
         self._opening: Record | None = None
         self._attempts: dict[AttemptId, Entry] = {}
-        self._bodies: dict[AttemptId, Attempt] = {}
+        self._bodies: dict[AttemptId, Attempt | Worker] = {}
         self._limit = life.settings.max_output
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self._scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -334,7 +334,7 @@ class PlanRun(PlanEdits):
 
         def journal(digest: str) -> None:
             body = Revised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
-            journaled.append(life.append(body))
+            journaled.append(life.journal.append(body))
 
         journaled: list[Record] = []
         with self._spans.apply(changes, by, replan):
@@ -352,7 +352,7 @@ class PlanRun(PlanEdits):
 
     # Attempts
 
-    def _begin(self, attempt: Attempt) -> bool:
+    def _begin(self, attempt: Attempt | Worker) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
         entry = self.live.entry(attempt.task.id)
         life = self._life
@@ -366,7 +366,7 @@ class PlanRun(PlanEdits):
         self._bodies[attempt.id] = attempt
         return True
 
-    async def _begin_later(self, attempt: Attempt) -> bool:
+    async def _begin_later(self, attempt: Attempt | Worker) -> bool:
         """Wait for the store, then start; false when the attempt may not run any more."""
         while not attempt.id:
             try:
@@ -378,7 +378,7 @@ class PlanRun(PlanEdits):
                 return True
         return False
 
-    def _fence(self, attempt: Attempt, entry: Entry) -> None:
+    def _fence(self, attempt: Attempt | Worker, entry: Entry) -> None:
         attempt.id = AttemptId(f"{entry.id}#fenced")
         if self._life.end is None:
             state = "the task is held by a question" if entry.held else f"the task is {entry.state}"

@@ -168,30 +168,37 @@ class TaskGraph(ABC):
 
     def claim(self) -> Entry | None:
         """Take the next ready task for which tool and resources are there; `unclaim` gives it back."""
-        passed: dict[TaskId, Entry] = {}
-        found = None
-        while (entry := self._queue.pop()) is not None:
-            if (self._pooled or entry.task.tool is not None) and self._unavailable(entry):
-                self._parked[entry.id] = entry
-                continue
-            if self._pooled:
-                demand = self.demand(entry.task)
-                if not self.pool.fits(demand):
-                    passed[entry.id] = entry
-                    if entry.passed >= SKIP_AHEAD or len(passed) >= SKIP_AHEAD:
-                        break
-                    continue
-                self.pool.take(demand)
-                entry.taken = demand
-            found = entry
-            break
-        for entry in passed.values():
-            entry.passed += found is not None
-            self._queue.push(entry)
+        if self._pooled:
+            found = self._fitting()
+        else:
+            found = self._queue.pop()
+            while found is not None and found.task.tool is not None and self._unavailable(found):
+                self._parked[found.id] = found
+                found = self._queue.pop()
         if found is not None:
             self._claim_number += 1
             found.claimed = self._claim_number
             self._claims += 1
+        return found
+
+    def _fitting(self) -> Entry | None:
+        """Take the next ready task whose tool and resources are there out of the queue, and the resources."""
+        passed: list[Entry] = []
+        found = None
+        while found is None and (entry := self._queue.pop()) is not None:
+            if self._unavailable(entry):
+                self._parked[entry.id] = entry
+            elif self.pool.fits(demand := self.demand(entry.task)):
+                self.pool.take(demand)
+                entry.taken = demand
+                found = entry
+            else:
+                passed.append(entry)
+                if entry.passed >= SKIP_AHEAD or len(passed) >= SKIP_AHEAD:
+                    break
+        for entry in passed:
+            entry.passed += found is not None
+            self._queue.push(entry)
         return found
 
     def unclaim(self, entry: Entry, claim: int) -> None:
@@ -232,8 +239,9 @@ class TaskGraph(ABC):
         if self._pooled:
             for name in self.demand(task):
                 self.users.setdefault(name, {})[task.id] = None
-        for key in context_keys(task):
-            self.readers.setdefault(key, {})[task.id] = None
+        if task.arguments or task.when:
+            for key in context_keys(task):
+                self.readers.setdefault(key, {})[task.id] = None
 
     def _unindex(self, task: Task) -> None:
         """Forget what `_index` remembered of a task that is about to change."""
@@ -298,7 +306,9 @@ class TaskGraph(ABC):
         stack = [entry]
         while stack:
             done = stack.pop()
-            self._recount(done)
+            if done.counted:
+                done.counted = False
+                self.unsatisfied -= 1
             for waiting in done.dependents:
                 waiting.missing -= 1
                 if not waiting.missing and waiting.state is _PENDING:

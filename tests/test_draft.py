@@ -759,7 +759,9 @@ def calls(act: Callable[[], object]) -> int:
 def wide(size: int) -> LivePlan:
     """Many chains of ten tasks, the first task of the first chain done."""
     tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 1}",) if n % 10 else ()) for n in range(size)]
-    return LivePlan(Plan.model_construct(goal=Goal(objective="test"), tasks=tuple(tasks)))
+    live = LivePlan(Plan.model_construct(goal=Goal(objective="test"), tasks=tuple(tasks)))
+    assert live.hash  # read through once, before the first change
+    return live
 
 
 def test_cost_is_that_of_the_change() -> None:
