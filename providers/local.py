@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -158,6 +159,8 @@ def _load(path: str) -> Callable[..., Any]:
     params = library.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = path, _CONTEXT, 1
     params.verbosity, params.warmup, params.ui = -1, False, False
+    # Its threads wait for one another without sleeping: the plan's own work wants cores, too.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
     # It insists on listening: on a socket file that is gone as soon as it does, so that nobody can connect.
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]
