@@ -13,6 +13,7 @@ from replanning.events import (
     AttemptTimedOut,
     Body,
     Decided,
+    GoalChanged,
     Record,
     Revised,
     RunEnded,
@@ -95,5 +96,7 @@ def _about(body: Body) -> str:
             return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
         case Revised():
             return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
+        case GoalChanged():
+            return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"
         case _:
             return " ".join(str(getattr(body, field)) for field in _SUBJECTS if getattr(body, field, None))

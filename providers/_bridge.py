@@ -16,6 +16,7 @@ from typing import Final
 import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
+from replanning.events import ContextChanged, Trigger
 from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes
 from replanning.interfaces import JsonValue, TaskState, TaskView
 from replanning.providers._grounding import Domain, use_key
@@ -55,7 +56,7 @@ def problems(request: ReplanRequest) -> Iterator[Problem]:
     world = world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
     standing = world.standing(strict=True)
     groups = _groups(request, standing)
-    if not groups and standing.missing and not standing.stuck:
+    if not groups and standing.missing and (not standing.stuck or any(map(_for_goal, request.triggers))):
         yield _posed(view, world, standing, [], list(standing.order))
     for group in groups:
         stuck = [step for step in standing.stuck if step in group]
@@ -71,12 +72,18 @@ def _given(world: World) -> Iterator[str]:
             yield from (fact for fact in step.use.stated if fact in step.use.needs and fact not in made)
 
 
+def _for_goal(trigger: Trigger) -> bool:
+    return isinstance(trigger, ContextChanged) and trigger.goal
+
+
 def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
     """The parts of the plan in which something is stuck for which a way on is asked."""
     view = request.view
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     asked = any(trigger.kind == "human-request" for trigger in request.triggers)
-    whole = any(not trigger.tasks or trigger.kind == "goal-unreachable" for trigger in request.triggers)
+    whole = any(
+        trigger.kind == "goal-unreachable" or not (trigger.tasks or _for_goal(trigger)) for trigger in request.triggers
+    )
     wanted = set()
     for step in standing.stuck:
         task = view.task(step.id)

@@ -125,7 +125,22 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     others = list(_others(problem, grounded, nodes))
     if None in others and not patient:
         return Solution()
-    return Solution((min(near, key=lambda way: way.distance), *(way for way in others if way is not None)))
+    ways = (min(near, key=lambda way: way.distance), *(way for way in others if way is not None))
+    return Solution(tuple(map(_kept, ways)))
+
+
+def _kept(way: Way) -> Way:
+    """The same way, with the steps left in their places that it would remove and begin with anew."""
+    later = {step.id for step in way.rest.after}
+    same: list[Step] = []
+    for step, action in zip(way.gone, way.actions, strict=False):
+        later.discard(step.id)
+        if not step.usable or use_key(step.tool, step.arguments) != action.key or not later.isdisjoint(step.after):
+            break
+        same.append(step)
+    before, after, loose, _ = way.rest
+    rest = Rest((*before, *same), tuple(step for step in after if step not in same), loose[len(same) :], 0)
+    return way._replace(rest=rest, actions=way.actions[len(same) :], removed=way.removed - len(same)) if same else way
 
 
 def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way | None]:

@@ -119,7 +119,7 @@ class PathGenerator:
             return
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
-        meter = RunMeter(name, spending, setting.charge, setting.spans)
+        meter = RunMeter(name, spending, setting.charge, setting.spans, reply.note)
         charge = partial(setting.charge, provider=name)
         request = replace(request, charge=charge, meter=meter, note=reply.note)
         try:
@@ -282,7 +282,8 @@ def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, l
     before = world_of(live).standing()
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
-    elsewhere = {step.id for step in before.stuck} - named if named else set()
+    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
+    elsewhere = {step.id for step in before.stuck} - named if apart else set()
     left = after.without(elsewhere, frozenset(before.missing) - lost)
     return "" if left.valid else f"the plan could not be carried out: {left.why()}"
 

@@ -15,6 +15,7 @@ from replanning._records import (
     Body,
     Charged,
     Decided,
+    GoalChanged,
     OutcomeKnown,
     PersonAsked,
     QuestionAnswered,
@@ -32,9 +33,9 @@ from replanning._records import (
 )
 from replanning._triggers import Trigger
 
-
 RECENT = 30
 """How many records of the last replans are kept at hand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -78,8 +79,8 @@ class Ledger:
         self.quiescent_at: int | None = None
         self.undecided: dict[ReplanId, Revised] = {}
         self.last_request = 0
-        self.pausing: RunPaused | None = None
         self.recent: deque[Body] = deque(maxlen=RECENT)
+        self.pausing: RunPaused | None = None
         self.ended: RunEnded | None = None
         self._root_of = root_of
 
@@ -91,9 +92,9 @@ class Ledger:
         handler = HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)
-
             if isinstance(record.body, _OF_REPLANS):
                 self.recent.append(record.body)
+
     def waiting(self, now: float) -> float:
         """Seconds up to now for which a person was waited for, or nobody was at the run."""
         since = now if self._waiting_since is None else self._waiting_since
@@ -178,6 +179,10 @@ class Ledger:
     def _person_asked(self, body: PersonAsked, at: float) -> None:
         self.last_request = max(self.last_request, body.message)
 
+    def _goal_changed(self, body: GoalChanged, at: float) -> None:
+        self.last_request = max(self.last_request, body.message)
+        self.quiescent_at = None  # that nothing could run any more was said about another goal
+
     def _charged(self, body: Charged, at: float) -> None:
         self.spending.charge(body.usage)
 
@@ -198,19 +203,20 @@ class Ledger:
         self.ended = body
 
 
+_OF_REPLANS = (AlternativesConsidered, Decided, Revised, OutcomeKnown, QuestionAnswered)
+
 HANDLERS: dict[type[Body], Callable[..., None]] = {
     TriggerFired: Ledger._fired,
     TriggerDropped: Ledger._dropped,
     AlternativesConsidered: Ledger._considered,
     Decided: Ledger._decided,
-_OF_REPLANS = (AlternativesConsidered, Decided, Revised, OutcomeKnown, QuestionAnswered)
-
     Revised: Ledger._revised,
     OutcomeKnown: Ledger._outcome,
     QuestionAsked: Ledger._asked,
     TriggerAttached: Ledger._attached,
     QuestionReminded: Ledger._reminded,
     QuestionAnswered: Ledger._answered,
+    GoalChanged: Ledger._goal_changed,
     PersonAsked: Ledger._person_asked,
     Charged: Ledger._charged,
     RunQuiescent: Ledger._quiescent,

@@ -81,7 +81,6 @@ class Lifecycle(Recorder):
         self.over_budget = ledger.spending.exceeded()
         self._waiters: deque[anyio.Event] = deque()
         self._pulls = 0
-        self._check_always = live.plan.goal.stop_when_reached
 
     # Handing out
 
@@ -213,7 +212,7 @@ class Lifecycle(Recorder):
             self.timer.at(now + limit - used, self.watch_wall_clock)
 
     def _goal_reached(self) -> bool:
-        goal = self.live.plan.goal
+        goal = self.live.goal
         return goal.stop_when_reached and bool(goal.facts) and not self.live.missing_facts
 
     def _quiescent(self) -> None:
@@ -313,10 +312,11 @@ class Lifecycle(Recorder):
         """What follows when something happened: pullers look, and the run may be over."""
         if self._waiters:
             self.wake()
-        counts = self.live.counts
+        live = self.live
+        counts = live.counts
         drained = not (counts[_READY] or counts[_RUNNING])
-        stopping = self.ledger.pausing is not None or self.live.aborted is not None or self.over_budget
-        if drained or stopping or self._check_always:
+        stopping = self.ledger.pausing is not None or live.aborted is not None or self.over_budget
+        if drained or stopping or live.goal.stop_when_reached:
             self.check()
 
     def _on_deadline(self, now: float) -> None:

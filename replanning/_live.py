@@ -37,6 +37,7 @@ from replanning._records import (
     Decided,
     FactsObserved,
     Failure,
+    GoalChanged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -65,6 +66,7 @@ class LivePlan(TaskGraph):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.revision = 0
+        self.goal = plan.goal
         self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
         self.durations = (0, 0.0)
         self.ended_attempts = 0
@@ -90,7 +92,7 @@ class LivePlan(TaskGraph):
     @property
     def missing_facts(self) -> tuple[str, ...]:
         """Facts of the goal that do not hold now."""
-        return tuple(fact for fact in self.plan.goal.facts if fact not in self.facts)
+        return tuple(fact for fact in self.goal.facts if fact not in self.facts)
 
     @property
     def complete(self) -> bool:
@@ -102,6 +104,7 @@ class LivePlan(TaskGraph):
         entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_place)
         tasks = tuple(self._current(entry) for entry in entries)
         now: dict[str, object] = {
+            "goal": self.goal,
             "tasks": tasks,
             "tools": tuple(self.tools.values()),
             "context": dict(self.context),
@@ -325,6 +328,9 @@ class LivePlan(TaskGraph):
         self.facts.update(dict.fromkeys(body.holds))
         self._unpark()
 
+    def _on_goal(self, body: GoalChanged, at: float) -> None:
+        self.goal = body.goal
+
     def _on_revised(self, body: Revised, at: float) -> None:
         self.apply(body.changes, body.parent, at=at)
 
@@ -401,6 +407,7 @@ _HANDLERS: dict[type[Body], Callable[..., None]] = {
     ContextUpdated: LivePlan._on_context,
     ResourceUpdated: LivePlan._on_resource,
     FactsObserved: LivePlan._on_facts,
+    GoalChanged: LivePlan._on_goal,
     Revised: LivePlan._on_revised,
     Decided: LivePlan._on_decided,
     QuestionAsked: LivePlan._on_asked,

@@ -19,6 +19,7 @@ from replanning._live import LivePlan
 from replanning._plan import JsonObject, Plan
 from replanning._records import (
     Contained,
+    GoalChanged,
     OutcomeKnown,
     PersonAsked,
     ProcessStarted,
@@ -305,7 +306,7 @@ def _readdressed(record: Record, run: RunId) -> Record:
     body = record.body
     if isinstance(body, RunResumed):
         return record._replace(body=replace(body, trace=None))
-    if isinstance(body, PersonAsked):
+    if isinstance(body, PersonAsked | GoalChanged):
         return record._replace(body=replace(body, message=0))
     if isinstance(body, TriggerFired):
         return record._replace(body=replace(body, trigger=body.trigger.model_copy(update={"run": run})))

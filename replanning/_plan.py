@@ -83,6 +83,17 @@ class Goal(Document):
     facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
     stop_when_reached: Flag = Field(default=False, description="End the run as soon as all goal facts hold.")
 
+    def changed(self, fields: Mapping[str, object]) -> Goal:
+        """The goal with other values in some of its fields.
+
+        Raises:
+            PlanError: this is no goal; with everything that is wrong.
+        """
+        try:
+            return Goal.model_validate({**self.model_dump(), **fields})
+        except ValidationError as error:
+            raise PlanError(plain_problems(error, Goal)) from None
+
 
 class Retry(Document):
     """How often a task is tried again after an error that may pass, and how long to wait before."""

@@ -113,8 +113,9 @@ class ReplanPolicy:
 
     @staticmethod
     def _roots(triggers: Sequence[Trigger], view: PlanView) -> list[TaskId]:
-        # A stuck plan or a person's wish is about the plan, not about one lineage.
-        concerned = [t for t in triggers if t.kind not in ("goal-unreachable", "human-request")]
+        # A stuck plan, a person's wish or another goal is about the plan, not about one lineage.
+        whole = ("goal-unreachable", "human-request")
+        concerned = [t for t in triggers if t.kind not in whole and not getattr(t, "goal", False)]
         return list(dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks))
 
 
@@ -125,13 +126,12 @@ def _dangerous(tool: str | None, view: PlanView) -> bool:
 
 def _unsafe_repeat(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
     """The task that may have taken effect already and would be done again, by itself or by another tool."""
-    for change in alternative.changes:
     new = set(new_tasks(alternative.changes))
+    for change in alternative.changes:
         if isinstance(change, RetryTask | ReplaceTask) and change.task_id not in new:
             task = view.task(change.task_id)
             if _cut_off(task) and not _declared(change, task.task):
                 return task.id
-    return None
     added = [change.task for change in alternative.changes if isinstance(change, AddTask)]
     if not added:
         return None
@@ -140,9 +140,9 @@ def _unsafe_repeat(alternative: Alternative, triggers: Sequence[Trigger], view: 
     for task in map(view.task, dict.fromkeys(i for i in [*left, *concerned] if i not in new)):
         if _cut_off(task) and any(_same_work(task.task, other, view) for other in added):
             return task.id
+    return None
 
 
-def _declared(change: RetryTask | ReplaceTask, task: Task) -> bool:
 def _cut_off(task: TaskView) -> bool:
     failed = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
     return failed and not task.task.idempotent
@@ -155,6 +155,7 @@ def _same_work(old: Task, new: Task, view: PlanView) -> bool:
     return old.tool == new.tool or alike
 
 
+def _declared(change: RetryTask | ReplaceTask, task: Task) -> bool:
     """Whether a change puts in nothing but a fallback that the plan itself declares for this case."""
     if isinstance(change, RetryTask) or len(change.tasks) != 1:
         return False

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from replanning._changes import Alternative, PlanChange
 from replanning._ids import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
-from replanning._plan import JsonObject, JsonValue, Plan
+from replanning._plan import Goal, JsonObject, JsonValue, Plan
 from replanning._triggers import Trigger
 
 FailureKind = Literal["error", "timeout", "interrupted", "condition", "arguments", "output"]
@@ -195,6 +195,21 @@ class FactsObserved:
     kind: ClassVar = "facts-observed"
     holds: tuple[str, ...] = ()
     ceased: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GoalChanged:
+    """The plan is for something else from now on; from elsewhere by the `message` of that number.
+
+    `changed` names the fields of the goal that are others than before.
+    """
+
+    kind: ClassVar = "goal-changed"
+    goal: Goal
+    changed: tuple[str, ...] = ()
+    reason: str = ""
+    by: str = ""
+    message: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +456,7 @@ Observation = (
     | ContextUpdated
     | ResourceUpdated
     | FactsObserved
+    | GoalChanged
     | PersonAsked
     | RunQuiescent
 )

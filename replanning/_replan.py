@@ -494,6 +494,8 @@ def moved_past(trigger: Trigger, run: PlanRun) -> str:
         return "the plan has changed since"
     if isinstance(trigger, ResourceChanged) and not _still_lacking(trigger, run):
         return "the resource is there again"
+    if isinstance(trigger, ContextChanged) and trigger.goal:
+        return _reached_again(trigger, run)
     if trigger.kind in ("context-changed", "resource-changed") and entries:
         skipped = [entry for entry in entries if entry.state == "SKIPPED"]
         if not skipped and all(entry.state in FINISHED for entry in entries):
@@ -501,6 +503,13 @@ def moved_past(trigger: Trigger, run: PlanRun) -> str:
     if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
         return "what is left can be done and reaches the goal again" if world_of(live).standing().valid else ""
     return ""
+
+
+def _reached_again(trigger: ContextChanged, run: PlanRun) -> str:
+    """Why what another goal lacked is no matter any more; empty where it is."""
+    live = run.live
+    lacking = live.missing_facts if live.plan.facts is None else world_of(live).standing().missing
+    return "" if lacking or not trigger.facts else "what is left reaches the goal"
 
 
 def _still_lacking(trigger: ResourceChanged, run: PlanRun) -> bool:

@@ -19,8 +19,8 @@ from replanning._ids import AttemptId, ReplanId, RunId, TaskId, TriggerId
 from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
 from replanning._lineage import ReplanningInfo, replanning_info
-from replanning._patterns import normalise_fact
-from replanning._plan import JsonObject, JsonValue, Plan, Task
+from replanning._observing import PlanObservations
+from replanning._plan import JsonValue, Plan, Task
 from replanning._records import (
     AttemptFailed,
     AttemptFenced,
@@ -29,13 +29,9 @@ from replanning._records import (
     AttemptSucceeded,
     AttemptTimedOut,
     Charged,
-    ContextUpdated,
-    FactsObserved,
     Failure,
-    PersonAsked,
     ProcessStarted,
     Record,
-    ResourceUpdated,
     Revised,
     RunPaused,
     RunStatus,
@@ -50,7 +46,7 @@ from replanning._view import PlanView
 from replanning.history import ReplanHistory
 
 if TYPE_CHECKING:
-    from replanning._live import LivePlan
+    pass
 
 Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
@@ -80,7 +76,7 @@ class RunResult:
     unjournaled: bool = False
 
 
-class PlanRun(PlanEdits):
+class PlanRun(PlanObservations, PlanEdits):
     """One execution of one plan, from which workers pull and to which they report.
 
     Made by `ReplanningEngine.open`, and without an engine by `open_run`.
@@ -115,11 +111,6 @@ class PlanRun(PlanEdits):
     def __repr__(self) -> str:
         state = self._life.end.status if self._life.end else "running"
         return f"<PlanRun {self.id!r} {state} {self.live!r}>"
-
-    @property
-    def live(self) -> LivePlan:
-        """The live plan; read it, and change it only through this run."""
-        return self._life.live
 
     @property
     def plan(self) -> Plan:
@@ -250,49 +241,6 @@ class PlanRun(PlanEdits):
         """Report what work or a provider used."""
         self._life.observe(Charged(usage, attempt_id, provider))
         self._life.check_budget()
-
-    # Observations
-
-    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that were seen to hold, or to hold no longer."""
-        redact, known = self._redactor.text, self.live.facts
-        new = tuple(fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in known)
-        gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in known)
-        if new or gone:
-            self._life.observe(FactsObserved(new, gone))
-            self._life.after_observation()
-
-    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
-        """Report values of the context that have changed or are gone; unchanged ones are passed over."""
-        clean = self._redactor.value(dict(changes))
-        assert isinstance(clean, dict)
-        old = self.live.context
-        new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
-        gone = tuple(key for key in removed if key in old)
-        if new or gone:
-            self._life.observe(ContextUpdated(new, gone))
-            self._life.after_observation()
-
-    def change_resource(self, name: str, *, capacity: float | None = None, available: bool | None = None) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available."""
-        self._life.observe(ResourceUpdated(name, capacity, available))
-        self._life.after_observation()
-
-    def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
-        """Ask for replanning.
-
-        Raises:
-            NotRunning: the run has ended.
-        """
-        if self._life.end is not None:
-            raise NotRunning(f"the run is {self._life.end.status}; there is nothing to replan")
-        self._ask_to_replan(reason, by, tasks)
-
-    def _ask_to_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
-        ids = tuple(self.live.entry(TaskId(task_id)).id for task_id in tasks)
-        redact = self._redactor.text
-        self._life.observe(PersonAsked(redact(reason), redact(by), ids, message))
-        self._life.after_observation()
 
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when what is running has finished."""

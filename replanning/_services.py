@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import anyio.abc
 
-from replanning._errors import LeaseLost, StoreError
+from replanning._errors import LeaseLost, PlanError, StoreError
 from replanning._interfaces import Message, Outcome
 from replanning._lifecycle import Lifecycle, Past
+from replanning._plan import JsonObject
 from replanning._records import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptSucceeded,
     AttemptTimedOut,
+    Contained,
     Record,
     ResourceUpdated,
     RunResumed,
@@ -164,12 +166,23 @@ def _deal_with(run: PlanRun, message: Message, on_message: MessageHandler | None
     elif message.kind == "request":
         # One that is on record already was not discarded, because the process ended in between.
         if message.id > run._life.ledger.last_request:
+            reason = str(message.payload.get("reason") or "asked to replan")
+            goal = message.payload.get("goal")
+            if isinstance(goal, dict):
+                _change_goal(run, message, goal, reason)
+                return
             tasks = message.payload.get("tasks") or []
             known = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
-            reason = str(message.payload.get("reason") or "asked to replan")
             run._ask_to_replan(reason, message.by, known, message.id)
     elif on_message is not None:
         on_message(message)
+
+
+def _change_goal(run: PlanRun, message: Message, goal: JsonObject, reason: str) -> None:
+    try:
+        run._change_goal(goal, reason, message.by, message.id)
+    except PlanError as error:
+        run._life.observe(Contained(f"a request of {message.by or 'somebody'}", run._redactor.text(str(error))[:2000]))
 
 
 class _Outcomes:

@@ -64,11 +64,15 @@ class TimedOut(TriggerEvent):
 
 
 class ContextChanged(TriggerEvent):
-    """The context or the facts changed, and something that still has to run depends on it."""
+    """The context or the facts changed, and something that still has to run depends on it; or the `goal` changed.
+
+    `facts` are those that ceased and are needed, or that a changed goal lacks.
+    """
 
     kind: Literal["context-changed"] = "context-changed"
     keys: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
+    goal: bool = False
 
 
 class ResourceChanged(TriggerEvent):

@@ -72,8 +72,8 @@ class PlanView:
 
     @property
     def goal(self) -> Goal:
-        """What the plan is for."""
-        return self._live.plan.goal
+        """What the plan is for now."""
+        return self._live.goal
 
     @property
     def original(self) -> Plan:

@@ -142,6 +142,12 @@ class World(NamedTuple):
         """
         return _Walk(self, strict).go()
 
+    def bearing_on(self, facts: Collection[str], standing: Standing) -> tuple[TaskId, ...]:
+        """The tasks that change facts, with those that bear on the same as these."""
+        wanted = frozenset(facts)
+        groups = [group for group in standing.groups() if any(not wanted.isdisjoint(s.use.stated) for s in group)]
+        return tuple(step.id for group in groups for step in group if not step.running)
+
     def named(self, standing: Standing) -> tuple[TaskId, ...]:
         """The tasks that what is stuck concerns: those before it that bear on the same facts, and itself."""
         stuck = {step.id for step in standing.stuck}
@@ -157,7 +163,7 @@ def world_of(live: LivePlan, staging: Staging | None = None) -> World:
     left = [i for i in entries if over.exists(i) and over.state(i) not in FINISHED]
     left.sort(key=lambda i: (over.state(i) is not TaskState.RUNNING, over.position(i)))
     steps = tuple(_step(task_id, live, over) for task_id in left)
-    return World(tuple(live.facts), steps, live.plan.goal.facts, live.plan.facts is not None)
+    return World(tuple(live.facts), steps, live.goal.facts, live.plan.facts is not None)
 
 
 def _step(task_id: TaskId, live: LivePlan, over: Staging) -> Step:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from replanning import Alternative, Goal, Plan, PlanRun, ReplanRequest, Task, ToolSpec, open_run
+from replanning import (
+    Alternative,
+    Goal,
+    Plan,
+    PlanRun,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    ToolSpec,
+    open_run,
+)
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.events import ContextChanged, ResourceChanged, TaskFailed
 from replanning.interfaces import PlanView
 from replanning.providers._grounding import Action
 from replanning.providers._search import Target, find
 from replanning.providers.repair import RepairProvider
+from replanning.testing import VirtualClock
+from tests.parts import environment
 
 FACTS = [f"f{number}" for number in range(7)]
 one = st.lists(st.sampled_from(FACTS), max_size=1).map(tuple)
@@ -83,7 +97,9 @@ def carried_out(plan: Plan, done: set[str], facts: frozenset[str]) -> tuple[froz
         finished.add(task.id)
 
 
-async def troubled(plan: Plan, steps: int, ceased: Sequence[str], down: str | None, fail: bool) -> None:
+async def troubled(
+    plan: Plan, steps: int, ceased: Sequence[str], down: str | None, *, fail: bool, goal: Sequence[str] | None
+) -> None:
     """Let something happen to a run, and judge all that is offered then."""
     async with open_run(plan) as run:
         truth = _done(run, plan, steps)
@@ -92,6 +108,9 @@ async def troubled(plan: Plan, steps: int, ceased: Sequence[str], down: str | No
         assert frozenset(run.live.facts) == now
         tasks = tuple(entry.id for entry in run.live if entry.state != "DONE")
         triggers: list[object] = [ContextChanged(tasks=tasks, facts=tuple(ceased))]
+        if goal is not None:
+            run.change_goal(facts=goal)
+            triggers.append(ContextChanged(tasks=tasks, facts=tuple(f for f in goal if f not in now), goal=True))
         if down is not None:
             run.change_resource(down, available=False)
             triggers.append(ResourceChanged(tasks=tasks, name=down, available=False))
@@ -176,7 +195,42 @@ def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data
     """A repair that is offered is taken by the live plan, can be carried out, and reaches the goal."""
     down = data.draw(st.none() | st.none() | st.sampled_from([tool.name for tool in plan.tools]))
     fail = data.draw(st.sampled_from([False, False, True]))
-    anyio.run(troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail)
+    goal = data.draw(st.none() | st.lists(st.sampled_from(FACTS), max_size=2, unique=True))
+    trouble = partial(troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal)
+    anyio.run(trouble)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(
+    plan=plans(), steps=st.integers(0, 6), goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True)
+)
+def test_goal_changed_at_run_time(plan: Plan, steps: int, goal: list[str]) -> None:
+    """A run whose goal is changed succeeds where breadth-first search finds a way, and only with what the goal asks."""
+    anyio.run(retargeted, plan, steps, goal)
+
+
+async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
+    """Change the goal of a run while one of its tasks is under way, the last one included, and judge its end."""
+    tools = {tool.name: tool for tool in plan.tools}
+    facts, able = frozenset(plan.facts or ()), False
+    number = min(steps, len(plan.tasks) - 1)
+    async with VirtualClock() as clock:
+        chosen = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
+        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
+        async with engine.open(plan) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    follows = after(tools[task.tool or ""], facts)
+                    assert follows is not None, f"{task.id} cannot be done"
+                    facts = follows
+                    if number == 0:
+                        run.change_goal(facts=goal)
+                        able = _breadth_first(plan.tools, facts, frozenset(goal)) is not None
+                    number -= 1
+    done = run.result.status == "succeeded"
+    assert run.plan.goal.facts == tuple(goal)
+    assert done == able, run.result.reason
+    assert not done or facts.issuperset(goal)
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,19 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from replanning import Plan, ReplanningEngine, Task, ToolSpec
+from replanning import Plan, PlanRun, ReplanningEngine, Task, ToolSpec
 from replanning.events import AlternativesConsidered, Body, Trigger, TriggerFired
 from tests.parts import bodies
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happens after so many tasks have been done: facts, or tools that come and go."""
+    """What happens after so many tasks have been done: facts, tools that come and go, or another goal."""
 
     after: int
     holds: Sequence[str] = ()
     ceased: Sequence[str] = ()
     down: Sequence[str] = ()
+    goal: Sequence[str] | None = None
 
 
 @dataclass
@@ -70,6 +71,15 @@ class Truth:
         self.facts |= set(event.holds)
 
 
+def _happen(run: PlanRun, event: Event) -> None:
+    """Tell a run what happens."""
+    run.observe(holds=event.holds, ceased=event.ceased)
+    for tool in event.down:
+        run.change_resource(tool, available=False)
+    if event.goal is not None:
+        run.change_goal(facts=event.goal)
+
+
 async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = ()) -> Outcome:
     """Run a plan in a world in which these events happen, one task after another."""
     outcome, truth = Outcome(), Truth(plan)
@@ -81,9 +91,7 @@ async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = (
                 left.remove(event)
                 truth.change(event)
                 down.update(event.down)
-                run.observe(holds=event.holds, ceased=event.ceased)
-                for tool in event.down:
-                    run.change_resource(tool, available=False)
+                _happen(run, event)
             async for task in run.ready():
                 async with run.attempt(task):
                     if task.tool in down or not truth.use(task):
@@ -96,7 +104,7 @@ async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = (
                 break
         after = run.plan
     outcome.status = run.result.status
-    outcome.reached = truth.facts.issuperset(plan.goal.facts)
+    outcome.reached = truth.facts.issuperset(after.goal.facts)
     old, new = {task.id for task in plan.tasks}, [task.id for task in after.tasks]
     outcome.added = [task for task in new if task not in old]
     outcome.dropped = [task.id for task in plan.tasks if task.id not in new]

@@ -1,4 +1,4 @@
-"""Notices changes of the context, or of the facts, on which something that still has to run depends."""
+"""Notices changes of the context, of the facts, or of the goal, for which what is left of the plan is not good."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from replanning.errors import ExpressionError
-from replanning.events import Body, ContextChanged, ContextUpdated, FactsObserved, Observation
+from replanning.events import Body, ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation
 from replanning.interfaces import PlanView, TaskState, TaskView
 from replanning.triggers._facts import left_without, lost_for_goal
+from replanning.triggers._wording import shorten
 
 _OPEN = (
     TaskState.PENDING,
@@ -20,12 +21,17 @@ _OPEN = (
 )
 """States of tasks that still have to run. What runs now has its values already."""
 
+_WORDS = frozenset({"objective", "success_criteria"})
+
 
 class ContextChangedDetector:
-    """`context-changed`: the context or the facts changed, and something that still has to run depends on it."""
+    """`context-changed`: the context or the facts changed, and something that still has to run depends on it.
+
+    Also where the goal changed, and what is left of the plan does not reach it.
+    """
 
     name = "context-changed"
-    observes: ClassVar[tuple[type[Body], ...]] = (ContextUpdated, FactsObserved)
+    observes: ClassVar[tuple[type[Body], ...]] = (ContextUpdated, FactsObserved, GoalChanged)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ContextChanged]:
         """At most one trigger, which names the tasks that depend on what changed."""
@@ -33,7 +39,37 @@ class ContextChangedDetector:
             return _from_context((*observation.changes, *observation.removed), view)
         if isinstance(observation, FactsObserved):
             return (_from_facts if view.original.facts is None else _from_world)(observation.ceased, view)
-        return ()
+        return _from_goal(observation, view) if isinstance(observation, GoalChanged) else ()
+
+
+def _from_goal(observation: GoalChanged, view: PlanView) -> Iterator[ContextChanged]:
+    """What another goal means: nothing, where its facts show that the rest of the plan reaches it."""
+    goal = view.goal
+    if not goal.facts:
+        if not _WORDS.isdisjoint(observation.changed):
+            yield _off(goal.objective, (), (), "no facts say whether the plan still reaches it")
+        return
+    world = view.world()
+    if goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
+        return  # the run ends
+    if not world.closed:
+        lost = [fact for fact in goal.facts if fact not in view.facts and lost_for_goal(fact, view)]
+        missing, tasks = tuple(lost), tuple[str, ...]()
+    else:
+        standing = world.standing()
+        missing, tasks = standing.missing, world.bearing_on(standing.missing, standing)
+    if missing:
+        yield _off(goal.objective, missing, tasks, f"what is left of the plan does not bring about {_some(missing)}")
+
+
+def _off(objective: str, missing: tuple[str, ...], tasks: tuple[str, ...], why: str) -> ContextChanged:
+    return ContextChanged(
+        tasks=tasks,
+        cause=f"goal:{','.join(sorted(missing)) or objective}",
+        reason=shorten(f"the goal changed, and {why}"),
+        facts=missing,
+        goal=True,
+    )
 
 
 def _from_context(keys: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
@@ -79,7 +115,7 @@ def _lost(lost: tuple[str, ...], tasks: tuple[str, ...], lacking: tuple[str, ...
     return ContextChanged(
         tasks=tasks,
         cause=",".join(sorted(lost)),
-        reason=f"{', '.join(lost[:5])} {'does' if len(lost) == 1 else 'do'} not hold any more, and {who}",
+        reason=f"{_some(lost)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {who}",
         facts=lost,
     )
 
@@ -94,6 +130,10 @@ def _concerned(task: TaskView, view: PlanView) -> bool:
         return view.holds(task.task.when)
     except ExpressionError:
         return False
+
+
+def _some(facts: tuple[str, ...]) -> str:
+    return ", ".join(facts[:5]) + (", …" if len(facts) > 5 else "")
 
 
 def _listed(tasks: tuple[str, ...]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replanning._clock import SystemClock
 from replanning._errors import ChangeRefused, PlanError, UnknownTask
 from replanning._loading import MAX_SIZE, read_document
-from replanning._plan import JsonObject
-from replanning._records import AnswerRefused, Decided, PersonAsked, QuestionAnswered, Record, Verdict
+from replanning._plan import Goal, JsonObject
+from replanning._records import AnswerRefused, Decided, GoalChanged, PersonAsked, QuestionAnswered, Record, Verdict
 from replanning._wording import did_you_mean
 from replanning.changes import parse_changes
 from replanning.cli._lookup import command, find_question, find_run, looking_into, me, refuse
@@ -38,6 +38,15 @@ class Reply:
     comment: str = ""
     choice: int = 1
     changes: Sequence[JsonObject] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asks a run for: to think about tasks again, or to go for another goal."""
+
+    tasks: Sequence[str] = ()
+    goal: JsonObject = field(default_factory=dict)
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,21 @@ def answer(place: str, wanted: str | None, reply: Reply, wait: float, *, as_json
         _tell(store, place, info, taken, {"question": question.id, "verdict": reply.verdict}, as_json=as_json)
 
 
-def ask_to_replan(
-    place: str, words: Sequence[str], tasks: Sequence[str], by: str | None, wait: float, *, as_json: bool
-) -> None:
-    """Ask a run to replan, and say whether it has heard."""
+def wanted_goal(objective: str | None, facts: Sequence[str]) -> JsonObject:
+    """The fields of another goal; none where it is to stay."""
+    given: JsonObject = {} if objective is None else {"objective": objective}
+    given |= {"facts": list(facts)} if facts else {}
+    try:
+        Goal(objective="").changed(given)
+    except PlanError as error:
+        fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
+    return given
+
+
+def ask_to_replan(place: str, words: Sequence[str], wish: Wish, wait: float, *, as_json: bool) -> None:
+    """Ask a run to replan, or to go for another goal, and say whether it has heard."""
+    if wish.goal and wish.tasks:
+        fail("--task goes with a request to replan; another goal concerns the whole plan, so leave it out")
     if len(words) > 2:
         fail(f"expected a run and a reason, got {len(words)} words; put the reason in quotes")
     *named, reason = words
@@ -79,9 +99,13 @@ def ask_to_replan(
         info = find_run(store, named[0] if named else None)
         if info.status in ("succeeded", "failed", "aborted"):
             refuse(f"run {info.run!r} is {info.status}; there is nothing to replan")
-        _check_tasks(store, info, tasks)
-        name = me(by)
-        payload: JsonObject = {"reason": reason, "tasks": list(tasks)}
+        _check_tasks(store, info, wish.tasks)
+        name = me(wish.by)
+        payload: JsonObject = {
+            "reason": reason,
+            "tasks": list(wish.tasks),
+            **({"goal": wish.goal} if wish.goal else {}),
+        }
         store.post(info.run, Message("request", SystemClock().now(), name, payload))
         taken = _await(store, info, lambda records: _heard(records, name), wait)
         _tell(store, place, info, taken, {"asked": "request"}, as_json=as_json)
@@ -162,7 +186,7 @@ def _verdict(records: Sequence[Record], question: Question) -> Taken | None:
 
 
 def _heard(records: Sequence[Record], by: str) -> Taken | None:
-    asked = any(isinstance(record.body, PersonAsked) and record.body.by == by for record in records)
+    asked = any(isinstance(record.body, PersonAsked | GoalChanged) and record.body.by == by for record in records)
     return Taken("the run considers it") if asked else None
 
 

@@ -33,7 +33,10 @@ EXAMPLES: Final = {
     "approve": ["approve", "approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'"],
     "reject": ["reject 20250131-120000-1a2b3c.q1 --comment 'not today'"],
     "modify": ["modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}"],
-    "request": ["request 'the mirror is slow' --task fetch"],
+    "request": [
+        "request 'the mirror is slow' --task fetch",
+        "request 20250131 'we ship for arm as well' --goal-fact 'built(x86)' --goal-fact 'built(arm)'",
+    ],
 }
 
 
@@ -237,12 +240,25 @@ def request(
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="TASK", help="A task it is about; repeat for several.")
     ] = None,
+    goal: Annotated[
+        str | None, typer.Option("--goal", metavar="TEXT", help="What the plan is for from now on, in words.")
+    ] = None,
+    goal_fact: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--goal-fact", metavar="FACT", help="What must hold at the end from now on; repeat it, these replace all."
+        ),
+    ] = None,
     by: ByOption = None,
     wait: WaitOption = 5.0,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a run to replan."""
-    from replanning.cli._answers import ask_to_replan
+    """Ask a run to replan, or to go for another goal.
 
-    ask_to_replan(store, what, task or [], by, wait, as_json=as_json)
+    With another goal, the plan is changed where what is left of it does not reach that.
+    """
+    from replanning.cli._answers import Wish, ask_to_replan, wanted_goal
+
+    wish = Wish(task or [], wanted_goal(goal, goal_fact or []), by)
+    ask_to_replan(store, what, wish, wait, as_json=as_json)

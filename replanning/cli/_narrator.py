@@ -23,6 +23,7 @@ from replanning.events import (
     ContextUpdated,
     Decided,
     FactsObserved,
+    GoalChanged,
     PersonAsked,
     QuestionAnswered,
     QuestionAsked,
@@ -36,6 +37,7 @@ from replanning.events import (
     TriggerDropped,
     TriggerEvent,
 )
+from replanning.history._words import goal_line
 from replanning.interfaces import PlanView
 
 
@@ -111,6 +113,10 @@ class Narrator:
         parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
         return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
 
+    def _goal(self, event: GoalChanged) -> Line:
+        who = f" by {event.by}" if event.by else ""
+        return Line("•", f"the goal was changed{who}: {_brief(goal_line(event.goal, event.changed))}", "cyan")
+
     def _person_asked(self, event: PersonAsked) -> Line:
         return Line("•", f"{event.by or 'somebody'} asked for replanning: {_brief(event.reason)}", "cyan")
 
@@ -185,6 +191,7 @@ _TELLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
     ContextUpdated: Narrator._context,
     ResourceUpdated: Narrator._resource,
     FactsObserved: Narrator._facts,
+    GoalChanged: Narrator._goal,
     PersonAsked: Narrator._person_asked,
     TriggerDropped: Narrator._dropped,
     AlternativesConsidered: Narrator._considered,

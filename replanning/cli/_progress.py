@@ -57,7 +57,7 @@ class Display:
         self._run = run
         self._narrator = Narrator(lambda: run.view)
         count = sum(run.live.counts.values())
-        about = plain(run.live.plan.goal.objective)
+        about = plain(run.live.goal.objective)
         self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
 
     def on_event(self, event: object) -> None:

@@ -9,7 +9,7 @@ from replanning.history._memory import MemoryStore
 from replanning.history._mermaid import mermaid
 from replanning.history._metrics import Bin, Calibration, ReplanMetrics, calibrate, measure
 from replanning.history._owner import is_free, owner_id
-from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import text_report, why_report
 from replanning.history._sqlite import SqliteStore
 from replanning.history._standing import RunningTask, RunStanding, open_questions, standing
@@ -20,6 +20,7 @@ __all__ = [
     "Calibration",
     "DroppedTrigger",
     "FieldChange",
+    "GoalEdit",
     "JsonlStore",
     "MemoryStore",
     "PlanDiff",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning._changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
-from replanning._plan import JsonObject, JsonValue, Plan, Task, ToolSpec
+from replanning._plan import Goal, JsonObject, JsonValue, Plan, Task, ToolSpec
 from replanning.history._words import change_line, plain
 
 _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
@@ -45,6 +45,7 @@ class PlanDiff:
         changed: tasks that both have, with the fields that differ.
         tools: tools that differ, with their fields.
         context: values of the context that differ.
+        goal: fields of the goal that differ.
         acts: what was done in between to tasks as they are: run again, skipped, cancelled, reordered.
     """
 
@@ -56,9 +57,11 @@ class PlanDiff:
     tools: tuple[TaskChange, ...] = ()
     context: tuple[FieldChange, ...] = ()
     acts: tuple[PlanChange, ...] = ()
+    goal: tuple[FieldChange, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.removed or self.added or self.changed or self.tools or self.context or self.acts)
+        differing = (self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts)
+        return any(differing)
 
     def __str__(self) -> str:
         lines = [f"- {_line(task)}" for task in self.removed]
@@ -66,6 +69,7 @@ class PlanDiff:
         lines += [f"~ {plain(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
         lines += [f"~ {plain(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
         lines += [f"~ {plain(f'context.{change}')}" for change in self.context]
+        lines += [f"~ {plain(f'goal.{change}')}" for change in self.goal]
         undone = "undone: " if self.after < self.before else ""
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
         return "\n".join(lines)
@@ -80,6 +84,7 @@ class PlanDiff:
             "changed": [_changed(task) for task in self.changed],
             "tools": [_changed(tool) for tool in self.tools],
             "context": [change._asdict() for change in self.context],
+            "goal": [change._asdict() for change in self.goal],
             "acts": [change_json(act) for act in self.acts],
         }
 
@@ -102,6 +107,7 @@ def compare(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Seq
         changed=_both(old, new),
         tools=_both({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
         context=_fields(before.context, after.context),
+        goal=_fields(_document(before.goal), _document(after.goal)),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
     )
 
@@ -131,7 +137,7 @@ def _both(
     )
 
 
-def _document(thing: Task | ToolSpec) -> JsonObject:
+def _document(thing: Task | ToolSpec | Goal) -> JsonObject:
     document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
     return document
 

@@ -14,7 +14,7 @@ from replanning._triggers import Trigger
 from replanning._wording import shown
 from replanning.history._diff import change_json
 from replanning.history._metrics import ReplanMetrics
-from replanning.history._replans import DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._replans import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._rules import decode, encode
 from replanning.history._words import iso
 
@@ -47,7 +47,7 @@ def summary(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject
         "version": VERSION,
         "run": history.run,
         "name": history.plan.name,
-        "objective": history.plan.goal.objective,
+        "objective": history.goal.objective,
         "forked_from": list(history.forked_from) if history.forked_from else None,
         "status": history.status,
         "reason": history.reason,
@@ -57,6 +57,7 @@ def summary(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject
         "metrics": metrics_json(history.metrics),
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],
+        "goals": [_goal_json(edit) for edit in history.goals],
         "dropped": [_dropped_json(dropped) for dropped in history.dropped],
     }
 
@@ -101,6 +102,17 @@ def edit_json(edit: PlanEdit) -> JsonObject:
         "changes": [change_json(change) for change in edit.changes],
         "revision_before": edit.before,
         "revision_after": edit.after,
+    }
+
+
+def _goal_json(edit: GoalEdit) -> JsonObject:
+    goal: JsonObject = edit.goal.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "timestamp": iso(edit.at),
+        "by": edit.by,
+        "reason": edit.reason,
+        "changed": list(edit.changed),
+        "goal": goal,
     }
 
 

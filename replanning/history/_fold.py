@@ -9,7 +9,7 @@ from typing import Any
 
 from replanning._changes import AbortRun
 from replanning._ids import QuestionId, ReplanId, RunId, TriggerId
-from replanning._plan import Plan
+from replanning._plan import Goal, Plan
 from replanning._records import (
     AlternativesConsidered,
     AnswerRefused,
@@ -17,6 +17,7 @@ from replanning._records import (
     Candidate,
     Decided,
     DecisionKind,
+    GoalChanged,
     OutcomeKnown,
     QuestionAnswered,
     QuestionAsked,
@@ -31,11 +32,11 @@ from replanning._records import (
 )
 from replanning._triggers import Trigger
 from replanning.history._metrics import ReplanMetrics, measure
-from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
+from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._rules import Status
 
 MAX_EVENTS = 1000
-"""How many replans, edits and dropped triggers a history keeps, of each the newest."""
+"""How many replans, edits, changes of the goal and dropped triggers a history keeps, of each the newest."""
 
 
 class ReplanFold:
@@ -44,6 +45,7 @@ class ReplanFold:
     Attributes:
         run: the id of the run.
         plan: the plan it started from.
+        goal: what it is for now.
         forked_from: the run and revision it was forked from.
         status: `running`, or how the run ended.
         reason: why it ended.
@@ -51,10 +53,12 @@ class ReplanFold:
         seq: the number of the last record.
         revision: the number of the last revision.
         edits: changes by hand, oldest first.
+        goals: changes of the goal, oldest first.
         dropped: triggers that nothing followed from, oldest first.
     """
 
     plan: Plan
+    goal: Goal
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         if max_events < 1:
@@ -67,6 +71,7 @@ class ReplanFold:
         self.seq = 0
         self.revision = 0
         self.edits: deque[PlanEdit] = deque(maxlen=max_events)
+        self.goals: deque[GoalEdit] = deque(maxlen=max_events)
         self.dropped: deque[DroppedTrigger] = deque(maxlen=max_events)
         self._max_events = max_events
         self._events: dict[ReplanId, ReplanEvent] = {}
@@ -105,6 +110,11 @@ class ReplanFold:
 
     def _opened(self, body: RunOpened, at: float) -> None:
         self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
+        self.goal = body.plan.goal
+
+    def _goal_changed(self, body: GoalChanged, at: float) -> None:
+        self.goal = body.goal
+        self.goals.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
 
     def _ended(self, body: RunEnded, at: float) -> None:
         self.status, self.reason = body.status, body.reason
@@ -249,6 +259,7 @@ _HANDLERS: dict[type[Body], _Handler] = {
     RunOpened: ReplanFold._opened,
     RunEnded: ReplanFold._ended,
     RunResumed: ReplanFold._resumed,
+    GoalChanged: ReplanFold._goal_changed,
     TriggerFired: ReplanFold._fired,
     TriggerDropped: ReplanFold._on_dropped,
     AlternativesConsidered: ReplanFold._considered,

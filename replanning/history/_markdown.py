@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from replanning.history._mermaid import mermaid
-from replanning.history._replans import PlanEdit, ReplanEvent
-from replanning.history._reports import asked_lines, decision_line, effects, metrics_line
-from replanning.history._words import cause, change_line, moment, plain
+from replanning.history._replans import GoalEdit, PlanEdit, ReplanEvent
+from replanning.history._reports import asked_lines, decision_line, effects, metrics_line, timeline
+from replanning.history._words import cause, change_line, goal_line, moment, plain
 
 if TYPE_CHECKING:
     from replanning._records import Candidate, Score
@@ -31,7 +31,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"# Replanning of {inline(plan.name or plan.id or 'a plan')}",
         "",
         f"- **Run**: {inline(history.run)}",
-        f"- **Goal**: {inline(plan.goal.objective)}",
+        f"- **Goal**: {inline(history.goal.objective)}",
         f"- **Status**: {inline(history.status)}" + (f" – {inline(history.reason)}" if history.reason else ""),
         f"- **Started**: {moment(history.started)}",
         f"- **Replans**: {inline(metrics_line(metrics))}",
@@ -43,8 +43,8 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         before, after = history.replay(1, before=True), history.replay()
         lines += ["## The plan before and after", "", *_block("mermaid", mermaid(before, after)), ""]
     shown = effects(history)
-    for entry in history.entries if events is None else events:
-        lines += _entry(entry, shown.get(entry.after or 0, ""))
+    for entry in timeline(history) if events is None else events:
+        lines += _goal(entry) if isinstance(entry, GoalEdit) else _entry(entry, shown.get(entry.after or 0, ""))
     if history.dropped and events is None:
         lines += ["## Dropped triggers", ""]
         lines += [f"- {d.trigger.kind}: {inline(cause(d.trigger))} – {inline(d.reason)}" for d in history.dropped]
@@ -79,6 +79,13 @@ def _entry(entry: ReplanEvent | PlanEdit, effect: str) -> list[str]:
         lines += ["|-|-|-|-|-|-|-|"]
         lines += [_row(candidate, entry) for candidate in entry.considered] + [""]
     return [*lines, *block]
+
+
+def _goal(edit: GoalEdit) -> list[str]:
+    by = [f"- **By**: {inline(edit.by)}"] if edit.by else []
+    reason = [f"- **Reason**: {inline(edit.reason)}"] if edit.reason else []
+    new = f"- **New**: {inline(goal_line(edit.goal, edit.changed))}"
+    return ["## The goal changed", "", f"- **When**: {moment(edit.at)}", *by, *reason, new, ""]
 
 
 def _row(candidate: Candidate, event: ReplanEvent) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from replanning._changes import PlanChange
 from replanning._ids import QuestionId, ReplanId
+from replanning._plan import Goal
 from replanning._records import Candidate, DecisionKind
 from replanning._triggers import Trigger
 
@@ -108,6 +109,17 @@ class PlanEdit:
     before: int
     after: int
     changes: tuple[PlanChange, ...]
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoalEdit:
+    """The plan was for something else from then on; `changed` names the fields that were others before."""
+
+    at: float
+    goal: Goal
+    changed: tuple[str, ...]
     reason: str
     by: str
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from replanning._live import LivePlan
 from replanning._records import Candidate, Revised, RunOpened, Score
 from replanning.history._metrics import Calibration, ReplanMetrics
-from replanning.history._replans import Asked, DroppedTrigger, PlanEdit, ReplanEvent
-from replanning.history._words import cause, change_line, count, moment, percent, plain, span
+from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
+from replanning.history._words import cause, change_line, count, goal_line, moment, percent, plain, span
 
 if TYPE_CHECKING:
     from replanning.history._history import ReplanHistory
@@ -19,14 +19,14 @@ _SHOWN: Final = 8
 
 
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """A history in plain lines: a head, then each replan and each edit in the order of time.
+    """A history in plain lines: a head, then each replan, edit and change of the goal in the order of time.
 
     Args:
         history: whose head and edits are shown.
         events: the replans to show, instead of all with edits and dropped triggers.
     """
     lines = [*head(history), ""]
-    entries = history.entries if events is None else events
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else timeline(history)
     for entry in entries:
         lines += [*entry_lines(entry), ""]
     if not entries:
@@ -34,6 +34,11 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
     if events is None and history.dropped:
         lines += ["triggers that were dropped:", *(f"  {_dropped(d)}" for d in list(history.dropped)[-_SHOWN:]), ""]
     return "\n".join(lines)
+
+
+def timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
+    """Replans, edits and changes of the goal, in the order of time."""
+    return sorted([*history.goals, *history.entries], key=lambda entry: entry.at)
 
 
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
@@ -62,7 +67,7 @@ def head(history: ReplanHistory) -> list[str]:
     )
     return [
         f"run {plain(history.run)}{name}: {status}",
-        f"  goal:     {plain(plan.goal.objective)}",
+        f"  goal:     {plain(history.goal.objective)}",
         f"  started:  {moment(history.started)}{origin}",
         f"  replans:  {metrics_line(history.metrics)}",
     ]
@@ -84,8 +89,12 @@ def metrics_line(metrics: ReplanMetrics) -> str:
     return "; ".join(parts)
 
 
-def entry_lines(entry: ReplanEvent | PlanEdit) -> list[str]:
-    """A replan or an edit in a few lines."""
+def entry_lines(entry: ReplanEvent | PlanEdit | GoalEdit) -> list[str]:
+    """A replan, an edit or a change of the goal in a few lines."""
+    if isinstance(entry, GoalEdit):
+        by = f" by {plain(entry.by)}" if entry.by else ""
+        reason = [f"    reason:   {plain(entry.reason)}"] if entry.reason else []
+        return [f"goal · {moment(entry.at)} · changed{by}: {goal_line(entry.goal, entry.changed)}", *reason]
     lines = [_title(entry)]
     if isinstance(entry, PlanEdit):
         return [*lines, *(f"    applied:  {change_line(change)}" for change in entry.changes[:_SHOWN])]

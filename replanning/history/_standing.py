@@ -141,7 +141,7 @@ def standing(store: RunStore, info: RunInfo, now: float) -> RunStanding:
     return RunStanding(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
-        objective=opened.plan.goal.objective,
+        objective=live.goal.objective,
         status="running" if ended is None else ended.status,
         reason="" if ended is None else ended.reason,
         revision=live.revision,

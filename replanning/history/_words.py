@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,7 +17,7 @@ from replanning._changes import (
     RetryTask,
     SkipTask,
 )
-from replanning._plan import Task
+from replanning._plan import Goal, Task
 from replanning._triggers import Trigger
 
 LONGEST: Final = 300
@@ -78,6 +79,13 @@ def cause(trigger: Trigger) -> str:
         return plain(trigger.reason)
     about = ", ".join(trigger.tasks[:5])
     return plain(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+
+
+def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
+    """A goal in one line: what has changed in it, or its words and facts."""
+    told = {name: getattr(goal, name) for name in names or ("objective", "facts")}
+    parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in told.values()]
+    return plain("; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(told, parts, strict=True)))
 
 
 def change_line(change: PlanChange) -> str:

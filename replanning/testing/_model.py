@@ -29,6 +29,7 @@ from replanning.events import (
     Body,
     ConditionEvaluated,
     Decided,
+    GoalChanged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -69,6 +70,7 @@ class RunModel:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.goal = plan.goal
         self.tasks = {task.id: TaskModel(task, task.id, required=not task.optional) for task in plan.tasks}
         self.capacity = dict(plan.resources)
         self.available = {tool.name: tool.available for tool in plan.tools}
@@ -162,6 +164,9 @@ class RunModel:
             self.available[body.name] = body.available
         if body.capacity is not None:
             self.capacity[body.name] = body.capacity
+
+    def _goal(self, body: GoalChanged, at: float) -> None:
+        self.goal = body.goal
 
     def _decided(self, body: Decided, at: float) -> None:
         for task_id in body.blocks:
@@ -264,6 +269,7 @@ _HANDLERS: Final[dict[type[Body], _Handler]] = {
     AttemptInterrupted: RunModel._failed,
     ConditionEvaluated: RunModel._evaluated,
     ResourceUpdated: RunModel._resource,
+    GoalChanged: RunModel._goal,
     Decided: RunModel._decided,
     QuestionAsked: RunModel._asked,
     QuestionAnswered: RunModel._answered,

@@ -266,7 +266,7 @@ class _Check:
     def _end(self, body: RunEnded) -> None:
         unsatisfied = self.model.unsatisfied()
         if body.status == "succeeded":
-            early = self.model.plan.goal.stop_when_reached  # then only the goal counts
+            early = self.model.goal.stop_when_reached  # then only the goal counts
             self._want(early or not unsatisfied, f"the run succeeded, and {unsatisfied} are neither done nor skipped")
         elif body.status == "needs_human":
             self._want(bool(self.model.holds), "the run needs a person, and no question is open")

@@ -20,6 +20,7 @@ from replanning.events import (
     Decided,
     FactsObserved,
     Failure,
+    GoalChanged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -77,6 +78,9 @@ def bodies(run: RunId) -> tuple[Body, ...]:
         QuestionAnswered(QuestionId("q-1"), "modify", "eve", changes=(RetryTask(task_id=_TASK, delay=0.5),)),
         ContextUpdated({"region": None, "n": 10**30}, removed=("old",)),
         FactsObserved(holds=("on(a,b)",)),
+        GoalChanged(
+            Goal(objective="other", facts=("on(b,a)",), stop_when_reached=True), ("facts",), "a whim", "eve", 3
+        ),
         Charged(Usage(1, 10**12, 0.1 + 0.2), provider="repair"),
         succeeded({"path": "dist/x.whl", "sizes": [1, 2]}),
         RunEnded("succeeded", "all is done", cancelled=(TaskId("smoke"),)),

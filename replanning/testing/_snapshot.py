@@ -23,7 +23,7 @@ _FIELDS: Final = (
 def snapshot(live: LivePlan, at: float) -> Snapshot:
     """A live plan as plain values; equal plans give equal ones.
 
-    It holds tasks with their states, outputs and links, the facts, the context, the tools, the resources in use,
+    It holds tasks with their states, outputs and links, the goal, the facts, the context, the tools, the resources in use,
     and the revision with its hash. Left out is what no journal holds: what was handed out and not started, what is
     held while something is decided, and outputs that are not JSON.
 
@@ -34,6 +34,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
     found: Snapshot = {
         "revision": live.revision,
         "hash": live.hash,
+        "goal": live.goal,
         "facts": sorted(live.facts),
         "context": dict(live.context),
         "tools": dict(live.tools),

@@ -1,0 +1,111 @@
+"""What a run is told of the world around it: facts, context, goal, resources, and wishes of people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from replanning._errors import NotRunning
+from replanning._ids import TaskId
+from replanning._lifecycle import Lifecycle
+from replanning._live import LivePlan
+from replanning._patterns import normalise_fact
+from replanning._plan import Goal, JsonObject, JsonValue
+from replanning._records import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, ResourceUpdated
+from replanning._redaction import Redactor
+
+
+class PlanObservations:
+    """The methods of a run that report what has changed. What is unchanged is passed over."""
+
+    _life: Lifecycle
+    _redactor: Redactor
+
+    @property
+    def live(self) -> LivePlan:
+        """The live plan; read it, and change it only through this run."""
+        return self._life.live
+
+    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
+        """Report facts that were seen to hold, or to hold no longer."""
+        redact, known = self._redactor.text, self.live.facts
+        new = tuple(fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in known)
+        gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in known)
+        if new or gone:
+            self._life.observe(FactsObserved(new, gone))
+            self._life.after_observation()
+
+    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+        """Report values of the context that have changed or are gone; unchanged ones are passed over."""
+        clean = self._redactor.value(dict(changes))
+        assert isinstance(clean, dict)
+        old = self.live.context
+        new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
+        gone = tuple(key for key in removed if key in old)
+        if new or gone:
+            self._life.observe(ContextUpdated(new, gone))
+            self._life.after_observation()
+
+    def change_goal(
+        self,
+        *,
+        objective: str | None = None,
+        success_criteria: Sequence[str] | None = None,
+        facts: Sequence[str] | None = None,
+        stop_when_reached: bool | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> None:
+        """Say that the plan is for something else from now on; what is left out stays as it was.
+
+        The plan is repaired where what is left of it does not reach the new goal.
+
+        Args:
+            objective: what is to be achieved, in words.
+            success_criteria: how a person sees that it was, instead of those so far.
+            facts: what must hold at the end, instead of the facts so far.
+            stop_when_reached: whether the run ends as soon as these facts hold.
+            reason: why, for the history.
+            by: who wants it, for the history.
+
+        Raises:
+            NotRunning: the run has ended.
+            PlanError: this is no goal; with everything that is wrong with it.
+        """
+        if self._life.end is not None:
+            raise NotRunning(f"the run is {self._life.end.status}; its goal cannot be changed")
+        given: JsonObject = {}
+        for name, value in (("objective", objective), ("stop_when_reached", stop_when_reached)):
+            given |= {} if value is None else {name: value}
+        for name, texts in (("success_criteria", success_criteria), ("facts", facts)):
+            given |= {} if texts is None else {name: texts if isinstance(texts, str) else list(texts)}
+        self._change_goal(given, reason, by)
+
+    def _change_goal(self, given: JsonObject, reason: str, by: str, message: int = 0) -> None:
+        redact, old, clean = self._redactor.text, self.live.goal, self._redactor.value(given)
+        assert isinstance(clean, dict)
+        goal = old.changed(clean)
+        changed = tuple(name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name))
+        if changed or message:
+            self._life.observe(GoalChanged(goal, changed, redact(reason), redact(by), message))
+            self._life.after_observation()
+
+    def change_resource(self, name: str, *, capacity: float | None = None, available: bool | None = None) -> None:
+        """Report that a resource has another capacity, or that a tool is (un)available."""
+        self._life.observe(ResourceUpdated(name, capacity, available))
+        self._life.after_observation()
+
+    def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
+        """Ask for replanning.
+
+        Raises:
+            NotRunning: the run has ended.
+        """
+        if self._life.end is not None:
+            raise NotRunning(f"the run is {self._life.end.status}; there is nothing to replan")
+        self._ask_to_replan(reason, by, tasks)
+
+    def _ask_to_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
+        ids = tuple(self.live.entry(TaskId(task_id)).id for task_id in tasks)
+        redact = self._redactor.text
+        self._life.observe(PersonAsked(redact(reason), redact(by), ids, message))
+        self._life.after_observation()
