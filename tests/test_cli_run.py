@@ -301,9 +301,12 @@ def test_killed_run_goes_on(tmp_path: Path) -> None:
         started.until("hold started")
         started.signal(signal.SIGKILL)
         started.end()
-    gate.open()
+    with Started(tmp_path, "resume", "r") as resumed:
+        resumed.until("hold started")  # what the killed process had left behind waits at the gate no longer
+        gate.open()
+        code, _ = resumed.end()
 
-    assert cli(tmp_path, "resume", "r").returncode == 0
+    assert code == 0
     assert lines(tmp_path / "log") == ["first", "hold"]
 
 
