@@ -1,0 +1,130 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type, assignment, union-attr, attr-defined"
+"""The small parts of a live plan: the pool of resources, the ready queue, points in time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Task, TaskState
+from replanning._entries import Deadlines, Entry, ReadyQueue, ResourcePool
+
+
+def ready(task_id: str, order: int, priority: int = 0) -> Entry:
+    """A task that is ready."""
+    entry = Entry(Task(id=task_id, priority=priority), order, None)
+    entry.state = TaskState.READY
+    return entry
+
+
+# Resources
+
+
+def test_all_or_none() -> None:
+    """A demand fits only if all of it does, and could ever be met only within the capacity."""
+    pool = ResourcePool({"cpu": 2, "disk": 1})
+    pool.take({"cpu": 1.5})
+    assert pool.fits({"cpu": 0.5, "disk": 1})
+    assert not pool.fits({"cpu": 1, "disk": 1})
+    assert pool.possible({"cpu": 2})
+    assert not pool.possible({"cpu": 3})
+    assert not pool.possible({"gpu": 1})
+    assert not pool.fits({"gpu": 1})
+    pool.give_back({"cpu": 1.5})
+    assert pool.used == {"cpu": 0.0, "disk": 0.0}
+
+
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30), st.randoms(use_true_random=False))
+def test_fractions_add_up(amounts: list[float], random: object) -> None:
+    """Whatever fractions are taken and given back in whatever order, in the end nothing is in use."""
+    pool = ResourcePool({"cpu": 0.3})
+    for amount in amounts:
+        pool.take({"cpu": amount})
+    random.shuffle(amounts)
+    for amount in amounts:
+        pool.give_back({"cpu": amount})
+    assert pool.used == {"cpu": 0.0}
+    for _ in range(3):
+        assert pool.fits({"cpu": 0.1})
+        pool.take({"cpu": 0.1})
+    assert not pool.fits({"cpu": 0.01})
+
+
+# The queue
+
+
+def test_order() -> None:
+    """What is ready comes out by priority, then by insertion."""
+    queue = ReadyQueue()
+    for entry in (ready("c", 2), ready("b", 1), ready("late", 0, priority=5), ready("early", 9, priority=-1)):
+        queue.push(entry)
+    assert [queue.pop().id for _ in range(4)] == ["early", "b", "c", "late"]
+    assert queue.pop() is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("state", TaskState.RUNNING), ("claimed", 1), ("held", 1), ("priority", 7), ("order", 7)]
+)
+def test_what_is_no_longer_right(field: str, value: object) -> None:
+    """What runs, was handed out, is held back or has another place by now is not handed out."""
+    queue, entry = ReadyQueue(), ready("a", 0)
+    queue.push(entry)
+    setattr(entry, field, value)
+    assert queue.pop() is None
+
+
+# Time
+
+
+def test_deadlines() -> None:
+    """What is due comes out earliest first, and only while it still counts."""
+    deadlines = Deadlines()
+    late, waits, over = ready("late", 0), ready("waits", 1), ready("over", 2)
+    late.attempt, late.deadline = "late#1", 5.0
+    waits.state, waits.due = TaskState.BACKOFF, 4.0
+    deadlines.add(5.0, late, "late#1")
+    deadlines.add(4.0, waits, None)
+    deadlines.add(1.0, over, "over#1")
+    assert deadlines.next() == 4.0
+    assert list(deadlines.take(4.5)) == [(waits, None)]
+    assert list(deadlines.take(9.0)) == [(late, "late#1")]
+    assert deadlines.next() is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"attempt": "a#2"}, {"deadline": 9.0}, {"attempt": None, "deadline": None}],
+)
+def test_deadlines_of_the_past(changed: dict[str, object]) -> None:
+    """The deadline of an attempt that has ended, or that has another one by now, does not count."""
+    deadlines, entry = Deadlines(), ready("a", 0)
+    entry.attempt, entry.deadline = "a#1", 5.0
+    deadlines.add(5.0, entry, "a#1")
+    for field, value in changed.items():
+        setattr(entry, field, value)
+    assert deadlines.next() is None
+
+
+# Entries
+
+
+def test_lineage() -> None:
+    """A replacement knows the root of its lineage and how far it is from there."""
+    root = ready("a", 0)
+    child = Entry(Task(id="b"), 1, Entry(Task(id="c"), 2, root))
+    assert (root.root, root.iteration) == ("a", 0)
+    assert (child.root, child.iteration) == ("a", 2)
+    assert repr(root) == "<Entry 'a' READY attempts=0 missing=0>"
+
+
+@pytest.mark.parametrize("state", list(TaskState))
+def test_satisfied(state: TaskState) -> None:
+    """What is done or skipped satisfies its dependents, and what was replaced once all its sinks do."""
+    entry = ready("a", 0)
+    entry.state, entry.open_sinks = state, 0
+    replaced = state is TaskState.REPLACED_BY_REPLAN
+    assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED) or replaced)
+    entry.open_sinks = 1
+    assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED))

@@ -1,0 +1,193 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type, index"
+"""A read-only look at a plan, pinned to a revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from replanning import Goal, Task, TaskState
+from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask, SkipTask
+from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
+from replanning.events import (
+    ConditionEvaluated,
+    ContextUpdated,
+    Decided,
+    FactsObserved,
+    Failure,
+    QuestionAsked,
+    ResourceUpdated,
+)
+from replanning.interfaces import PlanView
+from tests.live_parts import Kept, kept, tool
+
+
+def example() -> Kept:
+    """Three tasks, a tool, a resource, a context and facts."""
+    return kept(
+        Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
+        Task(id="b", depends_on=("a",), arguments={"y": "${a.output}"}),
+        Task(id="c", when="context.go"),
+        goal=Goal(objective="test", facts=("done",)),
+        tools=[tool("pip", resources={"disk": 1}), tool("uv")],
+        context={"go": True},
+        resources={"cpu": 2, "disk": 1},
+        facts=("raw",),
+    )
+
+
+def test_what_it_shows() -> None:
+    """A view shows the goal, the document it began from, and context, facts, tools and capacity as they are now."""
+    run = example()
+    view = PlanView(run.live)
+    for body in (
+        ContextUpdated({"go": False}),
+        FactsObserved(("new",)),
+        ResourceUpdated("pip", available=False),
+        ResourceUpdated("cpu", capacity=5),
+    ):
+        run.fold(body)
+    assert (view.goal.facts, view.original) == (("done",), run.plan)
+    assert (dict(view.context), set(view.facts), dict(view.capacity)) == (
+        {"go": False},
+        {"raw", "new"},
+        {"cpu": 5, "disk": 1},
+    )
+    assert list(view.tools) == ["pip", "uv"]
+    assert view.tool("pip") == view.tools["pip"] == tool("pip", resources={"disk": 1}, available=False)
+    assert view.tool("ghost") is view.tool(None) is None
+    assert dict(view.demand(run.plan.tasks[0])) == {"disk": 1, "cpu": 1}
+    assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
+
+
+def test_it_is_read_only() -> None:
+    """Nothing can be changed through a view."""
+    view = PlanView(example().live)
+    for mapping in (view.context, view.tools, view.capacity, view.counts):
+        with pytest.raises(TypeError):
+            mapping["new"] = 1
+
+
+def test_tasks() -> None:
+    """A task is seen with its state, attempts, last failure, duration and lineage."""
+    run = example()
+    attempt = run.start("a")
+    run.now += 2
+    run.end(attempt, output="x")
+    run.fail("c")
+    run.apply(ReplaceTask(task_id="c", tasks=(Task(id="c2"), Task(id="c3"))))
+    run.fold(QuestionAsked("q1", "r1", (), "?", (), ("c3",), "print", 1))
+    view = PlanView(run.live)
+    seen = {task.id: task for task in view.tasks()}
+    assert (seen["a"].state, seen["a"].attempts, seen["a"].duration) == (TaskState.DONE, 1, 2.0)
+    assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
+    assert seen["c"].failure == Failure("OSError", "broken")
+    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].held, seen["c2"].held) == ("c", 1, True, False)
+    assert view.task("b") == seen["b"]
+    assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
+    with pytest.raises(UnknownTask, match="'ghost'"):
+        view.task("ghost")
+
+
+def test_tasks_by_what_is_left() -> None:
+    """Stuck tasks are those that failed or are blocked; unfinished ones still have to run, or could not."""
+    run = example()
+    run.fail("a")
+    run.fold(Decided("r1", (), "keep", "limit", "enough", blocks=("a",)))
+    run.apply(AddTask(task=Task(id="d")), RemoveTask(task_id="d"), SkipTask(task_id="b"))
+    view = PlanView(run.live)
+    assert [(task.id, task.reason) for task in view.stuck()] == [("a", "enough")]
+    assert [task.id for task in view.unfinished()] == ["a", "c"]
+    assert view.counts[TaskState.BLOCKED] == 1
+
+
+def test_unmet_conditions() -> None:
+    """A task that was skipped because its condition did not hold is told from one that a change skipped."""
+    run = example()
+    run.fold(ConditionEvaluated("c", False))
+    run.apply(SkipTask(task_id="a"))
+    view = PlanView(run.live)
+    assert [view.task(task_id).unmet for task_id in ("a", "b", "c")] == [False, False, True]
+
+
+def test_who_uses_what() -> None:
+    """A view finds the tasks that read a key, and the unfinished ones that use a tool or take a resource."""
+    run = example()
+    view = PlanView(run.live)
+    assert [task.id for task in view.readers("go")] == ["a", "c"]
+    assert view.readers("ghost") == ()
+    assert [[task.id for task in view.users(name)] for name in ("pip", "disk", "cpu", "ghost")] == [["a"]] * 3 + [[]]
+    assert view.dependents("a") == ("b",)
+    run.apply(ModifyTask(task_id="b", fields={"resources": {"cpu": 1}, "tool": "uv"}))
+    run.run("a")
+    assert [[task.id for task in PlanView(run.live).users(name)] for name in ("pip", "cpu", "uv")] == [[], ["b"], ["b"]]
+
+
+def test_results_and_arguments() -> None:
+    """Results and arguments are found as far as they exist, and conditions hold or not."""
+    run = example()
+    view = PlanView(run.live)
+    with pytest.raises(NoResult):
+        view.result("a")
+    with pytest.raises(ExpressionError):
+        view.arguments("b")
+    run.run("a", output=5)
+    assert (view.result("a"), view.arguments("b"), view.holds("results.a == 5")) == (5, {"y": 5}, True)
+    with pytest.raises(ExpressionError):
+        view.holds("results.b")
+
+
+def test_experience() -> None:
+    """A view knows how many attempts ended, how many well, and how long those took."""
+    run = example()
+    attempt = run.start("a")
+    run.now += 3
+    run.end(attempt)
+    run.fail("b")
+    view = PlanView(run.live)
+    assert (view.attempts, view.successes, view.busy_seconds) == (2, 1, 3.0)
+
+
+def test_trying_changes() -> None:
+    """Changes can be tried on a view: what speaks against them, and what world they would leave."""
+    view = PlanView(example().live)
+    assert [str(problem) for problem in view.check([SkipTask(task_id="ghost")])] == [
+        "changes[0]: there is no task 'ghost'"
+    ]
+    assert view.check([SkipTask(task_id="a")]) == ()
+    assert [step.id for step in view.world().steps] == ["a", "b", "c"]
+    assert [step.id for step in view.world([SkipTask(task_id="b")]).steps] == ["a", "c"]
+
+
+def test_fresh_ids() -> None:
+    """A new id is made from another one, is never one that was used, and stays short."""
+    run = example()
+    run.apply(AddTask(task=Task(id="a~2")), RemoveTask(task_id="a~2"))
+    view = PlanView(run.live)
+    assert view.fresh_id("a") == view.fresh_id("a~7") == "a~3"
+    assert view.fresh_id("a", taken=("a~3", "a~4")) == "a~5"
+    assert view.fresh_id("x" * 500) == "x" * 180 + "~2"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda view: view.goal,
+        lambda view: view.task("a"),
+        lambda view: list(view.tasks()),
+        lambda view: view.counts,
+        lambda view: view.check([]),
+        lambda view: view.fresh_id("a"),
+    ],
+)
+def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:
+    """A view is not read after the plan has moved on; within a revision states move on under it."""
+    run = example()
+    view = PlanView(run.live)
+    run.run("a")
+    assert view.task("a").state is TaskState.DONE
+    run.apply(SkipTask(task_id="c"))
+    with pytest.raises(StaleView, match="this view shows revision 0, the plan is at revision 1"):
+        read(view)
