@@ -1,0 +1,365 @@
+"""What a language model may answer, and what is made of it: alternatives, or why a candidate is dropped.
+
+The parts of a reply stand for the changes of a plan one to one, with fewer fields: what a model has no say in (how
+often a task is retried, whether it may be left out or run twice, what takes its place) a new task has from the task
+that it replaces, or as a plan file that does not mention it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from replanning import Alternative, PlanView, Task
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.errors import UnknownTask
+from replanning.interfaces import JsonObject, JsonValue, TaskState, TaskView
+
+MOST_CANDIDATES: Final = 20
+MOST_TASKS: Final = 200
+"""More changes and new tasks than this make no candidate."""
+
+_DEEPEST: Final = 30
+_LONGEST: Final = 1000
+_SATISFIED: Final = (TaskState.DONE, TaskState.SKIPPED)
+_HANDED_ON: Final = ("priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class NewTask(_Part):
+    """A task that the plan does not have yet."""
+
+    id: str = Field(description="One that no task has or had.")
+    tool: str | None = Field(default=None, description="A tool of the library, by its name.")
+    arguments: JsonObject = Field(default={}, description="By parameter; may hold ${task.output} and ${context.name}.")
+    depends_on: list[str] = Field(default=[], description="The ids of the tasks that must be done before.")
+    goal: str | None = Field(default=None, description="What it is for.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds; left out, as is usual here.")
+
+
+class Add(_Part):
+    """Add a task; the tasks in `before` will wait for it."""
+
+    kind: Literal["add"]
+    task: NewTask
+    before: list[str] = []
+
+
+class Remove(_Part):
+    """Take out a task that has not started and on which nothing that stays depends."""
+
+    kind: Literal["remove"]
+    task_id: str
+
+
+class Replace(_Part):
+    """Put one or more new tasks in the place of a task, whose dependencies they inherit."""
+
+    kind: Literal["replace"]
+    task_id: str
+    tasks: list[NewTask]
+
+
+class Modify(_Part):
+    """Change a task that has not started; what is left out or null stays as it is."""
+
+    kind: Literal["modify"]
+    task_id: str
+    tool: str | None = None
+    arguments: JsonObject | None = None
+    depends_on: list[str] | None = None
+    goal: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class Reorder(_Part):
+    """Run these waiting tasks in this order."""
+
+    kind: Literal["reorder"]
+    order: list[str]
+
+
+class Retry(_Part):
+    """Run a task again, after `delay` seconds."""
+
+    kind: Literal["retry"]
+    task_id: str
+    delay: float = Field(default=0.0, ge=0, le=86_400)
+
+
+class Skip(_Part):
+    """Go on without a task; what depends on it runs without its output."""
+
+    kind: Literal["skip"]
+    task_id: str
+    reason: str = ""
+
+
+class Cancel(_Part):
+    """Stop a task; what depends on it cannot run."""
+
+    kind: Literal["cancel"]
+    task_id: str
+    reason: str = ""
+
+
+class Abort(_Part):
+    """Stop the whole run."""
+
+    kind: Literal["abort"]
+    reason: str = ""
+
+
+Change = Annotated[
+    Add | Remove | Replace | Modify | Reorder | Retry | Skip | Cancel | Abort, Field(discriminator="kind")
+]
+
+
+class Proposed(_Part):
+    """One way on."""
+
+    reason: str = Field(description="Why this helps, in a sentence.")
+    changes: list[Change] = Field(description="Applied together, in this order.")
+    confidence: float = Field(ge=0, le=1, description="How likely it is that the goal is reached this way.")
+    _unreadable: str = PrivateAttr("")
+
+    @classmethod
+    def unreadable(cls, why: str) -> Self:
+        """Stands for a candidate that is none, so that the others are not lost with it."""
+        found = cls(reason="", changes=[], confidence=0.0)
+        found._unreadable = why
+        return found
+
+
+def _or_unreadable(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return read(value)
+    except ValidationError as error:
+        return Proposed.unreadable(_told(error))
+
+
+class Reply(_Part):
+    """What is asked of the model: ways on, the best first; none where there is none."""
+
+    candidates: list[Annotated[Proposed, WrapValidator(_or_unreadable)]]
+
+
+class Read(NamedTuple):
+    """What a candidate came to: an alternative, or why it is dropped."""
+
+    reason: str
+    alternative: Alternative | None = None
+    problem: str = ""
+
+
+class Reader:
+    """Makes alternatives of candidates.
+
+    Whether the plan takes them is for the engine to say; here stands what the engine cannot know of: that this comes
+    from a model, which may use nothing but the tools that are there, and needs a person for some things.
+
+    Args:
+        view: the plan.
+        used: the tools that the tasks use which the model was shown, None where some use none.
+        clean: takes secrets out of a value.
+    """
+
+    def __init__(self, view: PlanView, used: Collection[str | None], clean: Callable[[JsonValue], JsonValue]) -> None:
+        self._view = view
+        self._used = used
+        self._clean = clean
+
+    def read(self, reply: Reply) -> Iterator[Read]:
+        """What each of the candidates came to."""
+        for proposed in reply.candidates[:MOST_CANDIDATES]:
+            yield self._candidate(proposed)
+        if (more := len(reply.candidates) - MOST_CANDIDATES) > 0:
+            yield Read("", problem=f"{more} candidates beyond the first {MOST_CANDIDATES} were not looked at")
+
+    def _candidate(self, proposed: Proposed) -> Read:
+        reason = self._line(proposed.reason)
+        if proposed._unreadable:
+            return Read(reason, problem=proposed._unreadable)
+        try:
+            if sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes) > MOST_TASKS:
+                raise _Dropped(f"it has more than {MOST_TASKS} changes")
+            changes = tuple(map(self._change, proposed.changes))
+        except _Dropped as error:
+            return Read(reason, problem=str(error))
+        ask = next(self._must_ask(changes), "")
+        return Read(reason, Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask))
+
+    def _change(self, change: Change) -> PlanChange:
+        match change:
+            case Add():
+                return AddTask(task=self._task(change.task), before=tuple(change.before))
+            case Replace():
+                return self._replacement(change)
+            case Modify():
+                return self._modification(change)
+            case Remove():
+                return RemoveTask(task_id=change.task_id)
+            case Reorder():
+                return ReorderTasks(order=tuple(change.order))
+            case Retry():
+                return RetryTask(task_id=change.task_id, delay=change.delay)
+            case Skip():
+                return SkipTask(task_id=change.task_id, reason=self._line(change.reason))
+            case Cancel():
+                return CancelTask(task_id=change.task_id, reason=self._line(change.reason))
+            case Abort():
+                return AbortRun(reason=self._line(change.reason))
+
+    def _replacement(self, change: Replace) -> ReplaceTask:
+        if not change.tasks:
+            raise _Dropped(f"{change.task_id!r} is to be replaced by nothing; skip or remove it instead")
+        found = self._known(change.task_id)
+        old = found.task if found is not None else None
+        parts = [self._task(new, old) for new in change.tasks]
+        if old is not None and len(parts) == 1:  # what is left of its fallbacks goes on to its heir
+            left = [f for f in old.fallbacks if (f.tool, f.arguments) != (parts[0].tool, parts[0].arguments)]
+            parts[0] = parts[0].model_copy(update={"fallbacks": tuple(left)})
+        return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
+
+    def _modification(self, change: Modify) -> ModifyTask:
+        given = self._clean(change.model_dump(exclude={"kind", "task_id"}, exclude_none=True))
+        assert isinstance(given, dict)
+        if not given:
+            raise _Dropped(f"the change of {change.task_id!r} says nothing that is to be changed")
+        if "tool" in given:
+            self._check_tool(change.tool, change.task_id)
+        _check_size(given, change.task_id)
+        return ModifyTask(task_id=change.task_id, fields=given)
+
+    def _task(self, new: NewTask, old: Task | None = None) -> Task:
+        self._check_tool(new.tool, new.id)
+        given = self._clean(new.model_dump(exclude_none=True))
+        assert isinstance(given, dict)
+        _check_size(given, new.id)
+        handed_on = {
+            name: getattr(old, name) for name in _HANDED_ON if old is not None and name in old.model_fields_set
+        }
+        try:
+            return Task.model_validate({**handed_on, **given})
+        except ValidationError as error:
+            raise _Dropped(f"task {_shown(new.id)}: {_told(error)}") from None
+
+    def _check_tool(self, tool: str | None, task_id: str) -> None:
+        """Refuse what the engine takes where a plan describes no tools, or a task names none."""
+        if tool in self._used or (tool is not None and self._view.tools):
+            return
+        known = ", ".join(sorted(repr(name) for name in self._used if name is not None)) or "none"
+        if tool is None:
+            raise _Dropped(f"task {_shown(task_id)} names no tool of the library")
+        raise _Dropped(f"task {_shown(task_id)}: there is no tool {_shown(tool)}; the tools of the plan are: {known}")
+
+    def _known(self, task_id: str) -> TaskView | None:
+        try:
+            return self._view.task(task_id)
+        except UnknownTask:
+            return None
+
+    # What a model may not do without a person
+
+    def _must_ask(self, changes: Sequence[PlanChange]) -> Iterator[str]:
+        view = self._view
+        # Where facts say what the plan is for, the engine sees by itself whether that is still reached.
+        stated = view.original.facts is not None and bool(view.goal.facts)
+        for change in changes:
+            if isinstance(change, AbortRun):
+                yield "a model proposes to end the run"
+            elif isinstance(change, AddTask):
+                yield from self._longer(change.task, None)
+            else:
+                yield from self._of_task(change, stated)
+
+    def _of_task(self, change: PlanChange, stated: bool) -> Iterator[str]:
+        found = self._known(change.task_id) if not isinstance(change, AbortRun | AddTask | ReorderTasks) else None
+        if found is None:
+            return
+        if isinstance(change, ReplaceTask):
+            for part in change.tasks:
+                yield from self._longer(part, found.task)
+        elif isinstance(change, ModifyTask):
+            new = found.task.model_copy(update={k: v for k, v in change.fields.items() if k in ("tool", "timeout")})
+            yield from self._longer(new, found.task)
+            if not stated:
+                yield from self._sooner(found, change.fields.get("depends_on"))
+        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._required(found):
+            yield f"a model proposes to do without {found.id!r}, which the plan requires"
+
+    def _required(self, task: TaskView) -> bool:
+        return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED)
+
+    def _longer(self, new: Task, old: Task | None) -> Iterator[str]:
+        """Whether a task would have more time than the task or tool that it comes from."""
+        tool = self._view.tool(new.tool)
+        limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
+        if limit is not None and new.timeout is not None and new.timeout > limit:
+            yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
+
+    def _sooner(self, task: TaskView, depends_on: JsonValue) -> Iterator[str]:
+        """Whether a task would no longer wait for something that is still to be done."""
+        for dep in task.task.depends_on if isinstance(depends_on, list) else ():
+            found = self._known(dep)
+            if dep not in depends_on and found is not None and self._required(found):  # type: ignore[operator]  # a list
+                yield f"a model proposes to let {task.id!r} run without waiting for {dep!r}"
+
+    def _line(self, text: str) -> str:
+        """A text for people, on one line and without what a terminal might obey."""
+        clean = str(self._clean(text[: 4 * _LONGEST]))
+        return "".join(c if c.isprintable() else " " for c in clean).strip()[:_LONGEST]
+
+
+class _Dropped(Exception):
+    """A candidate is none that a plan could have; says why."""
+
+
+def _check_size(value: JsonValue, task_id: str) -> None:
+    """Refuse what cannot be kept in a journal: too deep, or no number."""
+    layer: list[JsonValue] = [value]
+    for _ in range(_DEEPEST):
+        if any(isinstance(item, float) and not math.isfinite(item) for item in layer):
+            raise _Dropped(f"task {_shown(task_id)} has a number that is infinite or none")
+        nested = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, dict | list)]
+        layer = [inner for items in nested for inner in items]
+        if not layer:
+            return
+    raise _Dropped(f"the arguments of task {_shown(task_id)} are nested too deeply")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")
+
+
+def _told(error: ValidationError) -> str:
+    """What is wrong, with its place, in one line."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [f"{'.'.join(map(str, d['loc'])) or 'the candidate'}: {d['msg']}" for d in details[:5]]
+    more = f"; and {len(details) - 5} more" if len(details) > 5 else ""
+    return ("; ".join(lines) + more)[:_LONGEST]
