@@ -49,6 +49,8 @@ class LLMCall:
         model: which model is asked for.
         estimate: an upper bound of what it uses, reserved from the budget beforehand.
         prompt: what is sent, without secrets.
+        system: what the model is told about its role, likewise.
+        operation: whether an answer is wanted, or the embedding of the prompt.
     """
 
     provider: str
@@ -58,6 +60,7 @@ class LLMCall:
     system: str = ""
     temperature: float | None = None
     max_tokens: int | None = None
+    operation: Literal["chat", "embeddings"] = "chat"
 
 
 class Meter(Protocol):
@@ -71,10 +74,17 @@ class Meter(Protocol):
         """
         ...
 
+    def note(self, text: str) -> None:
+        """Put on record what became of calls, such as who was asked instead."""
+        ...
+
 
 class _Unmetered:
     def call(self, call: LLMCall) -> AbstractContextManager[Callable[[Completion], None]]:
         return nullcontext(_forget)
+
+    def note(self, text: str) -> None:
+        pass
 
 
 def _forget(completion: Completion) -> None:

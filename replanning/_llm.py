@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from functools import lru_cache
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
 
 from replanning._clock import Environment
-from replanning._completions import Completion, LLMCall, LLMOptions
-from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut
+from replanning._completions import Completion, Finish, LLMCall, LLMOptions
+from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut, ReplanningError
 from replanning._extraction import json_in
 from replanning._prices import PRICES, PriceTable
 from replanning._records import Usage
@@ -21,18 +26,31 @@ if TYPE_CHECKING:
     from replanning._interfaces import Clock
 
 Answer = TypeVar("Answer", bound=BaseModel)
+Result = TypeVar("Result")
 
 TIMEOUT: Final = 30.0
 """Seconds that a call may take in total, retries included."""
 
 _EXCERPT: Final = 300
+_MOST_TRIED: Final = 50
+"""How many JSON values of one answer are held against what was asked for."""
+_FRAME: Final = 64
+"""Tokens that services add around what is sent."""
+_TOOL: Final = 512
+"""Tokens that services add where an answer must have a shape."""
 
 
 class LLMProvider(ABC):
     """A language model that can be asked; implement `request` and set `name`.
 
     What all of them need is done here once: secrets are taken out of what is sent, the budget is reserved before and
-    settled after, the call is traced, and it ends at its deadline.
+    settled after, the call is traced, and it ends at its deadline. A whole provider::
+
+        class Parrot(LLMProvider):
+            name = "parrot"
+
+            async def request(self, prompt, options):
+                return self.completion(prompt, "You said: " + prompt, options)
 
     Args:
         model: which model; by default the provider's own.
@@ -45,10 +63,12 @@ class LLMProvider(ABC):
     Attributes:
         name: under which it is registered and named in settings.
         default_model: asked where nothing else is said.
+        embedding_model: asked for embeddings where nothing else is said; empty where there are none.
     """
 
     name: ClassVar[str]
     default_model: ClassVar[str] = ""
+    embedding_model: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -71,13 +91,52 @@ class LLMProvider(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.model}>"
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     @abstractmethod
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask once; every field of the options but `meter` and `schema` is set, and `deadline` will be enforced.
+        """Ask once; every field of the options but `system` and `schema` is set, and `deadline` will be enforced.
 
         Raises:
-            LLMError: of the kind that fits.
+            LLMError: of the kind that fits. Anything else is turned into one.
         """
+
+    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+        """The meaning of a text as a vector, with what it used; the options are as for `request`.
+
+        Raises:
+            LLMError: likewise.
+        """
+        raise LLMError("it offers no embeddings", provider=self.name)
+
+    def completion(
+        self,
+        prompt: str,
+        text: str,
+        options: LLMOptions,
+        *,
+        model: str = "",
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        finish: Finish = "stop",
+        request_id: str = "",
+    ) -> Completion:
+        """What `request` returns. Tokens that the service did not count are estimated from above.
+
+        The price is that of the model that was asked for; where it is not known, of the one that answered.
+        """
+        asked = options.model or self.model
+        sent = _size(prompt, options) if input_tokens is None else input_tokens
+        got = len(text.encode(errors="replace")) if output_tokens is None else output_tokens
+        priced = asked if self.prices.price(asked) or not model else model
+        usage = self.prices.usage(priced, sent, got)
+        return Completion(text, self.name, model or asked, sent, got, usage, finish, request_id)
 
     def unavailable(self) -> str:
         """Why it cannot be asked, such as a missing key, found without asking it; empty where it can."""
@@ -86,14 +145,6 @@ class LLMProvider(ABC):
     async def is_available(self) -> bool:
         """Whether it can be asked; one that runs on this machine is looked for."""
         return not self.unavailable()
-
-    async def embed(self, text: str) -> list[float]:
-        """The meaning of a text as a vector.
-
-        Raises:
-            LLMError: it has no embeddings, or the call failed.
-        """
-        raise LLMError("it offers no embeddings", provider=self.name)
 
     async def aclose(self) -> None:
         """Let go of connections."""
@@ -109,9 +160,8 @@ class LLMProvider(ABC):
             LLMError: of the kind that fits; the call has ended.
             BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
         """
-        options = self._filled(options or LLMOptions())
+        options = self._filled(options or LLMOptions(), self.model)
         prompt = self.redactor.text(prompt)
-        assert options.deadline is not None
         call = LLMCall(
             self.name,
             options.model or "",
@@ -122,7 +172,7 @@ class LLMProvider(ABC):
             options.max_tokens,
         )
         with options.meter.call(call) as answered:
-            completion = await self._in_time(prompt, options, options.deadline)
+            completion = await self._in_time(self.request, prompt, options)
             answered(completion)
         if completion.finish == "refusal":
             excerpt = self._excerpt(completion.text)
@@ -134,57 +184,94 @@ class LLMProvider(ABC):
     async def complete_json(self, prompt: str, schema: type[Answer], options: LLMOptions | None = None) -> Answer:
         """An answer of a given shape; the model is told once what was wrong with its first one.
 
+        Values are taken as they are: "false" is not true, and a number written as text is no number.
+
         Raises:
             LLMReplyInvalid: neither answer has this shape.
             LLMError: otherwise, as for `complete_detailed`.
             BudgetExceeded: a call does not fit what is left of the budget.
         """
-        options = self._filled(replace(options or LLMOptions(), schema=schema))
+        options = self._filled(replace(options or LLMOptions(), schema=schema), self.model)
         first = await self.complete_detailed(prompt, options)
-        answer, problem = _read(first.text, schema)
+        answer, problem = _read(first, schema)
         if answer is not None:
             return answer
         again = _REPAIR.format(prompt=prompt, reply=first.text[:4000], problem=problem)
         second = await self.complete_detailed(again, options)
-        answer, problem = _read(second.text, schema)
+        answer, problem = _read(second, schema)
         if answer is not None:
             return answer
         excerpt = self._excerpt(second.text)
-        raise LLMReplyInvalid(problem, provider=self.name, request_id=second.request_id, excerpt=excerpt)
+        raise LLMReplyInvalid(
+            self.redactor.text(problem), provider=self.name, request_id=second.request_id, excerpt=excerpt
+        )
+
+    async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
+        """The meaning of a text as a vector.
+
+        Raises:
+            LLMError: it has no embeddings, or the call failed.
+            BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
+        """
+        options = replace(self._filled(options or LLMOptions(), self.embedding_model), system=None, max_tokens=0)
+        text = self.redactor.text(text)
+        estimate = self.estimate(text, options)
+        call = LLMCall(self.name, options.model or "", estimate, text, operation="embeddings")
+        with options.meter.call(call) as answered:
+            vector, completion = await self._in_time(self.request_embedding, text, options)
+            answered(completion)
+        return vector
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """An upper bound of what a call uses: no token is shorter than a byte."""
-        model = options.model or self.model
-        size = len(prompt.encode()) + len((options.system or "").encode())
-        return self.prices.usage(model, size, options.max_tokens or self.max_tokens)
+        most = self.max_tokens if options.max_tokens is None else options.max_tokens
+        return self.prices.usage(options.model or self.model, _size(prompt, options), most)
 
-    def _filled(self, options: LLMOptions) -> LLMOptions:
-        limit = self.environment.clock.now() + self.timeout
+    def _filled(self, options: LLMOptions, model: str) -> LLMOptions:
+        now = self.environment.clock.now()
+        deadline = now + self.timeout if options.deadline is None else min(now + self.timeout, options.deadline)
+        if deadline <= now:
+            raise LLMTimedOut("there is no time left for it; nothing was sent", provider=self.name)
         return replace(
             options,
             system=None if options.system is None else self.redactor.text(options.system),
-            model=options.model or self.model,
+            model=options.model or model,
             temperature=self.temperature if options.temperature is None else options.temperature,
             max_tokens=self.max_tokens if options.max_tokens is None else options.max_tokens,
-            deadline=limit if options.deadline is None else min(limit, options.deadline),
+            deadline=deadline,
         )
 
-    async def _in_time(self, prompt: str, options: LLMOptions, deadline: float) -> Completion:
-        clock = self.environment.clock
-        answer: Completion | None = None
-        failure: LLMError | None = None
+    async def _in_time(
+        self, ask: Callable[[str, LLMOptions], Awaitable[Result]], text: str, options: LLMOptions
+    ) -> Result:
+        assert options.deadline is not None
+        results: list[Result] = []
+        failure: BaseException | None = None
         async with anyio.create_task_group() as group:
-            group.start_soon(_expire, clock, deadline, group.cancel_scope)
+            group.start_soon(_expire, self.environment.clock, options.deadline, group.cancel_scope)
             try:
-                answer = await self.request(prompt, options)
-            except LLMError as error:  # raised below, outside the group, which would wrap it
+                results.append(await ask(text, options))
+            except BaseException as error:  # raised below: the group would wrap it
+                if _cancelled(error):
+                    raise
                 failure = error
+            late = group.cancel_scope.cancel_called
             group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        if answer is None:
-            raise LLMTimedOut("no answer came before the deadline", provider=self.name)
-        return answer
+        if results:
+            return results[0]
+        if failure is None or (late and isinstance(failure, Exception)):
+            raise LLMTimedOut("no answer came before the deadline", provider=self.name) from failure
+        raise self._as_ours(failure)
+
+    def _as_ours(self, error: BaseException) -> BaseException:
+        """The error as callers expect it: plugins raise what they like."""
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, ReplanningError) or not isinstance(error, Exception):
+            return error
+        ours = LLMError(f"it failed with {type(error).__name__}", provider=self.name, excerpt=self._excerpt(str(error)))
+        ours.__cause__ = error
+        return ours
 
     def _excerpt(self, text: str) -> str:
         return self.redactor.text(text[: 4 * _EXCERPT])[:_EXCERPT]
@@ -195,18 +282,39 @@ async def _expire(clock: Clock, deadline: float, scope: anyio.CancelScope) -> No
     scope.cancel()
 
 
-def _read(text: str, schema: type[Answer]) -> tuple[Answer | None, str]:
-    """The first JSON in a text that has the shape; else what is wrong with the likeliest."""
+def _cancelled(error: BaseException) -> bool:
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(cancelled) is not None
+    return isinstance(error, cancelled)
+
+
+def _size(prompt: str, options: LLMOptions) -> int:
+    """More tokens than are sent."""
+    size = _FRAME + sum(len(text.encode(errors="surrogatepass")) for text in (prompt, options.system or ""))
+    return size if options.schema is None else size + _TOOL + _schema_size(options.schema)
+
+
+@lru_cache(maxsize=64)
+def _schema_size(schema: type[BaseModel]) -> int:
+    return len(json.dumps(schema.model_json_schema(), ensure_ascii=False).encode())
+
+
+def _read(completion: Completion, schema: type[Answer]) -> tuple[Answer | None, str]:
+    """The likeliest JSON of an answer that has the shape; else what is wrong with the likeliest of all."""
     problem = "there is no JSON in the answer"
-    for number, value in enumerate(json_in(text)):
+    for number, value in enumerate(islice(json_in(completion.text), _MOST_TRIED)):
         try:
-            return schema.model_validate(value, strict=True), ""
+            # Strictly, as JSON: there a list may stand for a tuple and text for a date, but not text for a number.
+            return schema.model_validate_json(json.dumps(value), strict=True), ""
         except ValidationError as error:
             if number == 0:
                 problem = "; ".join(
                     f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}"
                     for item in error.errors(include_url=False, include_context=False, include_input=False)[:10]
                 )
+    if completion.finish == "length":
+        problem = f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
     return None, problem
 
 
