@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -21,8 +22,14 @@ from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, 
 _CONTEXT: Final = 8192
 """Tokens of a prompt with its answer."""
 
+_BATCH: Final = 128
+"""Tokens that are read before it is looked whether anybody still waits."""
+
 _FINISH: Final[dict[str, Finish]] = {"stop": "stop", "length": "length"}
-_LOADING: Final = threading.Lock()
+_TURN: Final = threading.RLock()
+"""Held while the library works: it writes one answer at a time, and must be done before Python ends."""
+_OVER: Final = threading.Event()
+"""Set when Python ends."""
 
 
 class LocalProvider(LLMProvider):
@@ -96,12 +103,13 @@ class LocalProvider(LLMProvider):
         return Path(folders[0], model)
 
     def _write(self, model: str, prompt: str, options: LLMOptions, given_up: threading.Event) -> Completion:
-        try:
-            ask = _loaded(str(self._file(model).resolve()))
-        except Exception as error:  # the library raises what it likes
-            raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
         answer = _Answer(given_up)
-        answer.take_error(ask(_body(prompt, options), answer))
+        with _TURN:
+            try:
+                ask = _loaded(str(self._file(model).resolve()))
+            except Exception as error:  # the library raises what it likes
+                raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
+            answer.take_error(ask(_body(prompt, options), answer))
         if answer.error:
             raise LLMRejected(answer.error, provider=self.name)
         size = answer.sizes.get("prompt_tokens", 0), answer.sizes.get("completion_tokens", len(answer.text))
@@ -126,7 +134,7 @@ class _Answer:
         for choice in piece.get("choices", ()):
             self.text.append(choice["delta"].get("content") or "")
             self.finish = choice.get("finish_reason") or ""
-        return self._given_up.is_set()
+        return self._given_up.is_set() or _OVER.is_set()
 
     def take_error(self, reply: Any) -> None:
         """Keep what is wrong with the request, where that is the reply."""
@@ -144,20 +152,16 @@ def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
         "temperature": options.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_progress": True,  # so that it can be stopped while it reads, too
         **({"response_format": {"type": "json_schema", "json_schema": shape}} if shape else {}),
     }
 
 
-def _loaded(path: str) -> Callable[..., Any]:
-    with _LOADING:  # two runs that ask at once wait for the same model
-        return _load(path)
-
-
 @cache
-def _load(path: str) -> Callable[..., Any]:
+def _loaded(path: str) -> Callable[..., Any]:
     library: Any = import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel = path, _CONTEXT, 1
+    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = path, _CONTEXT, 1, _BATCH
     params.verbosity, params.warmup, params.ui = -1, False, False
     # Its threads wait for one another without sleeping: the plan's own work wants cores, too.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
@@ -165,4 +169,11 @@ def _load(path: str) -> Callable[..., Any]:
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]
         ask: Callable[..., Any] = library.Server(params).handle_chat_completions
-        return ask
+    atexit.register(_wind_up)
+    return ask
+
+
+def _wind_up() -> None:
+    """Let an answer that nobody waits for come to its end; a thread that Python ends within the library ends all."""
+    _OVER.set()
+    _TURN.acquire()
