@@ -17,6 +17,7 @@ from replanning._evaluation import PlanEvaluator
 from replanning._gate import CallbackGate, StoreGate
 from replanning._generator import AlternativeGenerator
 from replanning._interfaces import AlternativeProvider, Answer, HumanGate, Question, ReplanRequest
+from replanning._llms import create_llm_provider
 from replanning._monitor import PlanMonitor
 from replanning._plan import Budget, Goal, Plan, Retry, Task, ToolSpec
 from replanning._policy import ReplanPolicy
@@ -56,6 +57,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ReplanRequest",
     "PlanView",
     "Alternative",
+    "create_llm_provider",
     # people
     "HumanGate",
     "CallbackGate",

@@ -35,13 +35,22 @@ class RunMeter:
         spending: the budget of the run.
         charge: puts on record what was used.
         spans: traces the calls.
+        note: puts on record what became of calls.
     """
 
-    def __init__(self, provider: str, spending: Spending, charge: Charge, spans: Spans) -> None:
+    def __init__(
+        self,
+        provider: str,
+        spending: Spending,
+        charge: Charge,
+        spans: Spans,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._provider = provider
         self._spending = spending
         self._charge = charge
         self._spans = spans
+        self.note = note
 
     def __repr__(self) -> str:
         return f"<RunMeter of {self._provider} {self._spending!r}>"

@@ -87,6 +87,9 @@ async def test_what_it_costs() -> None:
             self.reserved.append(call.estimate)
             yield lambda completion: self.counted.append(completion.usage)
 
+        def note(self, text):
+            pass
+
     till = Till()
     prices = PriceTable({"scripted-1": Price(1_000_000, 2_000_000)})
     model = ScriptedLLM(["12345678"], prices=prices)

