@@ -44,7 +44,7 @@ MOST_TASKS: Final = 200
 _DEEPEST: Final = 30
 _LONGEST: Final = 1000
 _SATISFIED: Final = (TaskState.DONE, TaskState.SKIPPED)
-_HANDED_ON: Final = ("priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
+_HANDED_ON: Final = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
 
 
 class _Part(BaseModel):
@@ -241,10 +241,20 @@ class Reader:
         found = self._known(change.task_id)
         old = found.task if found is not None else None
         parts = [self._task(new, old) for new in change.tasks]
-        if old is not None and len(parts) == 1:  # what is left of its fallbacks goes on to its heir
+        if old is not None and len(parts) == 1:
+            self._check_untried(change.task_id, parts[0])
+            # What is left of its fallbacks goes on to its heir.
             left = [f for f in old.fallbacks if (f.tool, f.arguments) != (parts[0].tool, parts[0].arguments)]
             parts[0] = parts[0].model_copy(update={"fallbacks": tuple(left)})
         return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
+
+    def _check_untried(self, task_id: str, new: Task) -> None:
+        """Refuse to do once more what has failed in the same lineage, under another id."""
+        use = (new.tool, new.arguments, new.goal)
+        for part in self._view.lineage(task_id):
+            lasting = part.failure is not None and not part.failure.transient
+            if lasting and use == (part.task.tool, part.task.arguments, part.task.goal):
+                raise _Dropped(f"the same was tried before as {part.id!r} and failed")
 
     def _modification(self, change: Modify) -> ModifyTask:
         given = self._clean(change.model_dump(exclude={"kind", "task_id"}, exclude_none=True))
