@@ -276,7 +276,6 @@ class _Walk:
         self._turn: list[int] = []
         self._watched: dict[str, list[int]] = {}
         self._waiting: dict[int, Step] = {}
-        self._place = {step.id: index for index, step in enumerate(world.steps)}
         self._missing = [len(step.after) for step in world.steps]
         self._dependents: dict[TaskId, list[int]] = {}
         for index, step in enumerate(world.steps):
@@ -306,8 +305,8 @@ class _Walk:
         self._facts |= step.use.adds
         for fact in step.use.adds:
             for index in self._watched.pop(fact, ()):
-                if self._waiting.pop(index, None) is not None:
-                    heapq.heappush(self._turn, index)
+                del self._waiting[index]
+                heapq.heappush(self._turn, index)
         for index in self._dependents.get(step.id, ()):
             self._missing[index] -= 1
             if not self._missing[index]:

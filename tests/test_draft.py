@@ -656,6 +656,15 @@ def test_results_that_can_be_seen() -> None:
     assert run.live.arguments(run.live.entry("x")) == {"value": 1}
 
 
+def test_results_behind_a_diamond() -> None:
+    """Tasks that are reached in several ways are looked at once."""
+    run = kept(
+        *(Task(id=i, depends_on=deps) for i, deps in (("a", ()), ("l", ("a",)), ("r", ("a",)), ("z", ("l", "r"))))
+    )
+    run.apply(AddTask(task=Task(id="other")), AddTask(task=reading("x", "${a.output}", "z")))
+    assert "does not depend on 'other'" in refused(run, AddTask(task=reading("y", "${other.output}", "z")))[0]
+
+
 def test_results_behind_many_tasks() -> None:
     """How far is looked for a dependency is bounded; what may lie behind is believed."""
     far = chain(*(f"t{n}" for n in range(1_500)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task, TaskState
-from replanning.changes import ReplaceTask, RetryTask
+from replanning._lineage import replanning_info
+from replanning.changes import ReplaceTask, RetryTask, SkipTask
 from replanning.errors import UnknownTask
-from replanning.events import Decided, TaskFailed
-from replanning.interfaces import ReplanningInfo
+from replanning.events import Decided, Revised, TaskFailed
+from replanning.interfaces import PlanView, ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
+from tests.live_parts import kept
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan
 
 
@@ -144,3 +146,22 @@ async def test_the_trigger_names_the_lineage() -> None:
         engine.monitor.on(TaskFailed, heard.append)
         await engine.execute(chain("a"), failing("a", "a~2"))
     assert [(event.tasks, event.root) for event in heard] == [(("a",), "a"), (("a~2",), "a")]
+
+
+def test_reasons() -> None:
+    """A task that was replaced says why it was; one that was not says why it took the place of another."""
+    run = kept(Task(id="a"), Task(id="b"))
+    first = (ReplaceTask(task_id="a", tasks=(Task(id="x"),)), SkipTask(task_id="b"))
+    second = (ReplaceTask(task_id="x", tasks=(Task(id="y"), Task(id="z"))),)
+    for changes in (first, second):
+        run.apply(*changes)
+    revisions = [Revised(1, 0, first, "too large", "policy"), Revised(2, 1, second, "still too large", "eve")]
+    view = PlanView(run.live)
+    found = {task.id: replanning_info(task, revisions, 3) for task in view.tasks()}
+    assert found == {
+        "a": ReplanningInfo(0, 3, "a", ("x",), "too large"),
+        "b": ReplanningInfo(0, 3, "b", (), ""),
+        "x": ReplanningInfo(1, 3, "a", ("y", "z"), "still too large"),
+        "y": ReplanningInfo(2, 3, "a", (), "still too large"),
+        "z": ReplanningInfo(2, 3, "a", (), "still too large"),
+    }

@@ -570,3 +570,12 @@ def test_reachability(edges):
         assert all("in a circle" in message for _, message in found)
     else:
         assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))
+
+
+def test_another_goal() -> None:
+    """A goal takes other values in some fields, and says everything that is wrong with them."""
+    goal = Goal(objective="build", facts=("a",), stop_when_reached=True)
+    assert goal.changed({"facts": ["b"]}) == Goal(objective="build", facts=("b",), stop_when_reached=True)
+    with pytest.raises(PlanError) as caught:
+        goal.changed({"facts": 5, "colour": "red"})
+    assert [problem.place for problem in caught.value.problems] == ["facts", "colour"]

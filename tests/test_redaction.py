@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from replanning._errors import Unstorable
 from replanning._redaction import _BY_NAME, MASK, Redactor, _Rule
 
 REDACT = Redactor()
@@ -275,6 +276,15 @@ HOSTILE = [
     "token\\\\", "-u a:", "-u ", "_", "_pass", "xox", "xoxb-", "cookie: a=", "cookie: a", "--token ", "secret_key",
     "authorization: digest ", "token: 1234567 ", "password: none", "İtoken", "aws4-hmac-sha256 ", "=", ">", "api_key>",
 ]  # fmt: skip
+
+
+def test_values_without_end() -> None:
+    """A value that is nested more deeply than any journal could keep is refused by name."""
+    deep: list[JsonValue] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    with pytest.raises(Unstorable, match="nested too deeply"):
+        REDACT.value(deep)
 
 
 @pytest.mark.parametrize("part", HOSTILE)

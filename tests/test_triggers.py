@@ -25,6 +25,7 @@ from replanning.events import (
     Trigger,
     TriggerFired,
     Usage,
+    normalised_cause,
 )
 from replanning.testing import (
     ScriptedExecutor,
@@ -562,3 +563,9 @@ async def test_each_kind_can_be_disabled(kind: str) -> None:
             run.pause()
     expected = {"task-failed", "timeout", "human-request", "context-changed", "resource-changed"} - {kind}
     assert {trigger.kind for trigger in fired(engine, run.id)} == expected
+
+
+def test_cause_in_short() -> None:
+    """A cause is one short text of its parts, without the numbers and addresses that vary by occasion."""
+    assert normalised_cause("OSError", "", None, "port 8080 at 0x7f3a, run deadbeef42") == "OSError:port # at #, run #"
+    assert len(normalised_cause("x" * 500)) == 200

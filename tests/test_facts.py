@@ -1,0 +1,242 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type"
+"""A plan on facts: uses of tools, how far steps can be carried out, what belongs together, and patterns of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Task
+from replanning._patterns import fill, normalise_fact
+from replanning.changes import ModifyTask, ReplaceTask
+from replanning.events import FactsObserved, ResourceUpdated
+from replanning.facts import Step, Use, World, artifact, as_text, finder, holes, regress, related
+from replanning.interfaces import PlanView
+from tests.live_parts import Kept, kept, tool
+
+
+def use(needs: str = "", adds: str = "", removes: str = "") -> Use:
+    """A use of a tool on facts of one letter."""
+    return Use(
+        frozenset(needs), frozenset(adds), frozenset(removes), stated=tuple(dict.fromkeys(needs + adds + removes))
+    )
+
+
+def step(name: str, what: Use, *after: str, usable: bool = True) -> Step:
+    """A step after others."""
+    return Step(name, None, {}, what, after, running=False, usable=usable)
+
+
+def ids(steps: Iterable[Step]) -> list[str]:
+    """The tasks of steps."""
+    return [found.id for found in steps]
+
+
+# Uses
+
+
+def test_what_follows() -> None:
+    """A use removes facts, then adds facts: what it does both with holds."""
+    assert use("a", "bc", "ac").follows(frozenset("ad")) == frozenset("bcd")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "disturbs"),
+    [
+        (use("a", "x", "a"), use("a", "y"), True),
+        (use(removes="a"), use(adds="a"), True),
+        (use(adds="a", removes="a"), use(adds="a", removes="a"), False),
+        (use("a", "b"), use("a", "c"), False),
+    ],
+)
+def test_what_must_not_overlap(one: Use, other: Use, disturbs: bool) -> None:
+    """Two uses must not overlap where one takes what the other needs or adds."""
+    assert one.disturbs(other) is other.disturbs(one) is disturbs
+
+
+# Carrying out
+
+
+def test_each_step_when_its_turn_comes() -> None:
+    """Steps are taken after those before them and as soon as what they need holds; a tie goes by place."""
+    steps = (
+        step("eat", use("c"), "lay", "cook"),
+        step("lay", use(adds="t")),
+        step("cook", use("f", "c")),
+        step("buy", use("m", "f", "m")),
+        step("pay", use(adds="m")),
+    )
+    standing = World((), steps, ("c",), closed=True).standing()
+    assert ids(standing.order) == ["lay", "pay", "buy", "cook", "eat"]
+    assert (standing.valid, standing.facts) == (True, frozenset("tfc"))
+
+
+def test_what_stands_in_the_way() -> None:
+    """What cannot be carried out is named with the facts for want of which, and can be passed over."""
+    steps = (step("a", use("x")), step("b", use("y", "g")), step("c", use(adds="z"), "a"), step("d", use()))
+    standing = World(("k",), steps, ("g", "h"), closed=True).standing()
+    assert (ids(standing.order), ids(standing.stuck), standing.missing) == (["d"], ["a", "b"], ("h",))
+    assert standing.lacking() == ("x", "y", "h")
+    assert standing.why() == "task 'a' needs x, which would not hold (and 1 more)"
+    assert standing.without(["a"], ["h"]).why() == "task 'b' needs y, which would not hold"
+    assert standing.without(["a", "b"], []).why() == "the goal would lack h"
+    passed = standing.without(["a", "b"], ["h"])
+    assert (passed.valid, passed.why()) == (True, "")
+
+
+def test_strict() -> None:
+    """Steps that cannot be started now are taken to be seen to, or not where that is asked; they may lack facts too."""
+    steps = (step("a", use("x", "g"), usable=False), step("b", use(adds="x")))
+    world = World((), steps, ("g",), closed=True)
+    assert world.standing().valid
+    strict = world.standing(strict=True)
+    assert (ids(strict.stuck), strict.missing, strict.lacking()) == (["a"], (), ())
+
+
+def test_what_is_concerned() -> None:
+    """A loss concerns the tasks that bear on the same facts as what is stuck, and no others."""
+    steps = (
+        step("make", use("r", "m")),
+        step("ship", use("m")),
+        step("other", use(adds="o")),
+        step("paint", use("o", "p")),
+    )
+    world = World(("r",), steps, (), closed=True)
+    assert world.bearing_on(["p"], world.standing()) == ("other", "paint")
+    assert world.named(world.standing()) == ()
+    lost = World((), steps, (), closed=True)
+    assert lost.named(lost.standing()) == ("make", "ship")
+
+
+def test_related() -> None:
+    """Steps belong together by dependencies and by facts that one of them changes, not by what all only need."""
+    steps = [
+        step("a", use("k", "x")),
+        step("b", use("x")),
+        step("c", use("k")),
+        step("d", use("k"), "c"),
+        step("e", use()),
+    ]
+    assert [ids(group) for group in related(steps)] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [ids(group) for group in related(steps, "k")] == [["a", "b", "c", "d"], ["e"]]
+
+
+letters = st.text("abcd", max_size=2)
+
+
+@given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, letters)
+def test_regression_is_right(uses: list[Use], goal: str, start: str) -> None:
+    """From a state a sequence of uses can be taken and reaches the goal exactly if what regression says holds there."""
+    needed = list(regress(goal, uses))[-1]
+    facts, possible = frozenset(start), True
+    for one in uses:
+        possible = possible and one.needs <= facts
+        facts = one.follows(facts)
+    assert (possible and facts >= set(goal)) is (needed is not None and facts_hold(needed, start))
+
+
+def facts_hold(needed: frozenset[str], start: str) -> bool:
+    """Whether all that is needed is there at the start."""
+    return needed <= set(start)
+
+
+# The world of a plan
+
+
+def doors() -> Kept:
+    """A door to be unlocked and entered."""
+    return kept(
+        Task(id="enter", tool="enter", depends_on=("unlock",)),
+        Task(id="unlock", tool="unlock", arguments={"key": "${context.key}"}),
+        Task(id="wait"),
+        tools=[
+            tool("unlock", parameters={"key": "string"}, requires=["has({key})"], adds=["open"], removes=["shut"]),
+            tool("enter", requires=["open"], produces=["report"]),
+        ],
+        facts=["has(k)", "shut"],
+        context={"key": "k"},
+        goal={"objective": "be inside", "facts": ["artifact(report)"]},
+    )
+
+
+def test_world_of_a_plan() -> None:
+    """A view shows the steps that are left on facts, those that run first, with what is known of their arguments."""
+    run = doors()
+    run.start("wait")
+    world = PlanView(run.live).world()
+    assert ids(world.steps) == ["wait", "enter", "unlock"]
+    assert [(s.running, s.usable) for s in world.steps] == [(True, True), (False, True), (False, True)]
+    assert world.steps[2].use == Use(
+        frozenset({"has(k)"}), frozenset({"open"}), frozenset({"shut"}), stated=("has(k)", "open", "shut")
+    )
+    assert (world.steps[1].after, world.steps[1].use.adds) == (("unlock",), frozenset({artifact("report")}))
+    assert world.standing().valid
+    run.fold(FactsObserved(ceased=("has(k)",)))
+    assert ids(PlanView(run.live).world().standing().stuck) == ["unlock"]
+
+
+def test_what_runs_has_what_it_needs() -> None:
+    """A running task is taken to succeed, whatever has ceased since it began; a tool that is gone is not usable."""
+    run = doors()
+    run.start("unlock")
+    for body in (FactsObserved(ceased=("has(k)",)), ResourceUpdated("enter", available=False)):
+        run.fold(body)
+    world = PlanView(run.live).world()
+    assert (world.steps[0].use.needs, world.steps[2].id) == (frozenset(), "wait")
+    assert world.standing().valid
+    assert ids(world.standing(strict=True).stuck) == ["enter"]
+
+
+def test_world_after_changes() -> None:
+    """The world can be asked for as changes would leave it."""
+    view = PlanView(doors().live)
+    changes = [
+        ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),)),
+        ModifyTask(task_id="enter", fields={"tool": None}),
+    ]
+    world = view.world(changes)
+    assert ids(world.steps) == ["enter", "wait", "climb"]
+    assert world.steps[0].after == ("climb",)
+    assert world.standing().why() == "the goal would lack artifact(report)"
+
+
+# Patterns
+
+
+def test_holes() -> None:
+    """Holes are plain names in braces; shell variables and other braces are left alone, doubled ones stand for one."""
+    text = "on({x},{y_1},{x}) ${HOME} {0} {a b} {{z}}"
+    assert holes(text) == ("x", "y_1")
+    assert fill(text, {"x": "a", "y_1": "b"}) == "on(a,b,a) ${HOME} {0} {a b} {z}"
+    assert (holes("plain"), fill("plain", {})) == ((), "plain")
+    with pytest.raises(KeyError):
+        fill("{x}", {})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fact", "found"),
+    [
+        ("on({x},{y})", "on(a,b)", ("a", "b")),
+        ("on({x},{x})", "on(a,b)", None),
+        ("on({x},{x})", "on(a,a)", ("a",)),
+        ("is {{x}} {y}", "is {x} b", ("b",)),
+        ("at({p})", "at(home)", ("home",)),
+        ("at({p})", "at(work)", None),
+        ("at({q})", "at(x)", None),
+        ("a.c", "abc", None),
+    ],
+)
+def test_finder(pattern: str, fact: str, found: tuple[str, ...] | None) -> None:
+    """A pattern finds the facts that it can become, by what its holes may stand for."""
+    match = finder(pattern, {"p": ["home"], "q": []}).fullmatch(fact)
+    assert (match and match.groups()) == found
+
+
+def test_text_of_values() -> None:
+    """A value inside a fact is a string as it is, anything else as JSON; a fact has one spelling."""
+    assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == ["a b", "1", "null", '["ä",true]']
+    assert normalise_fact("  on( a ,  b ) ") == "on( a,b )"
