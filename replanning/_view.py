@@ -134,11 +134,7 @@ class PlanView:
 
     def users(self, name: str) -> Iterator[TaskView]:
         """The unfinished tasks that use a tool or take a resource of this name."""
-        live = self._live
-        for task_id in live.users.get(name, ()):
-            entry = live.entry(task_id)
-            if entry.state not in FINISHED and (entry.task.tool == name or name in live.demand(entry.task)):
-                yield _view(entry)
+        return (_view(self._live.entry(task_id)) for task_id in self._live.users.get(name, ()))
 
     def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
         """The tasks that wait for a task, also those that wait for what it replaced."""

@@ -152,6 +152,19 @@ def test_remove_what_many_need() -> None:
     assert refused(run, RemoveTask(task_id="a"))[0].endswith("'t08', 't09', … would be left waiting for it")
 
 
+def test_remove_what_a_new_task_needs() -> None:
+    """A task is not removed for which something waits that the same set brings in or changes."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    new = AddTask(task=Task(id="x", depends_on=("a",)))
+    changed = ModifyTask(task_id="c", fields={"depends_on": ["b"]})
+    assert refused(run, new, changed, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
+        "changes[0]: task 'x' depends on 'a', which was removed",
+        "changes[1]: task 'c' depends on 'b', which was removed",
+        "changes[2]: task 'a' cannot be removed: 'x' would be left waiting for it",
+        "changes[3]: task 'b' cannot be removed: 'c' would be left waiting for it",
+    ]
+
+
 def test_remove_what_a_replaced_task_needed() -> None:
     """What was replaced waits for nothing; it is in the way again only if it is to come back."""
     run = chain("a", "b")
