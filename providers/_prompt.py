@@ -80,7 +80,7 @@ on, and what depended on it waits for them: `depends_on` is for the order among 
 "${{task.output}}" of a task that comes before it, or "${{context.name}}". Your confidence is that the goal is reached."""
 
 _AGAIN: Final = """\
-You have answered before; <rejected> says what you proposed and why none of it can be used. Propose something else."""
+You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""
 
 
 class Prompts:
@@ -129,10 +129,7 @@ class Prompts:
 
     def _line(self, value: JsonValue, room: int) -> str:
         room = min(room, self._size // 6)
-        clean = self._clean(trimmed(value, 8 * room))
-        if isinstance(clean, dict):  # no field takes the room of all others
-            clean = {name: trimmed(part, room // 3) for name, part in clean.items()}
-        return encoded(trimmed(clean, room))
+        return encoded(trimmed(self._clean(trimmed(value, 8 * room)), room))
 
     def _written(self, more: Mapping[str, list[str]], end: str) -> str:
         sections = [_Section(name, lines) for name, lines in {**self._lines, **more}.items() if lines]

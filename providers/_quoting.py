@@ -29,56 +29,61 @@ def _escaped(match: re.Match[str]) -> str:
 
 def trimmed(value: JsonValue, room: int) -> JsonValue:
     """What of a value fits into about so many characters of JSON; marked where it was cut."""
-    return _Trimmer(room).value(value)
+    return _trimmed(value, room, 0)[0]
 
 
-class _Trimmer:
-    """Takes from a value until there is no more room."""
+def _trimmed(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
+    """What of a value there is room for, and how much that takes."""
+    if isinstance(value, str):
+        return _text(value, room)
+    if isinstance(value, Sequence | Mapping) and depth >= _DEEPEST:
+        return "… [cut: nested deeper]", 20
+    if isinstance(value, Mapping):
+        return _members(value, room, depth + 1)
+    return _items(value, room, depth + 1) if isinstance(value, Sequence) else _number(value)
 
-    def __init__(self, room: int) -> None:
-        self._left = room
 
-    def value(self, value: JsonValue, depth: int = 0) -> JsonValue:
-        """What of it there is room for."""
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, list | tuple | Mapping) and depth >= _DEEPEST:
-            return "… [cut: nested deeper]"
-        if isinstance(value, Mapping):
-            return self._members(value, depth + 1)
-        if isinstance(value, list | tuple):
-            return self._items(value, depth + 1)
-        return self._number(value)
+def _text(text: str, room: int) -> tuple[str, int]:
+    head = text[: max(0, room)]
+    if len(head) == len(text) and (size := len(encoded(head))) <= room:
+        return text, size
+    end = bisect_right(range(len(head) + 1), room - 2, key=lambda n: len(encoded(head[:n])) - 2) - 1
+    return f"{head[: max(0, end)]}… [cut: {len(text)} characters in all]", max(room, 40)
 
-    def _text(self, text: str) -> str:
-        head = text[: max(0, self._left)]
-        if len(head) == len(text) and (size := len(encoded(head))) <= self._left:
-            self._left -= size
-            return text
-        end = bisect_right(range(len(head) + 1), self._left - 2, key=lambda n: len(encoded(head[:n])) - 2) - 1
-        self._left = 0
-        return f"{head[: max(0, end)]}… [cut: {len(text)} characters in all]"
 
-    def _number(self, value: float | None) -> JsonValue:
-        if isinstance(value, int) and value.bit_length() > 64:
-            value = float("inf")
-        self._left -= len(str(value))
-        return value if value is None or math.isfinite(value) else f"[cut: a number that is {value}]"
+def _number(value: float | None) -> tuple[JsonValue, int]:
+    if isinstance(value, int) and value.bit_length() > 64:
+        value = math.inf if value > 0 else -math.inf
+    if value is None or math.isfinite(value):
+        return value, len(str(value))
+    return f"[cut: a number that is {value}]", 30
 
-    def _items(self, items: Sequence[JsonValue], depth: int) -> JsonValue:
-        found: list[JsonValue] = []
-        for index, item in enumerate(items):
-            if self._left <= 0:
-                return [*found, f"… [cut: {len(items) - index} more]"]
-            self._left -= 2
-            found.append(self.value(item, depth))
-        return found
 
-    def _members(self, members: Mapping[str, JsonValue], depth: int) -> JsonValue:
-        found: dict[str, JsonValue] = {}
-        for index, (key, item) in enumerate(members.items()):
-            if self._left <= 0:
-                return {**found, "…": f"[cut: {len(members) - index} more]"}
-            self._left -= 4
-            found[self._text(key)] = self.value(item, depth)
-        return found
+def _items(items: Sequence[JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
+    found: list[JsonValue] = []
+    left = room
+    for index, item in enumerate(items):
+        if left <= 0:
+            return [*found, f"… [cut: {len(items) - index} more]"], room + 20
+        part, size = _trimmed(item, _share(left, index, len(items)), depth)
+        left -= size + 2
+        found.append(part)
+    return found, room - left
+
+
+def _members(members: Mapping[str, JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
+    found: dict[str, JsonValue] = {}
+    left = room
+    for index, (key, item) in enumerate(members.items()):
+        if left <= 0:
+            return {**found, "…": f"[cut: {len(members) - index} more]"}, room + 20
+        name, size = _text(key, left // 2)
+        left -= size + 4
+        found[name], size = _trimmed(item, _share(left, index, len(members)), depth)
+        left -= size
+    return found, room - left
+
+
+def _share(left: int, index: int, count: int) -> int:
+    """How much a part may take: of several, none takes the room of all that come after it."""
+    return left if index == count - 1 else left * 2 // 3
