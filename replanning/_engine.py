@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import anyio.abc
 
 from replanning._answers import changes_of, not_open, understood
+from replanning._asked import Asked
 from replanning._attempt import Work, Worker
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
@@ -22,10 +23,10 @@ from replanning._generator import AlternativeGenerator
 from replanning._ids import QuestionId, RunId
 from replanning._interfaces import AlternativeProvider, Answer, Exporter, HumanGate, Message, Question, RunStore
 from replanning._lifecycle import Past
+from replanning._llm import LLMProvider
 from replanning._monitor import PlanMonitor
 from replanning._opening import Opener
 from replanning._plan import JsonObject, Plan
-from replanning._plugins import load
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
 from replanning._records import Contained, Verdict
@@ -59,7 +60,9 @@ class ReplanningEngine:
     """Keeps plans alive while they run.
 
     Args:
-        providers: who proposes alternatives: plugin names, or objects with `name` and `propose`.
+        providers: who proposes alternatives: plugins by name, objects with `name` and `propose`, or language models,
+            by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is asked where the other fails) or as
+            objects. `auto` is `repair` and the language model that `create_llm_provider` finds, if any.
         settings: thresholds, limits, which triggers are enabled.
         mode: `act`, or `observe` to record what would be done and do nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
@@ -78,7 +81,7 @@ class ReplanningEngine:
 
     def __init__(
         self,
-        providers: Sequence[AlternativeProvider | str] = ("repair",),
+        providers: Sequence[AlternativeProvider | LLMProvider | str] = ("repair",),
         *,
         settings: Settings | None = None,
         mode: Mode = "act",
@@ -101,12 +104,14 @@ class ReplanningEngine:
         self.store = store or MemoryStore()
         self.monitor = monitor or PlanMonitor()
         self.evaluator = evaluator or PlanEvaluator()
-        scorer = ConfidenceScorer(self.settings.weights)
-        self.generator = generator or AlternativeGenerator([_provider(p) for p in providers], scorer=scorer)
+        scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
+        environment, redactor = environment or Environment(), redactor or Redactor()
+        self._asked = Asked(self.settings, environment, redactor)
+        self.generator = generator or AlternativeGenerator(self._asked.each(providers), scorer=scorer)
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = tuple(exporters)
         telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
-        parts = environment or Environment(), redactor or Redactor(), codec, telemetry
+        parts = environment, redactor, codec, telemetry
         self._opener = Opener(self.store, self.settings, *parts)
         self._open: dict[RunId, tuple[PlanRun, Questions]] = {}
 
@@ -230,7 +235,11 @@ class ReplanningEngine:
         self.store.post(run_id, Message("answer", self._opener.environment.clock.now(), answer.by, payload))
 
     async def aclose(self) -> None:
-        """Let the exporters send what is left, each for a few seconds at most; called after the last run."""
+        """Let the exporters send what is left, each for a few seconds at most, and close the connections of models.
+
+        Called after the last run. Models that were handed over as objects are closed by whoever made them.
+        """
+        await self._asked.aclose()
         await close_exporters(self.exporters, self._opener.environment.clock, self._opener.redactor)
 
     @asynccontextmanager
@@ -334,10 +343,3 @@ async def drive(run: PlanRun, work: Work, workers: int) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(workers):
             group.start_soon(Worker(run, work).run)
-
-
-def _provider(provider: AlternativeProvider | str) -> AlternativeProvider:
-    made: AlternativeProvider = load("providers", provider)() if isinstance(provider, str) else provider
-    if not isinstance(made, AlternativeProvider):
-        raise TypeError(f"{made!r} is no provider: it needs a `name` and an async `propose(request)`")
-    return made

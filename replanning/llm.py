@@ -5,7 +5,8 @@ from __future__ import annotations
 from replanning._completions import UNMETERED, Completion, Finish, LLMCall, LLMOptions, Meter
 from replanning._extraction import json_in
 from replanning._llm import LLMProvider
-from replanning._llms import FallbackLLM, GuardedLLM, create_llm_provider
+from replanning._llm_guards import FallbackLLM, GuardedLLM
+from replanning._llms import create_llm_provider
 from replanning._prices import PRICES, Price, PriceTable
 
 __all__ = [

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from replanning import Alternative, Budget, ReplanningEngine, ReplanRequest, Retry, RunResult, Settings
+from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
 from replanning.errors import LLMRejected, LLMUnavailable
 from replanning.events import AlternativesConsidered, Charged, Usage
 from replanning.interfaces import AlternativeProvider
-from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTable
+from replanning.llm import Completion, LLMOptions
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
-from tests.parts import again, bodies, chain, failing
+from tests.llm_parts import PRICES, Asker
+from tests.parts import bodies, chain, failing
 from tests.tracing_parts import Spans
 
-PRICES = PriceTable({"scripted-1": Price(1, 10)})
-"""A dollar for a million tokens in, ten for a million out."""
 SECRET = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789abcd"
 ANSWER = Completion("yes", "scripted", "scripted-1-2025", 120, 30, PRICES.usage("scripted-1", 120, 30), "stop", "req-7")
-
-
-class Asker:
-    """A provider that asks a model, and proposes the same thing again whatever it answers."""
-
-    name = "asker"
-
-    def __init__(self, model: LLMProvider, *prompts: str, system: str | None = None) -> None:
-        self.model, self.prompts, self.system = model, prompts or ("what now?",), system
-
-    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Ask as a provider should: with the meter and the deadline of the request."""
-        for prompt in self.prompts:
-            options = LLMOptions(system=self.system, meter=request.meter, deadline=request.deadline)
-            await self.model.complete(prompt, options)
-        return again(request)
 
 
 class Played:

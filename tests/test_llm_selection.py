@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from replanning import Environment, Settings, create_llm_provider
-from replanning._plugins import installed
 from replanning.errors import (
     BudgetExceeded,
     LLMError,
@@ -29,6 +26,9 @@ from replanning.errors import (
 )
 from replanning.llm import FallbackLLM, GuardedLLM, LLMCall, LLMOptions, LLMProvider, Price
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
+from tests.llm_parts import somebodys_plugins
+
+__all__ = ["somebodys_plugins"]
 
 BUSY = LLMUnavailable("it is busy", provider="one", status=503)
 BAD_KEY = LLMRejected("the key is refused", provider="one", status=401)
@@ -332,51 +332,6 @@ async def test_models_name_is_the_firsts() -> None:
 
 
 # By name
-
-PLUGINS = """
-from replanning.llm import LLMProvider
-
-class Plain(LLMProvider):
-    name = "plain"
-    default_model = "plain-1"
-    async def request(self, prompt, options):
-        await self.environment.clock.sleep(1)
-        return self.completion(prompt, "yes", options)
-
-class Keyed(LLMProvider):
-    name = "keyed"
-    def __init__(self, api_key=None, *, environ, base_url="https://keyed.example", **others):
-        others.pop("transport")
-        super().__init__(**others)
-        self.base_url, self.key = base_url, environ.get("KEYED_KEY")
-    def unavailable(self):
-        return "" if self.key else "KEYED_KEY is not set"
-    async def request(self, prompt, options):
-        return self.completion(prompt, "keyed", options)
-
-class Broken(LLMProvider):
-    def __init__(self):
-        raise RuntimeError("no luck")
-    async def request(self, prompt, options): ...
-
-class Loner:
-    async def complete_detailed(self, prompt, options): ...
-"""
-
-
-@pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Language models that somebody has installed."""
-    (tmp_path / "somebodys.py").write_text(PLUGINS)
-    info = tmp_path / "somebodys-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")
-    points = "\n".join(f"{name.lower()} = somebodys:{name}" for name in ("Plain", "Keyed", "Broken", "Loner"))
-    (info / "entry_points.txt").write_text(f"[replanning.providers]\n{points}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    installed.cache_clear()
-    yield
-    installed.cache_clear()
 
 
 def settings(provider: tuple[str, ...] = ("auto",), **llm: object) -> Settings:
