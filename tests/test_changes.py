@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, ChangeRefused, Task
@@ -99,6 +99,7 @@ def test_written_and_read() -> None:
     assert dump_change(ONE_OF_EACH[1]) == {"kind": "remove", "task_id": "d"}
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_changes_are_read_back(data: st.DataObject) -> None:
     """Whatever changes are drawn, reading what was written gives the same, also by its hash."""

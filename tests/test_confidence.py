@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, Task
@@ -143,6 +143,7 @@ def test_compare() -> None:
     assert [scorer.compare(low, high), scorer.compare(low, low), scorer.compare(high, low)] == [-1, 0, 1]
 
 
+@settings(max_examples=40)
 @given(data=st.data(), confidence=st.none() | st.floats(0, 1), left=st.none() | st.floats(-10, 10))
 def test_scores_are_shares(data: st.DataObject, confidence: float | None, left: float | None) -> None:
     """Every part of the score of changes that fit, and the total with any weights, lies between 0 and 1."""
