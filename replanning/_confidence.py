@@ -23,8 +23,11 @@ from replanning._view import PlanView
 UNKNOWN = 0.5
 """What missing evidence counts; zero is zero."""
 
+PATIENCE = 10
+"""How many outcomes it takes until what a source has earned counts as much as what it says of itself."""
+
 PastSuccess = Callable[[str], Sequence[bool]]
-"""The last outcomes of a tool, or where it has none of its capability."""
+"""The last outcomes of a tool, or where it has none of its capability; by `source_key`, of a source's alternatives."""
 
 
 class ConfidenceScorer:
@@ -32,10 +35,12 @@ class ConfidenceScorer:
 
     Args:
         weights: other weights; they sum to 1.
+        shrink: take a self-assessment for what the alternatives of its source have earned, see `shrunk`.
     """
 
-    def __init__(self, weights: Weights | None = None) -> None:
+    def __init__(self, weights: Weights | None = None, *, shrink: bool = False) -> None:
         self.weights = weights or Weights()
+        self.shrink = shrink
 
     def score(
         self, alternative: Alternative, view: PlanView, past: PastSuccess, *, time_left: float | None = None
@@ -45,12 +50,14 @@ class ConfidenceScorer:
         Args:
             alternative: what is proposed.
             view: the plan.
-            past: finds earlier outcomes of a tool.
+            past: finds earlier outcomes of a tool, and of a source's alternatives.
             time_left: seconds that remain of the budget, if it limits them.
         """
         tasks = tasks_to_run(alternative.changes, view)
         tools = list(dict.fromkeys(task.tool for task in tasks if task.tool))
         own = UNKNOWN if alternative.confidence is None else alternative.confidence
+        if self.shrink and alternative.source:
+            own = shrunk(own, past(source_key(alternative.source)))
         history = past_success([past(tool) for tool in tools])
         fit = 1.0
         if time_left is not None and alternative.expected_duration:
@@ -86,6 +93,22 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
             if isinstance(change, ReplaceTask):
                 tasks |= {task.id: task for task in change.tasks}
     return list(tasks.values())
+
+
+def source_key(source: str) -> str:
+    """Under which the outcomes of a source's alternatives are kept beside those of tools: no tool is called so."""
+    return f" {source}"
+
+
+def shrunk(own: float, outcomes: Sequence[bool]) -> float:
+    """A self-assessment, drawn towards what its source has earned.
+
+    With n outcomes, s of them good, that is (10 x own + n x earned) / (10 + n), where earned = (s + 1) / (n + 2):
+    without outcomes nothing changes, after ten both count the same.
+    """
+    count = len(outcomes)
+    earned = (sum(outcomes) + 1) / (count + 2)
+    return round((PATIENCE * own + count * earned) / (PATIENCE + count), 6)
 
 
 def past_success(histories: Sequence[Sequence[bool]]) -> float:

@@ -70,7 +70,10 @@ class AlternativeProvider(Protocol):
     """Proposes ways on.
 
     A provider whose requests cost something may also have `estimate(request) -> Usage`, an upper bound that is
-    reserved from the budget before it is asked.
+    reserved from the budget before it is asked. One that can make something of what others propose may have
+    `async complete(request, alternative, reason) -> Alternative | None`: it is given what fits the plan but could not
+    be carried out on the facts, with the reason, and gives it back with what was wrong put right; then it is one more
+    alternative.
     """
 
     name: str
@@ -195,7 +198,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one use of a tool ended; the evidence for past success."""
+    """How one use of a tool ended; the evidence for past success.
+
+    The outcome of an alternative is kept as that of its source, with a space before its name, as no tool has one.
+    """
 
     tool: str
     capability: str | None

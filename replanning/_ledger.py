@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from replanning._budget import Spending
 from replanning._changes import AddTask, Alternative, ReplaceTask, touched
+from replanning._confidence import source_key
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
+from replanning._live import OUTCOMES
 from replanning._plan import Budget
 from replanning._records import (
     AlternativesConsidered,
@@ -76,6 +78,9 @@ class Ledger:
         self._waited = 0.0
         self._waiting_since: float | None = None
         self.watching: dict[TaskId, Applied] = {}
+        self._proposed: dict[ReplanId, tuple[str, ...]] = {}
+        self.sources: dict[ReplanId, str] = {}
+        self.earned: dict[str, deque[bool]] = {}
         self.quiescent_at: int | None = None
         self.undecided: dict[ReplanId, Revised] = {}
         self.last_request = 0
@@ -108,6 +113,7 @@ class Ledger:
 
     def _considered(self, body: AlternativesConsidered, at: float) -> None:
         self._count(body.replan)
+        self._proposed[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
 
     def _count(self, replan: ReplanId) -> None:
         # What limits refuse is decided without being considered; its number must not come again either.
@@ -125,6 +131,7 @@ class Ledger:
         if body.decision != "ask":
             self.answered.pop(body.replan, None)
             self.undecided.pop(body.replan, None)
+            self._proposed.pop(body.replan, None)
 
     def _revised(self, body: Revised, at: float) -> None:
         self.revisions.append((at, body))
@@ -132,6 +139,9 @@ class Ledger:
             return
         self.undecided[body.replan] = body
         self.applied += 1
+        proposed = self._proposed.get(body.replan, ())
+        if body.chosen is not None and body.chosen < len(proposed):  # else a person wrote the changes
+            self.sources[body.replan] = proposed[body.chosen]
         roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in touched(body.changes)))
         new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
         new |= {change.task.id for change in body.changes if isinstance(change, AddTask)}
@@ -143,6 +153,8 @@ class Ledger:
             self.watching[root] = Applied(body.replan, roots, at)
 
     def _outcome(self, body: OutcomeKnown, at: float) -> None:
+        if source := self.sources.get(body.replan):
+            self.earned.setdefault(source_key(source), deque(maxlen=OUTCOMES)).append(body.succeeded)
         for root in [root for root, applied in self.watching.items() if applied.replan == body.replan]:
             del self.watching[root]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 import anyio
@@ -325,7 +326,8 @@ class Replanner:
         life = self._life
         wall = life.ledger.spending.budget.wall_clock
         left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
-        return Setting(life.live, life.ledger, life.timer, self._past, now, left, self._run.charge, self._run._spans)
+        past = cache(self._past)  # what is read for one candidate holds for all that are compared with it
+        return Setting(life.live, life.ledger, life.timer, past, now, left, self._run.charge, self._run._spans)
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], generated: Generated, view: PlanView, began: float
@@ -453,6 +455,8 @@ class EarlierOutcomes(Protocol):
 class PastOutcomes:
     """Evidence of past success: this run's outcomes of a tool, then those of earlier runs, then its capability's.
 
+    By `source_key` it finds those of a source's alternatives.
+
     Args:
         run: whose outcomes come first.
         earlier: finds outcomes of earlier runs by tool or capability.
@@ -465,7 +469,7 @@ class PastOutcomes:
     def __call__(self, tool: str) -> Sequence[bool]:
         """The last outcomes of a tool."""
         live = self._run.live
-        own = list(live.outcomes.get(tool, ()))
+        own = list(live.outcomes.get(tool, ()) or self._run._life.ledger.earned.get(tool, ()))
         if len(own) < 50:
             own = [*self._earlier(tool=tool, capability=None), *own][-50:]
         if own:

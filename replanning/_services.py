@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import anyio.abc
 
+from replanning._confidence import source_key
 from replanning._errors import LeaseLost, PlanError, StoreError
 from replanning._interfaces import Message, Outcome
 from replanning._lifecycle import Lifecycle, Past
@@ -18,6 +19,7 @@ from replanning._records import (
     AttemptSucceeded,
     AttemptTimedOut,
     Contained,
+    OutcomeKnown,
     Record,
     ResourceUpdated,
     RunResumed,
@@ -186,7 +188,7 @@ def _change_goal(run: PlanRun, message: Message, goal: JsonObject, reason: str) 
 
 
 class _Outcomes:
-    """Collects how uses of tools end, for later runs; written when the run is left."""
+    """Collects how uses of tools end, and how alternatives work out, for later runs; written when the run is left."""
 
     def __init__(self, run: PlanRun) -> None:
         self._run = run
@@ -194,6 +196,14 @@ class _Outcomes:
         observers = run._life.observers
         for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if run.live.users else ():
             observers.setdefault(kind, []).append(self._note)
+        observers.setdefault(OutcomeKnown, []).append(self._note_alternative)
+
+    def _note_alternative(self, record: Record) -> None:
+        body = record.body
+        assert isinstance(body, OutcomeKnown)
+        source = self._run._life.ledger.sources.get(body.replan)
+        if source is not None:
+            self._outcomes.append(Outcome(source_key(source), None, body.succeeded, record.at))
 
     def _note(self, record: Record) -> None:
         live = self._run.live

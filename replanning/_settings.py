@@ -58,6 +58,9 @@ class AlternativeSettings(_Section):
     min_llm_confidence: Share = 0.3
     human_approval_threshold: Share = 0.7
     require_approval: bool = False
+    shrink: bool = Field(
+        default=False, description="Draw self-assessments towards what alternatives of the same source have earned."
+    )
 
 
 class BetterPathSettings(_Section):
