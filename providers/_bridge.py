@@ -11,17 +11,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
 from replanning.events import ContextChanged, Trigger
 from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes
-from replanning.interfaces import JsonValue, TaskState, TaskView
+from replanning.interfaces import DraftView, JsonValue, TaskState, TaskView
 from replanning.providers._grounding import Domain, use_key
 from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
-from replanning.providers._splice import splice
+from replanning.providers._splice import Seen, merged, splice
 
 CHECKED: Final = 0.95
 """How sure a repair is that was checked against the facts."""
@@ -30,19 +30,54 @@ _SHOWN: Final = 5
 _STUCK = (TaskState.FAILED, TaskState.BLOCKED)
 
 
+class Completed(NamedTuple):
+    """A proposal that was completed, and whether all that it brings in is kept."""
+
+    alternative: Alternative
+    whole: bool
+
+
 async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
     """Repairs over facts, the one that changes least first; without any, the verdict.
 
     Long searches go to a thread, unless `threads` is false.
     """
     posed = list(problems(request))
+    solved = await _solved(posed, threads=threads)
+    return list(_alternatives(posed, solved, request.view))
+
+
+async def completed(request: ReplanRequest, proposed: Alternative, *, threads: bool = True) -> Completed | None:
+    """What another proposes, with a bridge where it cannot be carried out.
+
+    None where there is none, or more of it would be new than is left of what is proposed.
+    """
+    draft = request.view.with_changes(proposed.changes)
+    posed = list(_flaws(request, draft))
+    solved = await _solved(posed, threads=threads)
+    if not posed or not all(solution.ways for solution in solved):
+        return None
+    ways = [solution.ways[0] for solution in solved]
+    gone = {step.id for way in ways for step in way.gone}
+    kept = [task_id for task_id in draft.new if task_id not in gone]
+    taken: set[str] = set()
+    more = [change for way in ways for change in splice(way, draft, taken)]
+    if len(kept) < sum(len(way.actions) for way in ways) or not kept or not more or draft.check(more):
+        return None
+    told = "; ".join(map(_told, ways))
+    changes = tuple(merged(proposed.changes, more, request.view))
+    reason = f"{proposed.reason}; completed by a {told}"
+    return Completed(Alternative(changes=changes, reason=reason, confidence=CHECKED), len(kept) == len(draft.new))
+
+
+async def _solved(posed: Sequence[Problem], *, threads: bool) -> list[Solution]:
     solved: list[Solution] = []
     for problem in posed:
         solution = solve(problem, AT_ONCE)
         if not solution.ways and solution.verdict is None:
             solution = await anyio.to_thread.run_sync(solve, problem) if threads else solve(problem)
         solved.append(solution)
-    return list(_alternatives(posed, solved, request.view))
+    return solved
 
 
 def problems(request: ReplanRequest) -> Iterator[Problem]:
@@ -52,16 +87,39 @@ def problems(request: ReplanRequest) -> Iterator[Problem]:
     view = request.view
     if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return
-    world = view.world()
-    world = world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
+    world = _assuming(view.world())
     standing = world.standing(strict=True)
     groups = _groups(request, standing)
-    if not groups and standing.missing and (not standing.stuck or any(map(_for_goal, request.triggers))):
+    if groups or (standing.missing and (not standing.stuck or any(map(_for_goal, request.triggers)))):
+        yield from _all_posed(view, world, standing, groups)
+
+
+def _flaws(request: ReplanRequest, draft: DraftView) -> Iterator[Problem]:
+    """The same for a plan with changes: all that is wrong with it and was not wrong elsewhere before."""
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    before = _assuming(request.view.world()).standing(strict=True)
+    elsewhere = {step.id for step in before.stuck} - named
+    world = _assuming(draft.world())
+    standing = world.standing(strict=True)
+    wanted = {step.id for step in standing.stuck} - elsewhere
+    groups = [group for group in standing.groups() if any(step.id in wanted for step in group)]
+    if groups or standing.missing:
+        yield from _all_posed(draft, world, standing, groups)
+
+
+def _all_posed(view: Seen, world: World, standing: Standing, groups: Sequence[Sequence[Step]]) -> Iterator[Problem]:
+    """A problem for each group; where none is stuck, the one of reaching the goal."""
+    if not groups:
         yield _posed(view, world, standing, [], list(standing.order))
     for group in groups:
         stuck = [step for step in standing.stuck if step in group]
         if all(_removable(step) or step.usable for step in stuck):
             yield _posed(view, world, standing, stuck, group)
+
+
+def _assuming(world: World) -> World:
+    """The world with what is taken to hold in it."""
+    return world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
 
 
 def _given(world: World) -> Iterator[str]:
@@ -94,7 +152,7 @@ def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
     return [group for group in groups if any(step.id in wanted for step in group)]
 
 
-def _posed(view: PlanView, world: World, standing: Standing, stuck: Sequence[Step], group: Sequence[Step]) -> Problem:
+def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], group: Sequence[Step]) -> Problem:
     running = tuple(step for step in standing.order if step.running)
     own = {step.id for step in group}
     ours = tuple(step for step in standing.order if step.id in own and not step.running)
@@ -197,7 +255,7 @@ def _goal(world: World, steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*world.goal, *holds]))
 
 
-def _domain(view: PlanView, world: World, concerned: Sequence[Step]) -> Domain:
+def _domain(view: Seen, world: World, concerned: Sequence[Step]) -> Domain:
     tools = tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
     failed = {use_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed(step.id, view)}
     failed |= {use_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK}
@@ -210,7 +268,7 @@ def _domain(view: PlanView, world: World, concerned: Sequence[Step]) -> Domain:
     return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
 
 
-def _failed(task_id: str, view: PlanView) -> Iterator[TaskView]:
+def _failed(task_id: str, view: Seen) -> Iterator[TaskView]:
     return (part for part in view.lineage(task_id) if part.failure is not None)
 
 
@@ -220,9 +278,7 @@ def _named(tool: ToolSpec) -> list[str]:
     return list(dict.fromkeys(name for text in texts for name in holes(text)))
 
 
-def _given_for(
-    tool: ToolSpec, name: str, view: PlanView, world: World, concerned: Sequence[Step]
-) -> Iterator[JsonValue]:
+def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: Sequence[Step]) -> Iterator[JsonValue]:
     """What tasks give for a parameter: those that are concerned, then those of the same tool, then the others.
 
     A parameter of which no fact speaks gets the first of these, references and all.
@@ -241,7 +297,7 @@ def _given_for(
     yield from seen.values()
 
 
-def _assumed(view: PlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
+def _assumed(view: Seen, tools: Sequence[ToolSpec]) -> Iterator[str]:
     """What tools need that no tool brings about: where facts are not stated, it is taken to hold."""
     adds = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact, tool.produces))]
     for tool in tools:

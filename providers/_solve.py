@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from replanning.facts import Step, regress
+from replanning.facts import Step, Use, regress
 from replanning.providers._grounding import MOST, Action, Domain, Grounded, reachable, use_key
 from replanning.providers._search import GREEDY_NODES, NODES, Target, find
 
@@ -126,21 +128,50 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     if None in others and not patient:
         return Solution()
     ways = (min(near, key=lambda way: way.distance), *(way for way in others if way is not None))
-    return Solution(tuple(map(_kept, ways)))
+    return Solution(tuple(_kept(problem, way) for way in ways))
 
 
-def _kept(way: Way) -> Way:
-    """The same way, with the steps left in their places that it would remove and begin with anew."""
-    later = {step.id for step in way.rest.after}
-    same: list[Step] = []
-    for step, action in zip(way.gone, way.actions, strict=False):
-        later.discard(step.id)
-        if not step.usable or use_key(step.tool, step.arguments) != action.key or not later.isdisjoint(step.after):
-            break
-        same.append(step)
+def _kept(problem: Problem, way: Way) -> Way:
+    """The same way, with the steps left in their places that it would remove and do anew.
+
+    All of them where they can go before what is new, else those with which it begins.
+    """
+    wanted = Counter(action.key for action in way.actions)
+    same = [s for s in way.gone if s.usable and _take(wanted, use_key(s.tool, s.arguments))]
+    pairs = zip(way.gone, way.actions, strict=False)
+    first = list(
+        takewhile(lambda pair: pair[0].usable and use_key(pair[0].tool, pair[0].arguments) == pair[1].key, pairs)
+    )
+    for steps in (same, [step for step, _ in first]):
+        if steps and (shorter := _without(problem, way, steps)) is not None:
+            return shorter
+    return way
+
+
+def _take(counts: Counter[str], key: str) -> bool:
+    counts[key] -= 1
+    return counts[key] >= 0
+
+
+def _without(problem: Problem, way: Way, steps: Sequence[Step]) -> Way | None:
+    """The way with these steps kept before the bridge; None where it would not lead there then."""
+    kept = Counter(use_key(step.tool, step.arguments) for step in steps)
+    actions = tuple(action for action in way.actions if not _take(kept, action.key))
     before, after, loose, _ = way.rest
-    rest = Rest((*before, *same), tuple(step for step in after if step not in same), loose[len(same) :], 0)
-    return way._replace(rest=rest, actions=way.actions[len(same) :], removed=way.removed - len(same)) if same else way
+    left = tuple(step for step in after if step not in steps)
+    rest = Rest((*before, *steps), left, tuple(step for step in loose if step not in steps), 0)
+    shorter = way._replace(rest=rest, actions=actions, removed=way.removed - len(steps))
+    gone = shorter.gone
+    follows = [step for step in rest.after if step not in gone]
+    later = {step.id for step in rest.after}
+    *_, needs = regress(problem.goal, [*(s.use for s in steps), *map(_use, actions), *(s.use for s in follows)])
+    start = _start(problem, way.rest)
+    free = all(later.isdisjoint(step.after) for step in steps)
+    return shorter if free and needs is not None and needs <= start else None
+
+
+def _use(action: Action) -> Use:
+    return Use(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
 
 
 def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way | None]:

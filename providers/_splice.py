@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from replanning import PlanView, Task
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.facts import Step, Use
+from replanning.interfaces import DraftView, JsonValue
 from replanning.providers._grounding import Action, use_key
 from replanning.providers._solve import Way
 
+Seen: TypeAlias = PlanView | DraftView
+"""The plan as it stands, or as changes would leave it."""
 
-def splice(way: Way, view: PlanView, taken: set[str]) -> tuple[PlanChange, ...]:
+
+def splice(way: Way, view: Seen, taken: set[str]) -> tuple[PlanChange, ...]:
     """The changes that carry a way out.
 
     Args:
@@ -37,6 +42,10 @@ def splice(way: Way, view: PlanView, taken: set[str]) -> tuple[PlanChange, ...]:
         return tuple(_added(_chain(way.actions, None, way, view, taken), inherited, waiting))
     if not uses:
         return (*_rewired(kept, gone, inherited, (), view), *_removed(gone.values(), view))
+    if isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new for i in gone):
+        added = tuple(_added(_chain(way.actions, None, way, view, taken), inherited, waiting))
+        last = (added[-1].task.id,)
+        return (*added, *_rewired(kept, gone, last, (), view), *_removed(gone.values(), view))
     target = _target(way)
     chain = _chain(way.actions, target, way, view, taken)
     own = view.task(target.id).task.depends_on
@@ -49,14 +58,32 @@ def splice(way: Way, view: PlanView, taken: set[str]) -> tuple[PlanChange, ...]:
     )
 
 
+def merged(first: Sequence[PlanChange], more: Sequence[PlanChange], view: PlanView) -> Iterator[PlanChange]:
+    """Changes and more that follow them, without tasks that would be added to be removed again."""
+    removed = {change.task_id for change in more if isinstance(change, RemoveTask)}
+    new = {change.task.id for change in first if isinstance(change, AddTask)}
+    waits = {c.task_id: _names(c.fields["depends_on"]) for c in more if isinstance(c, ModifyTask) and c.task_id in new}
+    short: list[PlanChange] = []
+    for change in first:
+        if isinstance(change, AddTask) and change.task.id in waits.keys() - removed:
+            task = change.task.model_copy(update={"depends_on": waits[change.task.id]})
+            short.append(change.model_copy(update={"task": task}))
+        elif not (isinstance(change, AddTask) and change.task.id in removed):
+            short.append(change)
+    short += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
+    yield from (*first, *more) if view.check(short) else short
+
+
+def _names(names: JsonValue) -> tuple[str, ...]:
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
 def _target(way: Way) -> Step:
     """The task for which the bridge stands: the one that failed, else the last one that it makes superfluous."""
     return next((step for step in way.gone if not step.usable), way.gone[-1])
 
 
-def _chain(
-    actions: Sequence[Action], target: Step | None, way: Way, view: PlanView, taken: set[str]
-) -> tuple[Task, ...]:
+def _chain(actions: Sequence[Action], target: Step | None, way: Way, view: Seen, taken: set[str]) -> tuple[Task, ...]:
     """New tasks for actions, each after the one before; like the task of which one is a repetition."""
     like = {use_key(step.tool, step.arguments): step for step in (*way.rest.after, *way.rest.before)}
     tasks: list[Task] = []
@@ -73,7 +100,7 @@ def _chain(
     return tuple(tasks)
 
 
-def _added(chain: Sequence[Task], inherited: tuple[str, ...], waiting: Sequence[Step]) -> Iterator[PlanChange]:
+def _added(chain: Sequence[Task], inherited: tuple[str, ...], waiting: Sequence[Step]) -> Iterator[AddTask]:
     for index, task in enumerate(chain):
         last = index == len(chain) - 1
         new = task if index else task.model_copy(update={"depends_on": inherited})
@@ -81,7 +108,7 @@ def _added(chain: Sequence[Task], inherited: tuple[str, ...], waiting: Sequence[
 
 
 def _rewired(
-    kept: Iterable[Step], gone: dict[str, Step], instead: tuple[str, ...], waiting: Sequence[Step], view: PlanView
+    kept: Iterable[Step], gone: dict[str, Step], instead: tuple[str, ...], waiting: Sequence[Step], view: Seen
 ) -> Iterator[PlanChange]:
     """Make tasks that stay wait for others instead of those that go."""
     late = {step.id for step in waiting}
@@ -94,7 +121,7 @@ def _rewired(
             yield ModifyTask(task_id=step.id, fields={"depends_on": list(new)})
 
 
-def _removed(gone: Iterable[Step], view: PlanView) -> Iterator[PlanChange]:
+def _removed(gone: Iterable[Step], view: Seen) -> Iterator[PlanChange]:
     for step in gone:
         if view.task(step.id).root == step.id:
             yield RemoveTask(task_id=step.id)

@@ -9,7 +9,7 @@ from typing import Final
 from replanning import Alternative, PlanView, ReplanRequest
 from replanning.events import BetterPathFound, Trigger
 from replanning.interfaces import TaskState, TaskView
-from replanning.providers._bridge import bridged
+from replanning.providers._bridge import bridged, completed
 from replanning.providers._options import Case, Option, WhyNot, options, with_tool
 from replanning.providers._solve import Verdict
 
@@ -58,6 +58,18 @@ class RepairProvider:
         """Alternatives for a request, best first."""
         found = [alternative for search in SEARCHES for alternative in search(request)]
         return _with_one_verdict(found, await bridged(request, threads=self._threads))
+
+    async def complete(self, request: ReplanRequest, alternative: Alternative, reason: str) -> Alternative | None:
+        """What another provider proposes, completed where the facts do not bear it out.
+
+        None where little of it would be left. The source of what is completed names both, and the other provider first
+        if all of its steps are kept: then it goes before what `repair` proposes itself.
+        """
+        found = await completed(request, alternative, threads=self._threads)
+        if found is None:
+            return None
+        both = (alternative.source, self.name) if found.whole else (self.name, alternative.source)
+        return found.alternative.model_copy(update={"source": "+".join(filter(None, both))})
 
 
 def _with_one_verdict(found: Sequence[Alternative], bridges: Sequence[Alternative]) -> list[Alternative]:

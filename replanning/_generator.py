@@ -26,6 +26,9 @@ from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._view import PlanView
 from replanning._world import world_of
 
+UNFOUNDED = "the plan could not be carried out"
+"""How the reason begins for which an alternative is rejected on the facts."""
+
 _MOST_NOTES = 20
 
 
@@ -92,7 +95,22 @@ class PathGenerator:
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        replies = [_Reply(provider) for provider in self.providers]
+        return await self._collect([_Reply(provider) for provider in self.providers], request, setting)
+
+    async def complete(
+        self, flawed: Sequence[Candidate], request: ReplanRequest, setting: Setting
+    ) -> tuple[list[Alternative], list[str]]:
+        """What providers make of others' proposals that could not be carried out, and notes on those that failed.
+
+        Raises:
+            StaleView: one of them read the plan after it had moved on.
+        """
+        able = [provider for provider in self.providers if flawed and hasattr(provider, "complete")]
+        return await self._collect([_Completion(provider, flawed) for provider in able], request, setting)
+
+    async def _collect(
+        self, replies: Sequence[_Reply], request: ReplanRequest, setting: Setting
+    ) -> tuple[list[Alternative], list[str]]:
         if len(replies) == 1:
             await self._ask(replies[0], request, setting)
         elif replies:
@@ -125,7 +143,7 @@ class PathGenerator:
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
-                    reply.take(await provider.propose(request))
+                    reply.take(await reply.ask(request))
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
@@ -134,7 +152,7 @@ class PathGenerator:
         except BudgetExceeded as error:
             reply.notes.append(f"{name} could ask no further: {error}")
         except LLMError as error:  # what it says is meant for people
-            reply.notes.append(f"{name} failed: {error}"[:2000])
+            reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:2000])
         except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
             reply.notes.append(f"{name} failed: {error!r}"[:2000])
         finally:
@@ -165,7 +183,8 @@ class PathGenerator:
         """
         total = candidate.score.total if candidate.score else 0.0
         doubtful = total < sure or bool(candidate.alternative.ask)
-        return doubtful or candidate.alternative.source in self._modest, -total
+        leading, _, _ = candidate.alternative.source.partition("+")  # of a proposal that another completed
+        return doubtful or leading in self._modest, -total
 
     def judge(
         self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
@@ -240,6 +259,21 @@ class AlternativeGenerator:
             return self.paths.judge(alternative, now, setting, settings, set()).rejected
 
         alternatives, notes = await self.paths.generate(replace(request, check=check), setting)
+        found = self._ranked(alternatives, notes, request, setting, settings)
+        flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(UNFOUNDED)]
+        completed, more = await self.paths.complete(flawed[: request.max_alternatives], request, setting)
+        if not completed and not more:
+            return found
+        return self._ranked([*alternatives, *completed], [*notes, *more], request, setting, settings)
+
+    def _ranked(
+        self,
+        alternatives: Sequence[Alternative],
+        notes: Sequence[str],
+        request: ReplanRequest,
+        setting: Setting,
+        settings: Settings,
+    ) -> Generated:
         now = replace(request, view=PlanView(setting.live))
         with setting.spans.score():
             candidates = self.paths.rank(alternatives, now, setting, settings)
@@ -261,12 +295,31 @@ class _Reply:
         if len(self.notes) < _MOST_NOTES:
             self.notes.append(f"{self.name}: {text}"[:2000])
 
+    async def ask(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """What the provider proposes."""
+        return await self.provider.propose(request)
+
     def take(self, proposed: Sequence[Alternative]) -> None:
         """Keep what was proposed; all of it or nothing."""
         for alternative in proposed:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
         self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+
+
+class _Completion(_Reply):
+    """What one provider makes of what others proposed and cannot be carried out."""
+
+    def __init__(self, provider: AlternativeProvider, flawed: Sequence[Candidate]) -> None:
+        super().__init__(provider)
+        self._flawed = flawed
+
+    async def ask(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """Those that it could put right."""
+        complete = getattr(self.provider, "complete")  # noqa: B009 - not every provider has it
+        others = [candidate for candidate in self._flawed if candidate.alternative.source != self.name]
+        found = [await complete(request, other.alternative, other.rejected) for other in others]
+        return [alternative for alternative in found if alternative is not None]
 
 
 def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
@@ -285,7 +338,7 @@ def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, l
     apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
     elsewhere = {step.id for step in before.stuck} - named if apart else set()
     left = after.without(elsewhere, frozenset(before.missing) - lost)
-    return "" if left.valid else f"the plan could not be carried out: {left.why()}"
+    return "" if left.valid else f"{UNFOUNDED}: {left.why()}"
 
 
 def _facts_of(trigger: Trigger) -> tuple[str, ...]:

@@ -172,6 +172,10 @@ class PlanView:
         """What speaks against changes; nothing if they can be applied."""
         return self._live.check(changes)
 
+    def with_changes(self, changes: Sequence[PlanChange]) -> DraftView:
+        """The plan as changes that fit it would leave it, to plan on from there."""
+        return DraftView(self._live, changes)
+
     def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """An id made from another that no task has had, and that is not among those already given out."""
         live, stem, number = self._live, _NUMBERED.sub("", base)[:180], 2
@@ -206,6 +210,76 @@ class PlanView:
             ExpressionError: it cannot be evaluated.
         """
         return self._live.evaluate(condition)
+
+
+class DraftView:
+    """A plan as changes would leave it that have not been applied; what is said of it follows these changes."""
+
+    __slots__ = ("_base", "_changes", "_staging")
+
+    def __init__(self, live: LivePlan, changes: Sequence[PlanChange]) -> None:
+        self._base = PlanView(live)
+        self._changes = tuple(changes)
+        self._staging = Draft(live, self._changes).staging
+
+    def __repr__(self) -> str:
+        return f"<DraftView of {len(self._changes)} changes to {self._base!r}>"
+
+    @property
+    def new(self) -> tuple[TaskId, ...]:
+        """The tasks that the changes bring in."""
+        return tuple(self._staging.births)
+
+    @property
+    def original(self) -> Plan:
+        """The plan document that the run started from."""
+        return self._base.original
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """The tools by name, with their availability now."""
+        return self._base.tools
+
+    def tool(self, name: str | None) -> ToolSpec | None:
+        """A tool, or None where the plan does not describe it."""
+        return self._base.tool(name)
+
+    def task(self, task_id: TaskId) -> TaskView:
+        """A task by its id, new and past ones included.
+
+        Raises:
+            UnknownTask: there is none.
+        """
+        staging = self._staging
+        if task_id not in staging.births:
+            return self._base.task(task_id)._replace(task=staging.task(task_id), state=staging.state(task_id))
+        older = [self._base.task(i) for i in staging.parents(task_id) if i not in staging.births]
+        root, iteration = (older[0].root, older[0].iteration + 1) if older else (task_id, 0)
+        task, state = staging.task(task_id), staging.state(task_id)
+        return TaskView(task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, unmet=False, held=False)
+
+    def tasks(self) -> Iterator[TaskView]:
+        """All tasks, past ones included, then the new ones."""
+        return map(self.task, [*(task.id for task in self._base.tasks()), *self.new])
+
+    def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
+        """What a task replaced, the root first, and the task itself."""
+        return (*map(self.task, reversed(list(self._staging.parents(task_id)))), self.task(task_id))
+
+    def world(self) -> World:
+        """The facts, the steps that would be left and the goal."""
+        return world_of(self._base._live, self._staging)
+
+    def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
+        """What speaks against applying these changes after the first ones."""
+        return self._base.check((*self._changes, *changes))
+
+    def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
+        """An id made from another that no task has had or would have, and that is not among those given out."""
+        given: set[TaskId] = set()
+        while (new := self._base.fresh_id(base, given)) in self._staging.births or new in taken:
+            given.add(new)
+        return new
 
 
 def _view(entry: Entry) -> TaskView:

@@ -37,6 +37,7 @@ from replanning._states import (
     TaskState,
 )
 from replanning._view import (
+    DraftView,
     PlanView,
     TaskView,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Answer",
     "AttemptId",
     "Clock",
+    "DraftView",
     "Exporter",
     "Fallback",
     "HumanGate",

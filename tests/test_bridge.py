@@ -303,11 +303,11 @@ async def considered(*tools: str) -> tuple[str, str, str]:
     return model, asked.candidates[decided.chosen or 0].alternative.source, outcome.status
 
 
-async def test_invalid_proposal_is_rejected_and_repaired() -> None:
-    """A model's proposal that could not be carried out is rejected with the reason, and `repair` finds the way."""
+async def test_invalid_proposal_is_rejected_and_completed() -> None:
+    """A model's proposal that could not be carried out is rejected with the reason, and `repair` completes it."""
     why, source, status = await considered("walk")
     assert why == "the plan could not be carried out: task 'new-0' needs path, which would not hold"
-    assert (source, status) == ("repair", "succeeded")
+    assert (source, status) == ("model+repair", "succeeded")
 
 
 async def test_proposal_that_misses_the_goal() -> None:
