@@ -26,9 +26,9 @@ setup: $(VENV)/.dev ## make the virtual environment with everything development 
 demo: $(VENV)/.runtime ## run a real plan that repairs itself
 	@$(BIN)/replanning demo $(ARGS)
 
-test: $(VENV)/.dev ## run the tests with branch coverage
+test: $(VENV)/.dev ## run the tests on all cores, with branch coverage
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/coverage run -m pytest -n auto --dist worksteal $(ARGS)
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report --format=total | sed 's/.*/branch coverage: & %  (make cover shows the lines that no test reached)/'
 
