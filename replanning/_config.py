@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +20,9 @@ from replanning._positions import positions, yaml_tokens
 from replanning._redaction import Redactor
 from replanning._settings import Settings
 from replanning._wording import did_you_mean, place, shown
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 FILES: Final = ("replanning.yaml", ".replanning.yaml")
 """Looked for where the program runs, when no file is named."""
@@ -115,7 +118,7 @@ def _from_file(path: Path | None, problems: list[Problem]) -> dict[str, _Given]:
         )
     unknown = f"there is no section of this name; known is {SECTION!r}"
     problems += [Problem(f"{path} {name}", unknown) for name in document if name != SECTION]
-    flat = dict(_flat(document.get(SECTION), ()))
+    flat = dict(_flat(document.get(SECTION), (), _tables()))
     wanted = {(SECTION, *steps[:length]) for steps in flat for length in range(len(steps) + 1)}
     lines = positions(yaml_tokens(text), wanted)
     return {place(steps): _Given(value, _at(path, lines.get((SECTION, *steps)))) for steps, value in flat.items()}
@@ -134,11 +137,13 @@ def _read(path: Path) -> str:
         raise SettingsError([Problem(str(path), f"byte {error.start + 1} of the file is not UTF-8")]) from error
 
 
-def _flat(value: JsonValue, steps: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
-    """The leaves of a mapping; an empty section has none."""
-    if isinstance(value, dict):
+def _flat(
+    value: JsonValue, steps: tuple[str, ...], whole: Collection[str]
+) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+    """The leaves of a mapping; an empty section has none, and what is to stay whole is a leaf."""
+    if isinstance(value, dict) and ".".join(steps) not in whole:
         for key, item in value.items():
-            yield from _flat(item, (*steps, key))
+            yield from _flat(item, (*steps, key), whole)
     elif steps or value is not None:
         yield steps, value
 
@@ -161,6 +166,17 @@ def _number(text: str) -> JsonValue:
         return text
 
 
+def _whole(text: str) -> JsonValue:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _text(text: str) -> JsonValue:
+    return text
+
+
 def _names(text: str) -> JsonValue:
     return [name for part in text.split(",") if (name := part.strip())]
 
@@ -174,6 +190,12 @@ _VARIABLES: Final[tuple[tuple[str, str, Callable[[str], JsonValue]], ...]] = (
     ("REPLANNING_APPROVAL_THRESHOLD", "alternatives.human_approval_threshold", _number),
     ("MUSUBI_LLM_PROVIDER", "provider", _names),
     ("REPLANNING_PROVIDER", "provider", _names),
+    ("REPLANNING_LLM_MODEL", "llm.model", _text),
+    ("REPLANNING_LLM_TEMPERATURE", "llm.temperature", _number),
+    ("REPLANNING_LLM_MAX_TOKENS", "llm.max_tokens", _whole),
+    ("REPLANNING_LLM_BASE_URL", "llm.base_url", _text),
+    ("REPLANNING_LLM_FALLBACK", "llm.fallback", _names),
+    ("REPLANNING_LLM_OLLAMA", "llm.ollama", _flag),
 )
 
 
@@ -202,17 +224,30 @@ def _keys(model: type[BaseModel], lead: str = "") -> dict[str, bool]:
     return found
 
 
+@cache
+def _tables(model: type[BaseModel] = Settings, lead: str = "") -> frozenset[str]:
+    """The keys that stand for mappings whose names are anybody's, such as those of models, with dots in them."""
+    found: set[str] = set()
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if get_origin(field.annotation) is dict:
+            found.add(f"{lead}{name}")
+        elif section is not None:
+            found |= _tables(section, f"{lead}{name}.")
+    return frozenset(found)
+
+
 def _section(annotation: object) -> type[BaseModel] | None:
-    options = (annotation, *get_args(annotation))
+    options = (annotation, *(() if get_origin(annotation) is dict else get_args(annotation)))
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
 def _is_known(key: str, given: _Given, known: Mapping[str, bool], problems: list[Problem]) -> bool:
     is_section = known.get(key)
+    if given.value is None and (is_section or key in _tables()):
+        return False  # a section with nothing in it
     if is_section is False:
         return True
-    if is_section and given.value is None:
-        return False  # a section with nothing in it
     if is_section:
         inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
         problems.append(_problem(key, given, f"expected a section with {inner}; got {shown(given.value)}"))
@@ -241,22 +276,36 @@ def _validated(given: Mapping[str, _Given], problems: list[Problem]) -> Settings
         # As JSON, because there a list may stand for a tuple, and yet true is no number and "1" neither.
         return Settings.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        problems += dict.fromkeys(_wrong(item["loc"], item["msg"], item["input"], given) for item in error.errors())
+        problems += dict.fromkeys(_wrong(item, given) for item in error.errors())
         return None
 
 
-def _wrong(location: tuple[int | str, ...], message: str, value: object, given: Mapping[str, _Given]) -> Problem:
+def _wrong(error: ErrorDetails, given: Mapping[str, _Given]) -> Problem:
     """A value that is not allowed, under the name that people know, with what would be."""
     names = {field: key for key, field in _RENAMED.items()}
-    steps = [step for step in location if isinstance(step, str)]
+    steps = [step for step in error["loc"] if isinstance(step, str)]
     for length in range(len(steps), 0, -1):
         field = ".".join(steps[:length])
         key = names.get(field, field)
         if key in given:
-            return _problem(key, given[key], f"expected {_allowed(field)}, got {Redactor().text(shown(value))}")
+            inner = steps[length:] if field in _tables() else []
+            return _problem(" ".join([key, *inner]), given[key], _expected(error, [*steps[:length], *inner]))
     concerned = [one for key, one in given.items() if key.startswith(f"{steps[0]}.")] if steps else []
     sources = ", ".join(dict.fromkeys(one.source for one in concerned))
-    return _problem(".".join(steps), _Given(None, sources), message.removeprefix("Value error, "))
+    return _problem(".".join(steps), _Given(None, sources), error["msg"].removeprefix("Value error, "))
+
+
+def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
+    """What is wrong with a value, and what would be right."""
+    got = Redactor().text(shown(error["input"]))
+    match error["type"]:
+        case "value_error":
+            return f"{error['msg'].removeprefix('Value error, ')}; got {got}"
+        case "missing":
+            return "it is missing"
+        case "extra_forbidden":
+            return "there is no such setting"
+    return f"expected {_allowed(steps)}, got {got}"
 
 
 def _problem(key: str, given: _Given, message: str) -> Problem:
@@ -268,12 +317,12 @@ def _schema() -> dict[str, Any]:
     return Settings.model_json_schema()
 
 
-def _allowed(field: str) -> str:
+def _allowed(steps: Sequence[str]) -> str:
     """What a field takes, in words made from its schema."""
     schema = _schema()
     definitions = schema.get("$defs", {})
-    for step in field.split("."):
-        schema = schema["properties"][step]
+    for step in steps:
+        schema = schema["properties"][step] if "properties" in schema else schema["additionalProperties"]
         schema = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     return _in_words(schema)
 
@@ -290,6 +339,10 @@ def _in_words(schema: JsonObject) -> str:
             return f"a list of {_in_words(item)}"
         case {"type": "integer" | "number"}:
             return _number_in_words(schema)
+        case {"type": "object", "properties": dict(inner)}:
+            return f"a section with {', '.join(inner)}"
+        case {"type": "object"}:
+            return "a mapping by name"
     names = {"boolean": "true or false", "string": "text", "null": "null"}
     return names.get(str(schema.get("type")), "something else")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from replanning._plan import Budget, Retry
 from replanning._triggers import TriggerKind
@@ -31,7 +32,8 @@ DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What is wrong may be a secret in the wrong place; errors of the settings file show it, without the secret.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Weights(_Section):
@@ -101,13 +103,34 @@ class PriceSettings(_Section):
     output: float = Field(ge=0, allow_inf_nan=False)
 
 
+def _plain_address(address: str | None) -> str | None:
+    """An address without what could be a secret, which would come into histories and onto screens with it."""
+    if address is None:
+        return None
+    try:
+        parts = urlsplit(address)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, right = None, False
+    if parts is None or not right:
+        raise ValueError("expected an address that begins with http:// or https://, such as http://localhost:8000/v1")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the"
+            " environment alone"
+        )
+    return address
+
+
 class LLMSettings(_Section):
     """How language models are asked."""
 
     model: str = Field(default="auto", description="Which model; `auto` is the provider's own default.")
     temperature: float = Field(default=0.3, ge=0, le=2, allow_inf_nan=False)
     max_tokens: int = Field(default=2000, ge=1)
-    base_url: str | None = Field(default=None, description="Where a compatible server listens.")
+    base_url: Annotated[str | None, AfterValidator(_plain_address)] = Field(
+        default=None, description="Where a compatible server listens."
+    )
     fallback: tuple[str, ...] = Field(default=(), description="Who is asked next when a provider fails, in order.")
     ollama: bool = Field(default=False, description="Whether `auto` may choose Ollama.")
     max_concurrency: int = Field(default=4, ge=1, description="How many calls a provider gets at once.")

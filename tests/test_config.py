@@ -314,3 +314,96 @@ def test_any_arguments(overrides: dict[str, object]) -> None:
         refused = ()
 
     assert refused or set(sources) == {key for key, value in overrides.items() if (key, value) != ("limits", None)}
+
+
+def test_prices(tmp_path: Path) -> None:
+    """Prices go by the names of models, which may hold dots, and stay whole from file to arguments."""
+    loaded = load(tmp_path, "llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}")
+
+    assert {name: (price.input, price.output) for name, price in loaded.settings.llm.prices.items()} == {
+        "gpt-4.1": (2, 8),
+        "own-*": (0, 0),
+    }
+    assert dict(loaded.sources) == {"llm.prices": f"{tmp_path}/settings.yaml:3:5"}
+    given = load_settings(environ={}, overrides={"llm.prices": {"o3": {"input": 1, "output": 2}}})
+    assert given.settings.llm.prices["o3"].output == 2
+    assert load(tmp_path, "llm:\n  prices:").settings.llm.prices == {}
+
+
+def test_wrong_prices(tmp_path: Path) -> None:
+    """A wrong price is told with the model that it is of."""
+    section = """\
+llm:
+  prices:
+    gpt-4.1: {input: -2, output: 8}
+    gpt-4.2: {input: 2}
+    gpt-4.3: {input: 2, output: 8, cached: 1}
+    gpt-4.4: 7"""
+
+    assert problems(tmp_path, section) == [
+        "settings.yaml:3:5 llm.prices gpt-4.1 input: expected a number of at least 0, got -2",
+        "settings.yaml:3:5 llm.prices gpt-4.2 output: it is missing",
+        "settings.yaml:3:5 llm.prices gpt-4.3 cached: there is no such setting",
+        "settings.yaml:3:5 llm.prices gpt-4.4: expected a section with input, output, got 7",
+    ]
+    assert problems(tmp_path, "llm: {prices: [1]}") == [
+        "settings.yaml:2:9 llm.prices: expected a mapping by name, got [1]"
+    ]
+
+
+def test_language_models_from_the_environment(tmp_path: Path) -> None:
+    """Variables say which model is asked, where, how, and who stands in for it."""
+    environ = {
+        "REPLANNING_LLM_MODEL": "gpt-4.1",
+        "REPLANNING_LLM_TEMPERATURE": "0.7",
+        "REPLANNING_LLM_MAX_TOKENS": "500",
+        "REPLANNING_LLM_BASE_URL": "http://localhost:8000/v1",
+        "REPLANNING_LLM_FALLBACK": "anthropic, ollama",
+        "REPLANNING_LLM_OLLAMA": "yes",
+    }
+    llm = load(tmp_path, "llm: {model: other}", **environ).settings.llm
+
+    assert (llm.model, llm.temperature, llm.max_tokens, llm.base_url) == (
+        "gpt-4.1",
+        0.7,
+        500,
+        "http://localhost:8000/v1",
+    )
+    assert (llm.fallback, llm.ollama) == (("anthropic", "ollama"), True)
+    assert problems(tmp_path, "enabled: true", REPLANNING_LLM_MAX_TOKENS="many") == [
+        "environment REPLANNING_LLM_MAX_TOKENS llm.max_tokens: expected a whole number of at least 1, got 'many'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:hunter22@host/v1", "'https://me:[redacted]@host/v1'"),
+        ("https://sk-abcdefghijklmnopqrstuv@host/v1", "'https://[redacted]@host/v1'"),
+        ("https://host/v1?api_key=abcdef123456", "'https://host/v1?api_key=[redacted]'"),
+    ],
+)
+def test_address_without_secrets(tmp_path: Path, address: str, shown: str) -> None:
+    """An address that holds more than an address is refused, and its secret is not shown."""
+    expected = (
+        "settings.yaml:2:9 llm.base_url: it holds more than an address: names, passwords and keys do not belong here;"
+        f" keys are taken from the environment alone; got {shown}"
+    )
+    assert problems(tmp_path, f"llm: {{base_url: '{address}'}}") == [expected]
+    with pytest.raises(ValueError, match="more than an address") as caught:
+        Settings.model_validate({"llm": {"base_url": address}})
+    assert address not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1", "http://host:99999"])
+def test_no_address(tmp_path: Path, address: str) -> None:
+    """What is no address of a web server is refused with an example of one."""
+    (problem,) = problems(tmp_path, f"llm: {{base_url: '{address}'}}")
+    assert "expected an address that begins with http:// or https://" in problem
+
+
+def test_key_among_settings_of_models(tmp_path: Path) -> None:
+    """A key is refused wherever in the section of language models it stands."""
+    (problem,) = problems(tmp_path, "llm: {api_key: sk-abcdefghijklmnopqrstuv}")
+    assert "keys of API services are taken from the environment alone" in problem
+    assert "sk-abc" not in problem
