@@ -1,0 +1,204 @@
+"""Language models in the engine: however one fails, the run goes on as it would without it, and the history says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings
+from replanning.errors import LLMRejected, LLMUnavailable, NoLLMProvider, PluginError
+from replanning.events import AlternativesConsidered, Revised
+from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
+from replanning.testing import (
+    LLMReply,
+    ScriptedExecutor,
+    ScriptedLLM,
+    VirtualClock,
+    broken_promises,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
+from tests.llm_parts import somebodys_plugins
+from tests.parts import bodies
+from tests.tracing_parts import Spans
+
+__all__ = ["somebodys_plugins"]
+
+PLAN = Plan.parse(
+    """
+goal: {objective: Read a page and count its words}
+tools:
+  - {name: scanner, capability: read-page}
+  - {name: camera, capability: read-page}
+  - {name: counter}
+tasks:
+  - {id: read, tool: scanner, retry: {max_attempts: 1}}
+  - {id: count, tool: counter, depends_on: [read]}
+"""
+)
+CAMERA = json.dumps(
+    {
+        "candidates": [
+            {
+                "reason": "the camera reads pages, too",
+                "changes": [{"kind": "replace", "task_id": "read", "tasks": [{"id": "photo", "tool": "camera"}]}],
+                "confidence": 0.9,
+            }
+        ]
+    }
+)
+KEYS = ("GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+
+
+class Played:
+    """How a run went whose scanner is broken."""
+
+    def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans, elapsed: float) -> None:
+        self.engine, self.result, self.spans, self.elapsed = engine, result, spans, elapsed
+        store, run = engine.store, result.run
+        self.notes = [n for body in bodies(store, run, AlternativesConsidered) for n in body.notes]
+        self.by = [body.chosen for body in bodies(store, run, Revised)]
+        self.sources = [c.alternative.source for b in bodies(store, run, AlternativesConsidered) for c in b.candidates]
+        self.broken = broken_promises(list(store.read(run)))
+
+    @property
+    def way(self) -> tuple[str, bool]:
+        """How the run ended, and whether its journal is in order."""
+        return self.result.status, not self.broken
+
+
+async def play(*models: LLMReply | list[LLMReply] | LLMProvider | str, **settings: object) -> Played:
+    """Run the plan with models that say such things, asked one after the other, and `repair`."""
+    spans = Spans()
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        made = [
+            one if isinstance(one, LLMProvider) else _scripted(one, f"model{number}", parts)
+            for number, one in enumerate(models, 1)
+        ]
+        engine = ReplanningEngine(
+            [FallbackLLM([GuardedLLM(one) for one in made]) if len(made) > 1 else made[0], "repair"],
+            settings=Settings.model_validate(settings),
+            environment=parts,
+            tracer_provider=spans.provider,
+        )
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        result = await engine.execute(PLAN, work)
+        return Played(engine, result, spans, clock.elapsed)
+
+
+def asked(engine: ReplanningEngine) -> list[Any]:
+    """Who is asked for alternatives."""
+    return [*engine.generator.paths.providers]
+
+
+def _scripted(reply, name, parts) -> ScriptedLLM:
+    answers = iter(reply) if isinstance(reply, list) else None
+    return ScriptedLLM(lambda prompt: reply if answers is None else next(answers), name=name, environment=parts)
+
+
+async def test_model_repairs() -> None:
+    """What a model proposes is checked, executed and on record under its name, with what it used."""
+    run = await play(CAMERA)
+    assert run.way == ("succeeded", True)
+    assert run.sources[0] == "model1"
+    assert (run.result.spent.calls, run.result.spent.unpriced) == (1, True)
+    (chat,) = run.spans.named("chat scripted-1")
+    assert chat.attributes["gen_ai.provider.name"] == "model1"
+
+
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        (raises(LLMUnavailable("it is busy", provider="model1", status=503)), "model1 failed: it is busy"),
+        (
+            raises(LLMRejected("wrong key", provider="model1", status=401)),
+            "model1 failed: wrong key (HTTP 401)",
+        ),
+        (raises(RuntimeError("a bug")), "model1 failed: "),
+        (hangs(), "model1 "),
+        ("I would rather not.", "model1 failed: "),
+        ('{"candidates": []}', None),
+        ('{"candidates": [{"reason": "x", "changes": [{"kind": "rm -rf"}], "confidence": 1}]}', "model1: dropped"),
+    ],
+    ids=["dead", "locked out", "broken", "hanging", "talkative", "clueless", "lying"],
+)
+async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None) -> None:
+    """However a model fails, `repair` finds the way on, in time, and a note in the history says what happened."""
+    run = await play(reply)
+    assert run.way == ("succeeded", True)
+    assert run.elapsed <= 30
+    assert "repair" in run.sources
+    assert [said for said in run.notes if note and said.startswith(note)] or note is None
+
+
+async def test_dear_model_is_not_asked() -> None:
+    """A model that does not fit the budget is not asked, which is noted, and `repair` goes on."""
+    run = await play(CAMERA, budget=Budget(tokens=100).model_dump())
+    assert (run.way, run.result.spent.calls) == (("succeeded", True), 0)
+    assert run.notes[0].startswith("model1 could ask no further: it would exceed the budget")
+
+
+async def test_fallback_is_noted() -> None:
+    """Where one model stands in for another, the history says which and why."""
+    run = await play(raises(LLMUnavailable("it is busy", provider="model1", status=503)), CAMERA)
+    assert run.way == ("succeeded", True)
+    assert run.sources[0] == "model1,model2"
+    assert run.notes == ["model1,model2: model1: it is busy (HTTP 503); model2 was asked instead"]
+
+
+async def test_slow_model_leaves_time_for_the_next() -> None:
+    """A model that hangs is cut off early enough for the next one, and all end in the time of one replan."""
+    run = await play(hangs(), returns(CAMERA, after=10), timeout={"replan": 24})
+    assert run.sources[0] == "model1,model2"
+    assert run.elapsed == 22
+
+
+async def test_object_is_guarded() -> None:
+    """A model that is handed over as an object gets a breaker and its places; one that has them is taken as it is."""
+    model = ScriptedLLM()
+    guarded = GuardedLLM(ScriptedLLM())
+    engine = ReplanningEngine([model, guarded])
+    first, second = asked(engine)
+    assert isinstance(first.client, GuardedLLM)
+    assert (first.client.client, second.client) == (model, guarded)
+    await engine.aclose()
+    assert not model.closed
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_named_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models by name are made with the engine's settings, clock and secrets, and closed with it."""
+    monkeypatch.setenv("KEYED_KEY", "k")
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        given = Settings.model_validate({"llm": {"model": "big"}, "timeout": {"replan": 7}})
+        engine = ReplanningEngine(["plain", "keyed:small,plain"], settings=given, environment=parts)
+        plain, both = asked(engine)
+        assert (plain.name, plain.client.model, plain.client.timeout) == ("plain", "big", 7)
+        assert (both.name, both.client.model) == ("keyed,plain", "small")
+        assert plain.client.environment is parts
+        await engine.aclose()
+
+
+def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` is `repair`, and beside it the model whose key is there; without any it is `repair` alone."""
+    for key in KEYS:
+        monkeypatch.delenv(key, raising=False)
+    engine = ReplanningEngine(["auto", "repair"])
+    assert [provider.name for provider in asked(engine)] == ["repair"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_wrong_providers() -> None:
+    """A model without its key, an unknown name and an object of another kind are refused before anything runs."""
+    with pytest.raises(NoLLMProvider, match="keyed cannot be asked: KEYED_KEY is not set"):
+        ReplanningEngine(["keyed"])
+    with pytest.raises(PluginError, match="there is no plugin 'opnai'"):
+        ReplanningEngine(["opnai"])
+    with pytest.raises(TypeError, match="is no provider"):
+        ReplanningEngine([object()])  # type: ignore[list-item] # on purpose
