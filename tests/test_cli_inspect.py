@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +218,7 @@ def test_unreadable_run_hides_no_other(folder: Path) -> None:
 
     make_run("bad")
     make_run("good")
-    with sqlite3.connect(STORE) as database:
+    with closing(sqlite3.connect(STORE)) as database, database:
         database.execute("UPDATE records SET data = '{' WHERE seq = 2 AND run = 1")
     result = CliRunner().invoke(app, ["status"])
     assert (result.exit_code, "good" in result.stdout, "run bad cannot be read" in result.stderr) == (0, True, True)
@@ -245,10 +247,35 @@ def test_history_filters() -> None:
 
 
 def test_history_calibration() -> None:
-    """How far confidence could be trusted is shown on demand."""
+    """How far confidence could be trusted is shown for all runs or one, and what each source claims with it."""
     make_run("one", "a", "b")
-    assert "calibration over 2 replans: Brier score 0.0" in call("history", "--calibration")
-    assert data("history", "--calibration")["calibration"]["self_assessment"]["count"] == 2
+    make_run("two", "a")
+    text = call("history", "--calibration")
+    assert "2 runs" in text
+    assert "calibration over 3 replans: Brier score 0.0" in text
+    assert "what scripted claims over 3 replans: Brier score 0.010" in text
+    assert "predicted 90%, came true 100%" in text
+    assert "calibration over 1 replan:" in call("history", "two", "--calibration")
+    found = data("history", "--calibration")
+    assert (found["runs"], found["calibration"]["self_assessment"]["count"]) == (2, 3)
+    assert found["sources"]["scripted"]["bins"] == [
+        {"low": 0.9, "high": 1.0, "replans": 3, "predicted": pytest.approx(0.9), "succeeded": 1.0}
+    ]
+    assert data("history", "--calibration", "--trigger", "timeout")["calibration"]["total"]["count"] == 0
+    assert "did you mean 'timeout'?" in call("history", "--calibration", "--trigger", "timout", code=2)
+
+
+def test_calibration_without_a_broken_run() -> None:
+    """A journal that cannot be read is left out and named; the other runs are counted."""
+    make_run("one", "a")
+    make_run("two", "a")
+    with closing(sqlite3.connect(STORE)) as database, database:
+        database.execute(
+            "UPDATE records SET data = '{' WHERE seq = 3 AND run = (SELECT number FROM runs WHERE id = 'one')"
+        )
+    text = call("history", "--calibration")
+    assert "run 'one' is left out" in text
+    assert "calibration over 1 replan:" in text
 
 
 def test_why() -> None:

@@ -15,16 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Alternative, Answer, CallbackGate, Plan, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning._ids import ReplanId
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ChangeRefused, JournalCorrupt, StoreError, UnknownRun
-from replanning.events import AlternativesConsidered, Decided, OutcomeKnown, Record, Revised, TriggerDropped
+from replanning.events import AlternativesConsidered, Candidate, Decided, OutcomeKnown, Record, Revised, TriggerDropped
 from replanning.history import (
+    Calibration,
     JsonlStore,
     MemoryStore,
+    ReplanEvent,
     ReplanHistory,
     ReplanMetrics,
     SqliteStore,
     calibrate,
+    calibrate_sources,
     measure,
     open_questions,
 )
@@ -342,7 +346,24 @@ async def test_calibration() -> None:
     assert found.brier == pytest.approx((0.25**2 + 0.25**2 + 0.75**2) / 3)
     assert [(b.low, b.high, b.replans, b.predicted) for b in found.bins] == [(0.75, 1.0, 3, 0.75)]
     assert found.bins[0].succeeded == pytest.approx(2 / 3)
-    assert (calibrate([]).brier, calibrate([]).bins) == (None, ())
+    assert found.predicted == 0.75
+    assert found.succeeded == found.bins[0].succeeded
+    assert calibrate([]) == Calibration(0, None, ())
+
+
+async def test_calibration_of_sources() -> None:
+    """What each source claims is held against its own outcomes; one that claims nothing, or waits for them, is left out."""
+
+    def known(source: str, claimed: float | None, outcome: Any) -> ReplanEvent:
+        chosen = Candidate(Alternative(changes=(), reason="", source=source, confidence=claimed), None)
+        return ReplanEvent(ReplanId("r"), 0.0, chosen=chosen, outcome=outcome)
+
+    events = [known("b", 0.5, "success"), known("a", 1.0, "failure"), known("b", 0.0, "failure")]
+    events += [known("silent", None, "success"), known("new", 0.9, "unknown"), ReplanEvent(ReplanId("r"), 0.0)]
+    found = calibrate_sources(events)
+    assert [(source, c.count, c.brier) for source, c in found.items()] == [("a", 1, 1.0), ("b", 2, 0.125)]
+    assert [(b.low, b.replans) for b in found["b"].bins] == [(0.0, 1), (0.5, 1)]
+    assert calibrate(events).count == 0
 
 
 async def test_modified_proposal_is_not_blamed() -> None:

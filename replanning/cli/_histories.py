@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Final, NoReturn, get_args
 
+from replanning._errors import JournalCorrupt
 from replanning._plan import JsonObject
 from replanning._records import DecisionKind
 from replanning._triggers import TriggerKind
 from replanning._wording import did_you_mean
 from replanning.cli._lookup import command, find_run, looking_into, refuse, split_run
 from replanning.cli._options import fail
-from replanning.cli._output import console, show_json
+from replanning.cli._output import console, say, show_json
 from replanning.history import (
+    Calibration,
     PlanEdit,
+    Prediction,
     ReplanEvent,
     ReplanHistory,
     calibrate,
+    calibrate_sources,
     markdown_report,
     mermaid,
     text_report,
@@ -25,17 +29,18 @@ from replanning.history import (
 )
 from replanning.history._export import edit_json, event_json, export, summary
 from replanning.history._reports import calibration_lines, effects
+from replanning.history._words import count
 from replanning.interfaces import RunStore
 
 EVERYTHING: Final = 1_000_000
 """How many replans a command keeps in mind: it ends soon."""
 
+_PREDICTIONS: Final[tuple[Prediction, ...]] = get_args(Prediction)
+
 _STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "*": "yellow"}
 
 
-def show_history(
-    place: str, run: str | None, form: str, *, trigger: str | None, decision: str | None, calibration: bool
-) -> None:
+def show_history(place: str, run: str | None, form: str, *, trigger: str | None, decision: str | None) -> None:
     """Print the history of a run in a format, or the part of it that is asked for."""
     _check("trigger", trigger, get_args(TriggerKind))
     _check("decision", decision, get_args(DecisionKind))
@@ -44,17 +49,35 @@ def show_history(
         filtered = trigger is not None or decision is not None
         events = history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
         if form == "json":
-            document = summary(history, events) if filtered else export(history)
-            if calibration:
-                document["calibration"] = {of: _calibration(events, of) for of in ("total", "self_assessment")}
-            show_json(document)
+            show_json(summary(history, events) if filtered else export(history))
         elif form == "mermaid":
             _print(mermaid(history.replay(min(1, history.revision), before=True), history.replay()))
         else:
             only = events if filtered else None
             _print(markdown_report(history, only) if form == "markdown" else text_report(history, only))
-            if calibration:
-                _print("\n".join(calibration_lines(calibrate(events))) + "\n")
+
+
+def show_calibration(place: str, run: str | None, *, trigger: str | None, decision: str | None, as_json: bool) -> None:
+    """Print how far confidence could be trusted, in a run or in all of them, and what each source claims."""
+    _check("trigger", trigger, get_args(TriggerKind))
+    _check("decision", decision, get_args(DecisionKind))
+    with looking_into(place) as store:
+        histories = [_history(store, run)] if run is not None else list(_histories(store))
+    wanted: list[ReplanEvent] = []
+    for history in histories:
+        wanted += history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
+    parts = {of: calibrate(wanted, of=of) for of in _PREDICTIONS}
+    sources = calibrate_sources(wanted)
+    if as_json:
+        by_part, by_source = ({name: _in_json(found) for name, found in some.items()} for some in (parts, sources))
+        show_json({"runs": len(histories), "calibration": by_part, "sources": by_source})
+        return
+    tables = [calibration_lines(parts["total"])]
+    tables += [
+        calibration_lines(found, f"what {source or 'a nameless source'} claims") for source, found in sources.items()
+    ]
+    where = f"run {histories[0].run}" if run is not None else count(len(histories), "run")
+    _print("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
 
 
 def explain(place: str, words: Sequence[str], *, as_json: bool) -> None:
@@ -87,6 +110,16 @@ def show_difference(place: str, words: Sequence[str], *, as_json: bool) -> None:
             show_json({"run": history.run, **found.to_json()})
             return
         _print(f"run {history.run}: revision {found.before} → {found.after}\n{str(found) or 'no difference'}\n")
+
+
+def _histories(store: RunStore) -> Iterator[ReplanHistory]:
+    """The histories of all runs; one that cannot be read is said to be left out."""
+    for info in store.runs():
+        try:
+            if info.records:
+                yield _history(store, info.run)
+        except JournalCorrupt as error:
+            say(f"run {info.run!r} is left out: {error}")
 
 
 def _history(store: RunStore, run: str | None) -> ReplanHistory:
@@ -138,8 +171,7 @@ def _nothing(history: ReplanHistory, place: str) -> NoReturn:
     refuse(f"nothing was replanned in run {history.run!r}, which is {stands}{dropped}")
 
 
-def _calibration(events: Sequence[ReplanEvent], of: str) -> JsonObject:
-    found = calibrate(events, of=of)  # type: ignore[arg-type] # one of the two parts
+def _in_json(found: Calibration) -> JsonObject:
     return {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
 
 

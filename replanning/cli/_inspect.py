@@ -21,7 +21,7 @@ EXAMPLES: Final = {
         "history",
         "history 20250131 --trigger task-failed --decision execute",
         "history --format markdown > history.md",
-        "history --json --calibration",
+        "history --calibration    how far confidence could be trusted, over all runs",
     ],
     "why": ["why    the last replan of the newest run", "why 20250131 2    what led to revision 2", "why r3"],
     "diff": [
@@ -114,7 +114,11 @@ def history(
         str | None, typer.Option("--decision", metavar="KIND", help="Only replans with this decision, as execute.")
     ] = None,
     calibration: Annotated[
-        bool, typer.Option("--calibration", help="Also show how far confidence could be trusted.")
+        bool,
+        typer.Option(
+            "--calibration",
+            help="Show how far confidence could be trusted instead: in RUN, or in all runs where none is named.",
+        ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -123,10 +127,13 @@ def history(
 
     As JSON and without a filter it is an export, which ReplanHistory.from_json imports.
     """
-    from replanning.cli._histories import show_history
+    from replanning.cli._histories import show_calibration, show_history
 
     chosen = Format.JSON if as_json else form
-    show_history(store, run, chosen.value, trigger=trigger, decision=decision, calibration=calibration)
+    if calibration:
+        show_calibration(store, run, trigger=trigger, decision=decision, as_json=chosen is Format.JSON)
+    else:
+        show_history(store, run, chosen.value, trigger=trigger, decision=decision)
 
 
 def why(

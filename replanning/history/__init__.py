@@ -7,7 +7,15 @@ from replanning.history._jsonl import JsonlStore
 from replanning.history._markdown import markdown_report
 from replanning.history._memory import MemoryStore
 from replanning.history._mermaid import mermaid
-from replanning.history._metrics import Bin, Calibration, ReplanMetrics, calibrate, measure
+from replanning.history._metrics import (
+    Bin,
+    Calibration,
+    Prediction,
+    ReplanMetrics,
+    calibrate,
+    calibrate_sources,
+    measure,
+)
 from replanning.history._owner import is_free, owner_id
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import text_report, why_report
@@ -25,6 +33,7 @@ __all__ = [
     "MemoryStore",
     "PlanDiff",
     "PlanEdit",
+    "Prediction",
     "ReplanEvent",
     "ReplanHistory",
     "ReplanMetrics",
@@ -34,6 +43,7 @@ __all__ = [
     "TaskChange",
     "Unstorable",
     "calibrate",
+    "calibrate_sources",
     "is_free",
     "markdown_report",
     "measure",

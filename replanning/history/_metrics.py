@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from replanning._records import Candidate
 from replanning.history._replans import ReplanEvent
 
 UNDECIDED = "undecided"
@@ -111,28 +112,57 @@ class Calibration:
         brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 is what always saying 0.5
             gets (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None of no data.
         bins: for reliability: in each bin, what was predicted should be what came true. Empty bins are left out.
+        predicted: the mean prediction; None of no data.
+        succeeded: the share that came true; None of no data.
     """
 
     count: int
     brier: float | None
     bins: tuple[Bin, ...]
+    predicted: float | None = None
+    succeeded: float | None = None
 
 
-def calibrate(
-    events: Iterable[ReplanEvent], *, of: Literal["total", "self_assessment"] = "total", bins: int = 10
-) -> Calibration:
+Prediction = Literal["total", "self_assessment", "claimed"]
+"""What is taken for a prediction: the whole score, the self-assessment as it counted, or what the source claimed."""
+
+
+def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10) -> Calibration:
     """Compare predictions with outcomes.
 
     Args:
         events: the replans; those without a known outcome are passed over.
-        of: which part of the score is the prediction.
+        of: what is the prediction.
         bins: how many equal bins there are from 0 to 1.
     """
-    pairs = [
-        (float(getattr(event.chosen.score, of)), event.outcome == "success")
-        for event in events
-        if event.outcome != "unknown" and event.chosen is not None and event.chosen.score is not None
-    ]
+    foretold = ((_prediction(event.chosen, of), event.outcome) for event in events if event.chosen is not None)
+    return _compared(
+        [(p, outcome == "success") for p, outcome in foretold if p is not None and outcome != "unknown"], bins
+    )
+
+
+def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
+    """For each source, what it claims of its alternatives compared with how they worked out.
+
+    Sources of which that is not known are left out.
+    """
+    sources: dict[str, list[ReplanEvent]] = {}
+    for event in events:
+        if event.chosen is not None:
+            sources.setdefault(event.chosen.alternative.source, []).append(event)
+    found = {source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)}
+    return {source: calibration for source, calibration in found.items() if calibration.count}
+
+
+def _prediction(chosen: Candidate, of: Prediction) -> float | None:
+    if of == "claimed":
+        return chosen.alternative.confidence
+    return None if chosen.score is None else float(getattr(chosen.score, of))
+
+
+def _compared(pairs: Sequence[tuple[float, bool]], bins: int) -> Calibration:
+    if not pairs:
+        return Calibration(0, None, ())
     sorted_in: dict[int, list[tuple[float, bool]]] = {}
     for predicted, came_true in pairs:
         sorted_in.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
@@ -146,5 +176,7 @@ def calibrate(
         )
         for index, inside in sorted(sorted_in.items())
     )
-    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / len(pairs) if pairs else None
-    return Calibration(len(pairs), brier, found)
+    count = len(pairs)
+    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / count
+    means = (sum(predicted for predicted, _ in pairs) / count, sum(came_true for _, came_true in pairs) / count)
+    return Calibration(count, brier, found, *means)

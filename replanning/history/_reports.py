@@ -195,14 +195,16 @@ def _some(lines: list[str]) -> list[str]:
     return [*lines[:_SHOWN], *more]
 
 
-def calibration_lines(calibration: Calibration) -> list[str]:
+def calibration_lines(calibration: Calibration, title: str = "calibration") -> list[str]:
     """How far confidence could be trusted, as a table with a row for each bin."""
     if calibration.brier is None:
-        return ["calibration: no replan with a score has a known outcome yet"]
+        return [f"{title}: no replan with a score has a known outcome yet"]
+    known = count(calibration.count, "replan")
     lines = [
-        f"calibration over {count(calibration.count, 'replan')}: Brier score {calibration.brier:.3f} (0 is perfect)"
+        f"{plain(title)} over {known}: Brier score {calibration.brier:.3f} (0 is perfect)",
+        f"  predicted {calibration.predicted:.0%}, came true {calibration.succeeded:.0%}",
+        "  predicted    mean   came true  replans",
     ]
-    lines.append("  predicted    mean   came true  replans")
     lines += [
         f"  {b.low:.1f} to {b.high:.1f}   {b.predicted:.2f}   {b.succeeded:9.0%}  {b.replans:7}"
         for b in calibration.bins
