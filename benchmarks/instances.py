@@ -74,15 +74,15 @@ class Domain:
             ]
         )
 
-    def tools(self) -> tuple[ToolSpec, ...]:
-        """The actions as tools of a plan."""
+    def tools(self, *, stated: bool = True) -> tuple[ToolSpec, ...]:
+        """The actions as tools of a plan; with what they need and do, unless that is not to be `stated`."""
         return tuple(
             ToolSpec(
                 name=s.name,
                 parameters=dict(zip(s.parameters, s.kinds, strict=True)),
-                requires=s.requires,
-                adds=s.adds,
-                removes=s.removes,
+                requires=s.requires if stated else (),
+                adds=s.adds if stated else (),
+                removes=s.removes if stated else (),
             )
             for s in self.schemas.values()
         )
@@ -166,8 +166,8 @@ class Instance:
             raise ValueError(f"{self.name}: the plan cannot be executed up to its event")
         return (before - self.ceased) | self.holds
 
-    def document(self, domain: Domain, *, stop: bool) -> Plan:
-        """The instance as a plan with facts."""
+    def document(self, domain: Domain, *, stop: bool, stated: bool = True) -> Plan:
+        """The instance as a plan; with its facts, unless they are not to be `stated`."""
         tasks = [
             Task(
                 id=f"s{number}",
@@ -179,9 +179,13 @@ class Instance:
         kind = next(kind for schema in domain.schemas.values() for kind in schema.kinds)
         return Plan(
             name=self.name,
-            goal=Goal(objective="reach the goal", facts=tuple(sorted(self.goal)), stop_when_reached=stop),
-            tools=domain.tools(),
-            facts=tuple(sorted(self.init)),
+            goal=Goal(
+                objective="reach the goal",
+                facts=tuple(sorted(self.goal)) if stated else (),
+                stop_when_reached=stop and stated,
+            ),
+            tools=domain.tools(stated=stated),
+            facts=tuple(sorted(self.init)) if stated else None,
             objects=dict.fromkeys(self.objects, kind),
             tasks=tuple(tasks),
             sequential=True,

@@ -3,6 +3,12 @@
 An instance is a plan, an event after its k-th step, and a goal. Every strategy sees the same events. What counts is
 decided by the world in `benchmarks.instances`, which shares no code with the library: an action that cannot be done
 there fails, and an instance is recovered when the goal holds there at the end.
+
+What GPT-4 answered is on record as English sentences, one answer an instance. A model that says it again stands behind
+the `llm` provider: its sentences are translated into the steps that they name, as a reply that takes out the rest of the
+plan and puts these steps in its place; asked again, it has nothing more to say. *Alone*, the engine knows no facts, is
+told of the event, and a person agrees to whatever the model says; *verified*, it knows the facts, and takes only what
+leads to the goal by them; then with `repair` behind.
 """
 
 from __future__ import annotations
@@ -20,10 +26,22 @@ from pathlib import Path
 import anyio
 
 from benchmarks.instances import SOURCE, Action, Domain, Instance, load
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import (
+    Alternative,
+    Answer,
+    CallbackGate,
+    PlanRun,
+    Question,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+)
 from replanning.changes import AddTask, PlanChange, RemoveTask
 from replanning.events import AlternativesConsidered, Decided, TriggerFired
-from replanning.interfaces import AlternativeProvider, JsonObject, TaskState
+from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, RunId, TaskState
+from replanning.providers.llm import LLMAlternatives
+from replanning.testing import ScriptedLLM
 
 FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
 DOMAIN = Path(__file__).parent / "domains" / "planbench.yaml"
@@ -34,6 +52,7 @@ KNOWN = {
     "retry": (38.7, 45.2),
     "scratch": (100.0, 100.0),
     "gpt4": (43.9, 43.5),
+    "gpt4, verified": (43.9, 43.5),
 }
 KNOWN_DISTANCE = 1.34
 
@@ -55,6 +74,7 @@ class Row:
     false_interventions: int
     distance: float | None
     kept: int
+    vain: int
     p50: float | None
     p99: float | None
 
@@ -127,7 +147,7 @@ _SENTENCES = (
 )
 
 
-def gpt4(instance: Instance, domain: Domain) -> list[Action] | None:
+def gpt4(instance: Instance) -> list[Action]:
     """What GPT-4 answered; sentences that name no action are passed over."""
     steps = []
     for line in instance.answer.splitlines():
@@ -138,15 +158,59 @@ def gpt4(instance: Instance, domain: Domain) -> list[Action] | None:
     return steps
 
 
-STRATEGIES: dict[str, tuple[Plans, bool]] = {
-    "none": (none, False),
-    "skip": (skip, False),
-    "retry": (retry, False),
-    "retry 3": (retry_three, False),
-    "scratch": (scratch, False),
-    "gpt4": (gpt4, False),
-    "gpt4, then repair": (gpt4, True),
-    "repair": (none, True),
+def said(instance: Instance, domain: Domain) -> JsonObject:
+    """The same as a reply of a model: the rest of the plan goes, these steps come in its place."""
+    left = range(instance.after + 1, len(instance.plan) + 1)
+    changes: list[JsonValue] = [{"kind": "remove", "task_id": f"s{number}"} for number in reversed(left)]
+    for number, action in enumerate(gpt4(instance), 1):
+        parameters = domain.schemas[action.name].parameters if action.name in domain.schemas else ()
+        arguments: JsonObject = dict(zip(parameters, action.arguments, strict=False))
+        before: list[JsonValue] = [f"gpt4-{number - 1}"] if number > 1 else []
+        task: JsonObject = {"id": f"gpt4-{number}", "tool": action.name, "arguments": arguments, "depends_on": before}
+        changes.append({"kind": "add", "task": task})
+    return {"candidates": [{"reason": "the steps of GPT-4", "changes": changes, "confidence": 1.0}]}
+
+
+def recorded(instance: Instance, domain: Domain) -> LLMAlternatives:
+    """The provider that asks a model which says once what is on record, and then nothing more."""
+    nothing: JsonObject = {"candidates": []}
+    answers = iter([said(instance, domain)])
+
+    def answer(prompt: str) -> JsonValue:
+        return next(answers, nothing)
+
+    return LLMAlternatives(ScriptedLLM(answer, name="gpt-4", model="gpt-4"))
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one replans: by rules or by a model, knowing the facts or not, with `repair` behind it or not."""
+
+    written: Plans | None = None
+    model: bool = False
+    stated: bool = True
+    repair: bool = False
+
+    def providers(self, instance: Instance, domain: Domain) -> list[AlternativeProvider | str]:
+        """Who proposes alternatives."""
+        found: list[AlternativeProvider | str] = ["repair"] if self.repair else []
+        if self.written is not None:
+            found.insert(0, Written("written", self.written(instance, domain), domain))
+        if self.model:
+            found.insert(0, recorded(instance, domain))
+        return found
+
+
+STRATEGIES = {
+    "none": Strategy(),
+    "skip": Strategy(skip),
+    "retry": Strategy(retry),
+    "retry 3": Strategy(retry_three),
+    "scratch": Strategy(scratch),
+    "gpt4": Strategy(model=True, stated=False),
+    "gpt4, verified": Strategy(model=True),
+    "gpt4, then repair": Strategy(model=True, repair=True),
+    "repair": Strategy(repair=True),
 }
 
 
@@ -159,50 +223,104 @@ class Outcome:
     revisions: int
     distance: int
     kept: bool
+    vain: bool
     seconds: float | None
 
 
-async def play(instance: Instance, strategy: str, domain: Domain, plan: Plan) -> Outcome:
+async def agree(question: Question) -> Answer:
+    """The person who agrees to everything."""
+    return Answer("approve", by="whoever agrees to everything")
+
+
+async def play(instance: Instance, strategy: str, domain: Domain) -> Outcome:
     """Run an instance through the engine with one strategy."""
-    written, repair = STRATEGIES[strategy]
-    providers: list[AlternativeProvider | str] = [Written("written", written(instance, domain), domain)]
-    providers += ["repair"] if repair else []
+    how = STRATEGIES[strategy]
     settings = Settings.model_validate(
         {"approval": {"always_for": []}, "alternatives": {"human_approval_threshold": 0.5}}
     )
-    engine = ReplanningEngine(providers if written is not none or repair else [], settings=settings)
-    facts: frozenset[str] = instance.init
-    done: list[Action] = []
-    async with engine.open(plan) as run:
+    gate = None if how.stated else CallbackGate(agree)
+    engine = ReplanningEngine(how.providers(instance, domain), gate=gate, settings=settings)
+    world = _World(instance, domain)
+    async with engine.open(instance.document(domain, stop=instance.trivial, stated=how.stated)) as run:
         async for task in run.ready():
             async with run.attempt(task):
-                action = Action(str(task.tool), tuple(str(value) for value in task.arguments.values()))
-                after = domain.apply(facts, action)
-                if after is None:
-                    raise RuntimeError(f"{action} cannot be done")
-                facts = after
-                done.append(action)
-            if len(done) == instance.after:
-                facts = (facts - instance.ceased) | instance.holds
-                run.observe(holds=sorted(instance.holds), ceased=sorted(instance.ceased))
-    new, old = (Counter(map(str, steps)) for steps in (done[instance.after :], instance.rest))
-    bodies = [record.body for record in engine.store.read(run.id)]
-    records = list(engine.store.read(run.id))
+                world.do(Action(str(task.tool), tuple(str(value) for value in task.arguments.values())))
+            if world.at_event():
+                if how.stated:
+                    run.observe(holds=sorted(instance.holds), ceased=sorted(instance.ceased))
+                else:
+                    await _told(engine, run)
+    succeeded = run.result.status == "succeeded"
+    return Outcome(
+        succeeded and instance.goal <= world.facts,
+        succeeded and len(world.done) < len(instance.plan) and not run.result.revisions,
+        len(run.result.revisions),
+        world.distance(),
+        _kept(engine, run.id),
+        world.vain,
+        _seconds(engine, run.id),
+    )
+
+
+class _World:
+    """Where actions are done, and where the event happens after so many of them."""
+
+    def __init__(self, instance: Instance, domain: Domain) -> None:
+        self.facts = instance.init
+        self.done: list[Action] = []
+        self.vain = False
+        self._instance, self._domain, self._happened = instance, domain, False
+
+    def do(self, action: Action) -> None:
+        after = self._domain.apply(self.facts, action)
+        if after is None:
+            self.vain = True
+            raise RuntimeError(f"{action} cannot be done")
+        self.facts = after
+        self.done.append(action)
+
+    def at_event(self) -> bool:
+        """Whether it is time; then the event happens."""
+        if self._happened or len(self.done) != self._instance.after:
+            return False
+        self._happened = True
+        self.facts = (self.facts - self._instance.ceased) | self._instance.holds
+        return True
+
+    def distance(self) -> int:
+        """The actions added to and removed from what was left of the plan."""
+        after = self._instance.after
+        new, old = (Counter(map(str, steps)) for steps in (self.done[after:], self._instance.rest))
+        return sum(((new - old) + (old - new)).values())
+
+
+async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
+    """Ask for replanning, and do nothing until it is decided."""
+    decided = anyio.Event()
+
+    def on_decided(body: Decided) -> None:
+        if body.decision != "ask":
+            decided.set()
+
+    engine.monitor.on(Decided, on_decided)
+    run.request_replan("something unexpected has happened")
+    await decided.wait()
+
+
+def _kept(engine: ReplanningEngine, run: RunId) -> bool:
+    """Whether what was proposed, by rules or by the model, was taken as the best."""
+    bodies = [record.body for record in engine.store.read(run)]
+    considered = [body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates]
+    best = [body.candidates[0] for body in considered]
+    return any(not candidate.rejected and candidate.alternative.source in ("written", "gpt-4") for candidate in best)
+
+
+def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:
+    """From the first trigger to its decision."""
+    records = list(engine.store.read(run))
     fired = [record.at for record in records if isinstance(record.body, TriggerFired)]
     decided = [record.at for record in records if isinstance(record.body, Decided)]
-    considered = [body for body in bodies if isinstance(body, AlternativesConsidered)]
-    kept = any(
-        c.candidates and not c.candidates[0].rejected and c.candidates[0].alternative.source == "written"
-        for c in considered
-    )
-    return Outcome(
-        run.result.status == "succeeded" and instance.goal <= facts,
-        run.result.status == "succeeded" and len(done) < len(instance.plan) and not run.result.revisions,
-        len(run.result.revisions),
-        sum(((new - old) + (old - new)).values()),
-        kept,
-        decided[0] - fired[0] if fired and decided else None,
-    )
+    return decided[0] - fired[0] if fired and decided else None
 
 
 def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], None] = lambda line: None) -> list[Row]:
@@ -224,10 +342,7 @@ def measure(folder: Path, *, limit: int | None = None, report: Callable[[str], N
 
 def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain) -> Row:
     async def all_of_them() -> list[Outcome]:
-        return [
-            await play(instance, strategy, domain, instance.document(domain, stop=instance.trivial))
-            for instance in instances
-        ]
+        return [await play(instance, strategy, domain) for instance in instances]
 
     outcomes = list(zip(instances, anyio.run(all_of_them), strict=True))
     real = [outcome for instance, outcome in outcomes if not instance.trivial]
@@ -247,6 +362,7 @@ def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain
         sum(outcome.revisions > 0 for outcome in trivial),
         statistics.fmean(outcome.distance for outcome in recovered) if recovered else None,
         sum(outcome.kept for outcome in real),
+        sum(outcome.vain for outcome in real),
         1000 * statistics.median(seconds) if seconds else None,
         1000 * seconds[int(0.99 * len(seconds))] if seconds else None,
     )
@@ -284,17 +400,18 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     lines = [
         f"Source: {SOURCE}. Recovered: share of the non-trivial instances, with its 95 % Wilson interval. Distance: actions",
-        "added and removed. Early: trivial instances that ended early; false: trivial ones in which something was changed.",
+        "added and removed. In vain: instances in which something was begun that could not be done. Early: trivial instances",
+        "that ended early; false: trivial ones in which something was changed.",
         "",
-        "| instances | strategy | recovered | distance | early | false | trigger to decision, p50 / p99 |",
-        "|---|---|---|---|---|---|---|",
+        "| instances | strategy | recovered | distance | in vain | early | false | trigger to decision, p50 / p99 |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         distance = "" if row.distance is None else f"{row.distance:.2f}"
         latency = "" if row.p50 is None or row.p99 is None else f"{row.p50:.1f} / {row.p99:.1f} ms"
         share = f"{row.percent:.1f} % ({row.low:.1f}–{row.high:.1f})"
         lines.append(
-            f"| {row.file} ({row.instances}) | {row.strategy} | {share} | {distance}"
+            f"| {row.file} ({row.instances}) | {row.strategy} | {share} | {distance} | {row.vain}"
             f" | {row.early}/{row.trivial} | {row.false_interventions} | {latency} |"
         )
     return "\n".join(lines)

@@ -37,7 +37,7 @@ def play(strategy, found, domain=DOMAIN):
     """The outcomes of a strategy on instances."""
 
     async def all_of_them():
-        return [await planbench.play(one, strategy, domain, one.document(domain, stop=one.trivial)) for one in found]
+        return [await planbench.play(one, strategy, domain) for one in found]
 
     return anyio.run(all_of_them)
 
@@ -45,7 +45,7 @@ def play(strategy, found, domain=DOMAIN):
 def row(strategy, recovered, instances=401, distance=1.0):
     """A row of the published blocks world."""
     stem = Path(planbench.FILES[0]).stem
-    return planbench.Row(stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, None, None)
+    return planbench.Row(stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, 0, None, None)
 
 
 def renamed(instance: Instance, words: dict[str, str]) -> Instance:
@@ -122,7 +122,7 @@ def test_an_instance_is_read_with_its_event(tmp_path):
     assert (found.name, found.objects, found.after, found.trivial) == ("some-7", ("a", "b"), 1, False)
     assert found.goal == {"on(a,b)"}
     assert list(map(str, found.rest)) == ["stack a b"]
-    assert planbench.gpt4(found, DOMAIN) == list(found.plan)
+    assert planbench.gpt4(found) == list(found.plan)
 
 
 def test_the_oracle_follows_the_rules_of_the_world():
@@ -150,10 +150,15 @@ def test_published_instances_are_recovered_by_repair_and_not_without():
 
 @pytest.mark.integration
 def test_answers_of_a_model_are_judged_as_published_and_repaired_where_wrong():
-    """A recorded answer recovers exactly where its verdict says so, and checked and repaired it always does."""
+    """A recorded answer recovers exactly where its verdict says so, begins nothing in vain once verified, and with repair behind it always recovers."""
     found = published(10)
-    assert [outcome.recovered for outcome in play("gpt4", found)] == [instance.answer_correct for instance in found]
-    assert all(outcome.recovered for outcome in play("gpt4, then repair", found))
+    right = [instance.answer_correct for instance in found]
+    alone, verified, repaired = (play(name, found) for name in ("gpt4", "gpt4, verified", "gpt4, then repair"))
+    assert [outcome.recovered for outcome in alone] == [outcome.recovered for outcome in verified] == right
+    assert any(outcome.vain for outcome in alone)
+    assert not any(outcome.vain for outcome in (*verified, *repaired))
+    assert [outcome.kept for outcome in repaired] == right
+    assert all(outcome.recovered for outcome in repaired)
 
 
 @pytest.mark.integration
