@@ -199,16 +199,19 @@ class _Scene:
             yield from (task for task in self.view.tasks() if task.id not in seen)
 
     def goal(self) -> Iterator[JsonValue]:
+        """What the plan is for."""
         goal = self.view.goal
         yield _said(objective=goal.objective, facts=list(goal.facts), success_criteria=list(goal.success_criteria))
 
     def happened(self) -> Iterator[JsonValue]:
+        """Why replanning is considered."""
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision"}
         for trigger in self.request.triggers[:_TRIGGERS]:
             found: Trigger = trigger
             yield {"what": found.kind, **found.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}
 
     def tasks(self) -> Iterator[JsonValue]:
+        """The tasks concerned, with their errors and with what was tried for them in vain."""
         for task in self.concerned:
             before = [
                 _said(id=part.id, tool=part.task.tool, arguments=part.task.arguments, error=_error(part.failure))
@@ -228,10 +231,12 @@ class _Scene:
             )
 
     def others(self) -> Iterator[JsonValue]:
+        """The tasks around them."""
         for task in self.around:
             yield _said(**_brief(task), error=_error(task.failure), replaced_by=list(task.replaced_by))
 
     def results(self) -> Iterator[JsonValue]:
+        """What finished tasks came to."""
         for task in (*self.concerned, *self.around):
             if task.state is TaskState.DONE:
                 try:
@@ -253,6 +258,7 @@ class _Scene:
             )
 
     def limits(self) -> Iterator[JsonValue]:
+        """How far the plan is, and what there is of resources and money."""
         budget = self.view.original.budget
         yield _said(
             tasks={state.value: count for state, count in self.view.counts.items() if count},
@@ -272,6 +278,7 @@ class _Scene:
         yield from some[:_FACTS]
 
     def context(self) -> Iterator[JsonValue]:
+        """The values that conditions and arguments refer to."""
         for key, value in islice(self.view.context.items(), _KEYS):
             yield {key: value}
 

@@ -19,6 +19,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from replanning import Alternative, PlanView, Task
@@ -49,6 +50,12 @@ _HANDED_ON: Final = ("goal", "priority", "timeout", "retry", "optional", "when",
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing(cls, value: object) -> object:
+        """Many models write null for what they leave out."""
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 class NewTask(_Part):

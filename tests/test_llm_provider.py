@@ -50,6 +50,13 @@ async def test_every_kind_of_change_can_be_proposed(changes, left):
     assert [task for task in found.executed if task in ("new", "build")] == ["build", *left]
 
 
+async def test_null_stands_for_what_is_left_out():
+    """A model that writes null for what it leaves out is understood."""
+    new = {"id": "new", "tool": "cmake", "arguments": {"out": "x"}, "depends_on": None, "goal": None, "timeout": None}
+    found = await played([reply(candidate(change("replace", task_id="build", tasks=[new])))])
+    assert found.result.status == "succeeded"
+
+
 async def test_a_replacement_inherits_what_a_model_has_no_say_in():
     """A new task has the priority, time, retries, conditions and resources of the one it replaces, and its unused fallbacks."""
     plan = PLAN.replace(
