@@ -4,17 +4,14 @@ An instance is a plan, an event after its k-th step, and a goal. Every strategy 
 decided by the world in `benchmarks.instances`, which shares no code with the library: an action that cannot be done
 there fails, and an instance is recovered when the goal holds there at the end.
 
-What GPT-4 answered is on record as English sentences, one answer an instance. A model that says it again stands behind
-the `llm` provider: its sentences are translated into the steps that they name, as a reply that takes out the rest of the
-plan and puts these steps in its place; asked again, it has nothing more to say. *Alone*, the engine knows no facts, is
-told of the event, and a person agrees to whatever the model says; *verified*, it knows the facts, and takes only what
-leads to the goal by them; then with `repair` behind.
+What GPT-4 answered goes through the `llm` provider. *Alone*, the engine knows no facts, is told of the event, and a person
+agrees to whatever the model says; *verified*, it knows the facts, and takes only what leads to the goal by them; then with
+`repair` behind.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import sys
 import time
@@ -26,6 +23,7 @@ from pathlib import Path
 import anyio
 
 from benchmarks.instances import SOURCE, Action, Domain, Instance, load
+from benchmarks.recorded import MODEL, recorded
 from replanning import (
     Alternative,
     Answer,
@@ -39,9 +37,7 @@ from replanning import (
 )
 from replanning.changes import AddTask, PlanChange, RemoveTask
 from replanning.events import AlternativesConsidered, Decided, TriggerFired
-from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, RunId, TaskState
-from replanning.providers.llm import LLMAlternatives
-from replanning.testing import ScriptedLLM
+from replanning.interfaces import AlternativeProvider, JsonObject, RunId, TaskState
 
 FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
 DOMAIN = Path(__file__).parent / "domains" / "planbench.yaml"
@@ -137,49 +133,6 @@ def retry_three(instance: Instance, domain: Domain) -> list[Action]:
 def scratch(instance: Instance, domain: Domain) -> list[Action] | None:
     """Plan anew from here, breadth first."""
     return domain.search(instance.at_event(domain), instance.goal, instance.objects)
-
-
-_SENTENCES = (
-    (re.compile(r"unstack the (\w+) block from on top of the (\w+) block"), "unstack"),
-    (re.compile(r"put down the (\w+) block"), "put"),
-    (re.compile(r"pick up the (\w+) block"), "pick"),
-    (re.compile(r"stack the (\w+) block on top of the (\w+) block"), "stack"),
-)
-
-
-def gpt4(instance: Instance) -> list[Action]:
-    """What GPT-4 answered; sentences that name no action are passed over."""
-    steps = []
-    for line in instance.answer.splitlines():
-        for pattern, name in _SENTENCES:
-            if match := pattern.fullmatch(line.strip().rstrip(".")):
-                steps.append(Action(name, match.groups()))
-                break
-    return steps
-
-
-def said(instance: Instance, domain: Domain) -> JsonObject:
-    """The same as a reply of a model: the rest of the plan goes, these steps come in its place."""
-    left = range(instance.after + 1, len(instance.plan) + 1)
-    changes: list[JsonValue] = [{"kind": "remove", "task_id": f"s{number}"} for number in reversed(left)]
-    for number, action in enumerate(gpt4(instance), 1):
-        parameters = domain.schemas[action.name].parameters if action.name in domain.schemas else ()
-        arguments: JsonObject = dict(zip(parameters, action.arguments, strict=False))
-        before: list[JsonValue] = [f"gpt4-{number - 1}"] if number > 1 else []
-        task: JsonObject = {"id": f"gpt4-{number}", "tool": action.name, "arguments": arguments, "depends_on": before}
-        changes.append({"kind": "add", "task": task})
-    return {"candidates": [{"reason": "the steps of GPT-4", "changes": changes, "confidence": 1.0}]}
-
-
-def recorded(instance: Instance, domain: Domain) -> LLMAlternatives:
-    """The provider that asks a model which says once what is on record, and then nothing more."""
-    nothing: JsonObject = {"candidates": []}
-    answers = iter([said(instance, domain)])
-
-    def answer(prompt: str) -> JsonValue:
-        return next(answers, nothing)
-
-    return LLMAlternatives(ScriptedLLM(answer, name="gpt-4", model="gpt-4"))
 
 
 @dataclass(frozen=True)
@@ -312,7 +265,7 @@ def _kept(engine: ReplanningEngine, run: RunId) -> bool:
     bodies = [record.body for record in engine.store.read(run)]
     considered = [body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates]
     best = [body.candidates[0] for body in considered]
-    return any(not candidate.rejected and candidate.alternative.source in ("written", "gpt-4") for candidate in best)
+    return any(not candidate.rejected and candidate.alternative.source in ("written", MODEL) for candidate in best)
 
 
 def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:

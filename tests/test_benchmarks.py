@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
-from benchmarks import figures, instances, outages, peers, planbench, plots, readme, workflows
+from benchmarks import figures, instances, outages, peers, planbench, plots, readme, recorded, workflows
 from benchmarks.instances import Action, Domain, Instance
 
 ROOT = Path(__file__).parent.parent
@@ -122,7 +122,7 @@ def test_an_instance_is_read_with_its_event(tmp_path):
     assert (found.name, found.objects, found.after, found.trivial) == ("some-7", ("a", "b"), 1, False)
     assert found.goal == {"on(a,b)"}
     assert list(map(str, found.rest)) == ["stack a b"]
-    assert planbench.gpt4(found) == list(found.plan)
+    assert recorded.gpt4(found) == list(found.plan)
 
 
 def test_the_oracle_follows_the_rules_of_the_world():
