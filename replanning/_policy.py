@@ -68,17 +68,21 @@ class ReplanPolicy:
         reason = f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {names}"
         return Decision("keep", "limit-lineage", reason, blocks=blocks)
 
-    def decide(self, triggers: Sequence[Trigger], candidates: Sequence[Candidate], view: PlanView) -> Decision:
+    def decide(
+        self, triggers: Sequence[Trigger], candidates: Sequence[Candidate], view: PlanView, *, gate: bool = False
+    ) -> Decision:
         """What becomes of the best candidate that was not rejected.
 
         Args:
             triggers: why replanning was considered.
             candidates: best first, the rejected ones last.
             view: the plan.
+            gate: whether there is somebody to ask; without, nobody is asked for a way on that no provider knows.
         """
         usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
         if not usable:
-            return Decision("keep", "no-alternative", _why_none(candidates))
+            kind: DecisionKind = "ask" if gate and self._always_asked(triggers) else "keep"
+            return Decision(kind, "no-alternative", _why_none(candidates))
         index, best = usable[0]
         gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
         minimum = self.settings.better_path.min_gain
@@ -96,9 +100,8 @@ class ReplanPolicy:
         settings = self.settings.alternatives
         if settings.require_approval:
             return "approval-required", "the settings require approval of every change"
-        for trigger in triggers:
-            if trigger.kind in self.settings.approval.always_for:
-                return "always-ask", f"a person decides whenever the trigger is {trigger.kind}"
+        if kind := self._always_asked(triggers):
+            return "always-ask", f"a person decides whenever the trigger is {kind}"
         if best.alternative.ask:
             return "provider-asks", best.alternative.ask
         if repeated := _unsafe_repeat(best.alternative, triggers, view):
@@ -110,6 +113,10 @@ class ReplanPolicy:
         if total < settings.human_approval_threshold:
             return "low-confidence", f"confidence {total:.2f} is below {settings.human_approval_threshold:g}"
         return None
+
+    def _always_asked(self, triggers: Sequence[Trigger]) -> str:
+        kinds = [trigger.kind for trigger in triggers]
+        return next((kind for kind in kinds if kind in self.settings.approval.always_for), "")
 
     @staticmethod
     def _roots(triggers: Sequence[Trigger], view: PlanView) -> list[TaskId]:

@@ -70,6 +70,11 @@ class Questions:
         self._group: TaskGroup | None = None
         self._life.observers[Revised].append(self._on_revised)
 
+    def gated(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether there is somebody to ask, who has turned down none of these already."""
+        declined = self._life.ledger.declined
+        return self._gate is not None and not any(c.alternative.fingerprint() in declined for c in candidates)
+
     @property
     def waiting(self) -> bool:
         """Whether a person is being asked, or an answer is being carried out, so that the run is not at its end."""

@@ -337,7 +337,8 @@ class Replanner:
         redact = self._run._redactor.text
         notes = tuple(redact(note) for note in generated.notes)
         life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
-        decision = self._policy.decide(triggers, generated.candidates, view)
+        gate = self._questions.gated(generated.candidates)
+        decision = self._policy.decide(triggers, generated.candidates, view, gate=gate)
         changes: Sequence[PlanChange] = ()
         if decision.kind == "ask" and not self._observe_only:
             holds = holds_for(generated.candidates, triggers, life.live)

@@ -57,11 +57,15 @@ def candidate(*changes: PlanChange, total: float | None = 0.9, rejected: str = "
 
 
 def decided(
-    run: Kept, *candidates: Candidate, triggers: tuple[Trigger, ...] = (FAILED,), **settings: object
+    run: Kept,
+    *candidates: Candidate,
+    triggers: tuple[Trigger, ...] = (FAILED,),
+    gate: bool = False,
+    **settings: object,
 ) -> Decision:
     """The decision about candidates."""
     policy = ReplanPolicy(Settings.model_validate(settings))
-    return policy.decide(triggers, candidates, PlanView(run.live))
+    return policy.decide(triggers, candidates, PlanView(run.live), gate=gate)
 
 
 RETRY = RetryTask(task_id="a")
@@ -133,6 +137,18 @@ def test_kinds_of_trigger_that_always_ask() -> None:
     assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
     assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
     assert decided(one(), candidate(RETRY), approval={"always_for": ["task-failed"]}).rule == "always-ask"
+
+
+@pytest.mark.parametrize("candidates", [(), (candidate(RETRY, rejected="tried"),)])
+def test_no_way_on(candidates: tuple[Candidate, ...]) -> None:
+    """Where a person always decides and no provider knows a way on, whoever is there is asked for one."""
+    stuck = GoalUnreachable(tasks=("a",))
+    asked = [decided(one(), *candidates, triggers=(stuck,), gate=gate) for gate in (True, False)]
+    assert [(found.kind, found.rule, found.chosen) for found in asked] == [
+        ("ask", "no-alternative", None),
+        ("keep", "no-alternative", None),
+    ]
+    assert decided(one(), *candidates, gate=True).kind == "keep"
 
 
 def test_a_provider_may_want_a_person() -> None:

@@ -49,6 +49,50 @@ async def test_doubt_asks() -> None:
     assert "+ a [SKIPPED]" in question.diffs[1]
 
 
+async def nobody_knows(*answers: Answer, always_for: tuple[str, ...] = ("goal-unreachable",)):
+    """A run that cannot go on and for which no provider knows a way, and the gate that was asked."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(answer, after=60) for answer in answers], clock=clock)
+        engine = asking(clock, lambda request: [], gate=gate, approval={"always_for": always_for})
+        result = await engine.execute(chain("a", "b"), failing("a"))
+    return result, dialogue(engine, result.run), gate.questions
+
+
+async def test_nobody_knows_a_way_on() -> None:
+    """A person is asked before a run fails for want of a way on, and may know one."""
+    skip = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
+    result, said, questions = await nobody_knows(APPROVE, skip)
+    assert result.status == "succeeded"
+    assert said == [
+        "keep no-alternative",
+        "asked q1",
+        "ask no-alternative",
+        "q1 modify",
+        "revised by person:ada",
+        "execute person-modify",
+    ]
+    first, second = questions
+    assert (first.candidates, first.holds) == ((), ("a",))
+    assert first.text.endswith("no provider proposed an alternative")
+    assert "has 0 candidates" in second.refused
+
+
+async def test_nobody_knows_a_way_on_either() -> None:
+    """If the person rejects, the run fails, and is not asked about again."""
+    result, said, _ = await nobody_knows(REJECT)
+    assert (result.status, result.reason) == ("failed", "'a' failed (a is broken)")
+    assert said[1:] == ["asked q1", "ask no-alternative", "q1 reject", "keep person-reject"]
+
+
+async def test_nobody_is_asked_for_a_way_on() -> None:
+    """The run fails without a question where the settings do not want one, or nobody is there to be asked."""
+    result, said, questions = await nobody_knows(always_for=())
+    assert (result.status, said, questions) == ("failed", ["keep no-alternative"] * 2, [])
+    async with VirtualClock() as clock:
+        result = await asking(clock, lambda request: []).execute(chain("a", "b"), failing("a"))
+    assert result.status == "failed"
+
+
 async def test_confidence_does_not_ask() -> None:
     """An alternative that deserves confidence is applied without asking."""
     async with VirtualClock() as clock:
@@ -248,7 +292,7 @@ async def test_a_dependency_that_finishes_is_no_change() -> None:
 async def test_a_later_trigger_waits_with_the_question() -> None:
     """A trigger on what a question holds is attached to it, and is considered when it has been answered."""
     async with VirtualClock() as clock:
-        gate = ScriptedGate([returns(REJECT, after=100)], clock=clock)
+        gate = ScriptedGate([returns(REJECT, after=100), returns(REJECT)], clock=clock)
         provider = Proposer(lambda request: two_ways(request) if request.triggers[0].kind == "task-failed" else [])
         engine = asking(clock, provider, gate=gate)
         async with engine.open(plan(Task(id="a", arguments={"x": "${context.x}"}), context={"x": 1})) as run:
