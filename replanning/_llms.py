@@ -52,19 +52,32 @@ def create_llm_provider(
         PluginError: there is no such plugin, it does not load, or it is no language model.
         SettingsError: the settings contradict one another.
     """
-    make = _Maker(settings or Settings(), os.environ if environ is None else environ, environment, transport)
-    wanted = _named(name) or _named([one for one in make.settings.provider if is_llm(one)])
-    first = make.each(wanted) if wanted else [make.found()]
-    more = make.each([one for one in _named(make.settings.llm.fallback) if one not in wanted], plain=True)
-    clients = list({(client.name, client.model): client for client in (*first, *more)}.values())
+    settings = settings or Settings()
+    clients = clients_for(name, settings=settings, environ=environ, environment=environment, transport=transport)
     problems = [(client.name, client.unavailable()) for client in clients]
     if all(problem for _, problem in problems):
         raise NoLLMProvider("; ".join(f"{who} cannot be asked: {problem}" for who, problem in problems))
     if redactor is not None:
         for client in clients:
             client.redactor = redactor
-    guarded = [GuardedLLM(client, max_concurrency=make.settings.llm.max_concurrency) for client in clients]
+    guarded = [GuardedLLM(client, max_concurrency=settings.llm.max_concurrency) for client in clients]
     return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded)
+
+
+def clients_for(
+    name: str | Sequence[str] = AUTO,
+    *,
+    settings: Settings,
+    environ: Mapping[str, str] | None = None,
+    environment: Environment | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> list[LLMProvider]:
+    """Whom `create_llm_provider` would ask, in order, whether or not they can be asked; errors likewise."""
+    make = _Maker(settings, os.environ if environ is None else environ, environment, transport)
+    wanted = _named(name) or _named([one for one in settings.provider if is_llm(one)])
+    first = make.each(wanted) if wanted else [make.found()]
+    more = make.each([one for one in _named(settings.llm.fallback) if one not in wanted], plain=True)
+    return list({(client.name, client.model): client for client in (*first, *more)}.values())
 
 
 def is_llm(name: str) -> bool:

@@ -273,10 +273,11 @@ class ReplanSpans:
 @contextmanager
 def chat(pen: Pen, call: LLMCall) -> Iterator[Completed]:
     """Trace a call of a language model by the GenAI conventions, as a child of the current span."""
-    span = pen.start(f"chat {pen.text(call.model)}".rstrip(), _asked(pen, call), kind=SpanKind.CLIENT)
+    name = f"{call.operation} {pen.text(call.model)}".rstrip()
+    span = pen.start(name, _asked(pen, call), kind=SpanKind.CLIENT)
     with pen.within(span):
         try:
-            yield lambda completion: _on_completed(pen, span, completion)
+            yield lambda completion: _on_completed(pen, span, call, completion)
         except Exception:
             raise  # the span says so when it ends
         except BaseException:
@@ -296,17 +297,19 @@ def _asked(pen: Pen, call: LLMCall) -> dict[str, str | int | float]:
         asked: JsonValue = [{"role": "user", "parts": [_part(pen, call.prompt)]}]
         optional[names.INPUT_MESSAGES] = json.dumps(asked, ensure_ascii=False)
     given = {name: value for name, value in optional.items() if value is not None}
-    return {names.OPERATION: "chat", names.LLM_PROVIDER: pen.text(call.provider), **given}
+    return {names.OPERATION: call.operation, names.LLM_PROVIDER: pen.text(call.provider), **given}
 
 
-def _on_completed(pen: Pen, span: Span, completion: Completion) -> None:
+def _on_completed(pen: Pen, span: Span, call: LLMCall, completion: Completion) -> None:
     span.set_attribute(names.RESPONSE_MODEL, pen.text(completion.model))
     if completion.request_id:
         span.set_attribute(names.RESPONSE_ID, pen.text(completion.request_id))
-    span.set_attribute(names.FINISH_REASONS, [completion.finish])
     span.set_attribute(names.INPUT_TOKENS, completion.input_tokens)
-    span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
     pen.spent(span, completion.usage)
+    if call.operation != "chat":
+        return
+    span.set_attribute(names.FINISH_REASONS, [completion.finish])
+    span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
     if pen.content:
         message: JsonValue = {
             "role": "assistant",

@@ -11,7 +11,7 @@ from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
 from replanning.errors import LLMRejected, LLMUnavailable
 from replanning.events import AlternativesConsidered, Charged, Usage
 from replanning.interfaces import AlternativeProvider
-from replanning.llm import Completion, LLMOptions
+from replanning.llm import Completion, LLMOptions, LLMProvider
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
 from tests.llm_parts import PRICES, Asker
 from tests.parts import bodies, chain, failing
@@ -182,3 +182,37 @@ async def test_reservations_are_released() -> None:
     run = await play([returns("yes")] * 5, *"12345", budget=Budget(tokens=2100), max_tokens=2000)
     assert run.result.status == "succeeded"
     assert len(run.chats) == 5
+
+
+async def test_embeddings_are_metered() -> None:
+    """An embedding is reserved, counted and traced as what it is, and its numbers are on no span."""
+
+    class Embedder(Asker):
+        async def propose(self, request):
+            await self.model.embed("a text", LLMOptions(meter=request.meter))
+            return ()
+
+    spans = Spans()
+    async with VirtualClock() as clock:
+        llm = EmbeddingLLM([], environment=virtual_environment(clock=clock))
+        run = await played(Embedder(llm), spans, clock, budget=None, capture=True)
+    ((name, attributes, error),) = run.chats
+    assert (name, error) == ("embeddings vectors-1", None)
+    assert attributes["gen_ai.operation.name"] == "embeddings"
+    assert attributes["gen_ai.usage.input_tokens"] == 3
+    assert "gen_ai.output.messages" not in attributes
+    assert run.charged == [(Usage(1, 3, 0.0, unpriced=True), "asker")]
+
+
+class EmbeddingLLM(ScriptedLLM):
+    """A model that embeds everything in the same way."""
+
+    embedding_model = "vectors-1"
+
+    async def embed(self, text, options=None):
+        """As every provider does."""
+        return await LLMProvider.embed(self, text, options)
+
+    async def request_embedding(self, text, options):
+        """Three tokens, whatever the text."""
+        return [1.0], self.completion(text, "", options, input_tokens=3)
