@@ -18,6 +18,9 @@ SKIP_AHEAD = 16
 _DUST = 1e-9
 """What adding and subtracting fractions may leave over: three tenths fit into 0.3."""
 
+_FEW = 256
+"""How many points in time are kept at least before those that count no more are looked for."""
+
 NOT_MET = -1
 """Stands for the revision at which a condition held, where it did not hold."""
 
@@ -174,11 +177,18 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Entry, AttemptId | None]] = []
         self._count = 0
+        self._full = _FEW
 
     def add(self, when: float, entry: Entry, attempt: AttemptId | None) -> None:
         """Remember a deadline of an attempt, or without one the end of a backoff."""
+        heap = self._heap
+        if len(heap) >= self._full:
+            # Most attempts end long before their deadlines, which would pile up.
+            heap[:] = [item for item in heap if self._counts(item[0], item[2], item[3])]
+            heapq.heapify(heap)
+            self._full = max(_FEW, 2 * len(heap))
         self._count += 1
-        heapq.heappush(self._heap, (when, self._count, entry, attempt))
+        heapq.heappush(heap, (when, self._count, entry, attempt))
 
     def next(self) -> float | None:
         """The earliest point that still counts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import anyio
 from pydantic_core import from_json
@@ -41,12 +40,10 @@ from replanning._redaction import Redactor
 from replanning._retry import next_attempt
 from replanning._spans import UNTRACED, Spans
 from replanning._states import TaskState
-from replanning._taskgraph import Results
 from replanning._view import PlanView
 from replanning.history import ReplanHistory
 
-if TYPE_CHECKING:
-    pass
+_READY = TaskState.READY
 
 Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
@@ -146,7 +143,7 @@ class PlanRun(PlanObservations, PlanEdits):
             self.id,
             end.status,
             end.reason,
-            dict(Results(self.live)),
+            self.live.outputs(),
             tuple(revised for _, revised in ledger.revisions),
             tuple(ledger.questions),
             ledger.spending.spent,
@@ -196,7 +193,7 @@ class PlanRun(PlanObservations, PlanEdits):
             StoreError: the journal does not take it; the task must not be executed.
         """
         entry = self.live.entry(TaskId(task_id))
-        if entry.state is not TaskState.READY:
+        if entry.state is not _READY:
             raise NotRunning(f"task {task_id!r} is {entry.state}, so no attempt at it can start")
         if entry.held:
             raise NotRunning(f"task {task_id!r} is held until a person has answered what they were asked about it")
@@ -302,9 +299,9 @@ class PlanRun(PlanObservations, PlanEdits):
 
     def _begin(self, attempt: Attempt | Worker) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
-        entry = self.live.entry(attempt.task.id)
         life = self._life
-        if entry.state is not TaskState.READY or entry.held or life.end is not None or life.stopping:
+        entry = life.live.entry(attempt.task.id)
+        if entry.state is not _READY or entry.held or life.end is not None or life.stopping:
             self._fence(attempt, entry)
             return False
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from replanning._entries import SKIP_AHEAD, Deadlines, Entry, ReadyQueue, ResourcePool
@@ -108,6 +109,19 @@ class TaskGraph(ABC):
         if not entry.recoverable and (stored or entry.output is None):
             raise NoResult(task_id, "it could not be stored and was lost when the run was resumed")
         return entry.output
+
+    def outputs(self) -> dict[str, JsonValue]:
+        """The results that there are, by the ids of the tasks that were there at first."""
+        found: dict[str, JsonValue] = {}
+        for entry in self._entries.values():
+            if entry.parent is not None:
+                continue
+            if entry.state is TaskState.DONE and entry.recoverable:
+                found[entry.id] = entry.output
+            elif entry.satisfied:
+                with suppress(NoResult):
+                    found[entry.id] = self.result(entry.id)
+        return found
 
     def sinks(self, entry: Entry) -> tuple[TaskId, ...]:
         """The tasks that stand for a replaced one."""
@@ -225,8 +239,8 @@ class TaskGraph(ABC):
     # Primitives
 
     def _insert(self, task: Task, parent: Entry | None) -> Entry:
-        entry = Entry(task, len(self._entries), parent)
-        self._entries[entry.id] = entry
+        entries = self._entries
+        entry = entries[task.id] = Entry(task, len(entries), parent)
         self.counts[_PENDING] += 1
         self._index(task)
         self._recount(entry)
@@ -400,10 +414,10 @@ class Results(Mapping[str, JsonValue]):
             raise KeyError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
-        return (entry.id for entry in self._graph if entry.parent is None and entry.satisfied and entry.id in self)
+        return iter(self._graph.outputs())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._graph.outputs())
 
 
 def context_keys(task: Task) -> Iterable[str]:

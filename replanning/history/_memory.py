@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from threading import Lock
 from typing import ClassVar, Final
 
 from replanning._errors import RunOwned
 from replanning._ids import RunId
 from replanning._interfaces import Lease, Message, Outcome, RunInfo, RunStore
-from replanning._records import Record
+from replanning._records import Body, Record
 from replanning.history._owner import is_free
 from replanning.history._rules import (
     Status,
@@ -34,13 +34,15 @@ class _Run:
     until: float
     created: float
     epoch: int = 1
-    records: list[Record] = field(default_factory=list)
+    # Side by side and not as records: half the objects for the garbage collector to go through again and again.
+    times: list[float] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
     posted: int = 0
 
 
 class MemoryStore(RunStore):
-    """Keeps runs in memory: fast, and gone when the process ends. Records are kept as the objects they are."""
+    """Keeps runs in memory: fast, and gone when the process ends. Bodies are kept as the objects they are."""
 
     durable: ClassVar[bool] = False
 
@@ -85,19 +87,24 @@ class MemoryStore(RunStore):
                 kept.owner = None
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Keep the record itself, when lease and number are right."""
+        """Keep what the record holds, when lease and number are right."""
+        seq, at, body = record
         with self._lock:
             kept = self._runs.get(lease.run)
             if kept is None or kept.epoch != lease.epoch:
                 raise lost(lease)
-            records = kept.records
-            if record.seq != len(records) + 1:
-                raise out_of_order(lease, record, len(records))
-            records.append(record)
+            bodies = kept.bodies
+            if seq != len(bodies) + 1:
+                raise out_of_order(lease, record, len(bodies))
+            bodies.append(body)
+            kept.times.append(at)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """The records that there are now; those that are appended meanwhile are not among them."""
-        return iter(self._known(run).records[after:])
+        kept = self._known(run)
+        with self._lock:
+            times, bodies = kept.times[after:], kept.bodies[after:]
+        return map(Record, count(after + 1), times, bodies)
 
     def runs(self) -> Sequence[RunInfo]:
         """All runs; their status is found by looking back through their records."""
@@ -154,8 +161,8 @@ class MemoryStore(RunStore):
 
 
 def _describe(run: RunId, kept: _Run) -> RunInfo:
-    turns = (status_after(record.body) for record in reversed(kept.records))
+    turns = map(status_after, reversed(kept.bodies))
     status: Status = next((turn for turn in turns if turn is not None), "running")
-    name, objective = title(kept.records[0].body if kept.records else None)
-    updated = kept.records[-1].at if kept.records else kept.created
-    return RunInfo(run, name, objective, status, kept.created, updated, len(kept.records), kept.owner)
+    name, objective = title(kept.bodies[0] if kept.bodies else None)
+    updated = kept.times[-1] if kept.times else kept.created
+    return RunInfo(run, name, objective, status, kept.created, updated, len(kept.bodies), kept.owner)
