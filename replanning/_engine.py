@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -243,8 +243,8 @@ class ReplanningEngine:
         await close_exporters(self.exporters, self._opener.environment.clock, self._opener.redactor)
 
     @asynccontextmanager
-    async def _running(self, start: Callable[[], PlanRun]) -> AsyncIterator[PlanRun]:
-        run = start()
+    async def _running(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
+        run = await start()
         life = run._life
         questions = Questions(run, self.gate, durable=self.store.durable)
         past = PastOutcomes(run, self._earlier)
@@ -330,7 +330,7 @@ async def open_run(
     """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
     base = opener or Opener(store or MemoryStore(), settings or Settings())
     quiet = base.settings.model_copy(update={"enabled": False})
-    run = replace(base, settings=quiet).create(plan, run_id, mode="off")
+    run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
     async with opened(run):
         yield run
 

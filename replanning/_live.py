@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from replanning._changes import PlanChange, changes_hash
@@ -52,6 +52,9 @@ from replanning._world import Use, use_of
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
+_LONG = 8_000
+"""Characters of a plan after which there is a pause in reading it."""
+
 OUTCOMES = 50
 """How many outcomes of a tool are kept as evidence of past success."""
 
@@ -61,10 +64,11 @@ class LivePlan(TaskGraph):
 
     Args:
         plan: the plan document to start from.
+        empty: whether its tasks are left to `fill`.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, *, empty: bool = False) -> None:
+        super().__init__(plan, empty=empty)
         self.revision = 0
         self.goal = plan.goal
         self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
@@ -85,9 +89,21 @@ class LivePlan(TaskGraph):
     @property
     def hash(self) -> str:
         """Which plan this is: of its document, and of every revision since; worked out when it is first wanted."""
-        if not self._hash:
-            self._hash = self.plan.content_hash()
+        for _ in self.hashing():
+            pass
         return self._hash
+
+    def hashing(self) -> Iterator[None]:
+        """Work out the hash beforehand, where that was not done yet, with pauses in which something else may be done."""
+        if self._hash:
+            return
+        digest = hashlib.sha256()
+        for piece in self.plan.canonical():
+            digest.update(piece.encode())
+            if len(piece) > _LONG:
+                yield
+        if not self.revision:  # nobody has worked it out, and gone on from there, meanwhile
+            self._hash = digest.hexdigest()
 
     @property
     def missing_facts(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from replanning._clock import Environment
 from replanning._errors import JournalCorrupt, StoreError
@@ -36,8 +37,12 @@ from replanning._run import Codec, PlanRun
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._telemetry import Telemetry
+from replanning._turns import in_turns
 from replanning._version import __version__
 from replanning.history._owner import owner_id
+
+_SLICE: Final = 100
+"""How many records are read or replayed between two pauses."""
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed)
 """Records that only follow from others, or from which nothing follows."""
@@ -65,7 +70,7 @@ class Opener:
     telemetry: Telemetry = field(default_factory=Telemetry)
     lease: float = LEASE
 
-    def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
+    async def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
         """A new run of a plan, owned by this process.
 
         Raises:
@@ -77,14 +82,15 @@ class Opener:
         spans = self._spans(run)
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
-            lease = self._begin(run)
+            records = [Record(1, self.environment.clock.now(), opened)]
             with _keeping_all():
-                return self._owned(lease, [Record(1, self.environment.clock.now(), opened)], spans, new=True)
+                live, ledger = await self._replayed(records)
+            return self._owned(self._begin(run), records, live, ledger, spans, new=True)
         except BaseException as error:
             spans.close(error)
             raise
 
-    def resume(self, run_id: str) -> PlanRun:
+    async def resume(self, run_id: str) -> PlanRun:
         """Take a run over: replay its journal, end what its process left running, and own it.
 
         Raises:
@@ -98,9 +104,11 @@ class Opener:
         spans = UNTRACED
         try:
             with _keeping_all():
-                records = read_journal(self.store, run)
+                records: list[Record] = []
+                await in_turns(_read(self.store, run, records))
                 spans = self._spans(run, records)
-                made = self._owned(lease, records, spans)
+                live, ledger = await self._replayed(records)
+                made = self._owned(lease, records, live, ledger, spans)
             kill_left_behind(run, records)
         except BaseException as error:
             spans.close(error)
@@ -117,7 +125,9 @@ class Opener:
             StoreError: the run has no such revision, or the store fails.
         """
         old = RunId(run_id)
-        records = read_journal(self.store, old)
+        records: list[Record] = []
+        for _ in _read(self.store, old, records):
+            pass
         numbers = [record.body.number if isinstance(record.body, Revised) else 0 for record in records]
         if revision and revision not in numbers:
             raise StoreError(f"run {run_id!r} has no revision {revision}; it has revisions 0 to {max(numbers)}")
@@ -148,15 +158,30 @@ class Opener:
                 raise
             return self.store.acquire(run, owner, now, self.lease)
 
-    def _owned(self, lease: Lease, records: list[Record], spans: Spans, *, new: bool = False) -> PlanRun:
-        """The run that the records tell of."""
+    async def _replayed(self, records: Sequence[Record]) -> tuple[LivePlan, Ledger]:
+        """Where a run stands after these records."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
-        live, settings, clock = LivePlan(opened.plan), self.settings, self.environment.clock
-        budget = settings.budget if opened.plan.budget is None else opened.plan.budget
+        live = LivePlan(opened.plan, empty=True)
+        budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
         ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
-        _replay(records, live, ledger)
+        await in_turns(live.fill())
+        await in_turns(_replay(records, live, ledger))
         _check_fork(opened, live)
+        return live, ledger
+
+    def _owned(
+        self,
+        lease: Lease,
+        records: Sequence[Record],
+        live: LivePlan,
+        ledger: Ledger,
+        spans: Spans,
+        *,
+        new: bool = False,
+    ) -> PlanRun:
+        """The run that the records tell of."""
+        settings, clock = self.settings, self.environment.clock
         journal = Journal(
             self.store,
             lease,
@@ -220,18 +245,19 @@ def _keeping_all() -> Iterator[None]:
             gc.enable()
 
 
-def read_journal(store: RunStore, run: RunId) -> list[Record]:
-    """The journal of a run, whole and of a kind that this version can replay.
+def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
+    """Read the journal of a run, whole and of a kind that this version can replay, with pauses.
 
     Raises:
         UnknownRun: there is no such run.
         JournalCorrupt: a record cannot be read, or the records are those of another run.
         StoreError: it was written by a newer version, or its opening was cut off.
     """
-    records: list[Record] = []
     try:
         for record in store.read(run):
-            records.append(record)  # noqa: PERF402 - those before one that cannot be read are looked at
+            records.append(record)
+            if not len(records) % _SLICE:
+                yield
     except JournalCorrupt:
         _check_version(run, records)  # what a newer version writes need not be known here
         raise
@@ -249,7 +275,6 @@ def read_journal(store: RunStore, run: RunId) -> list[Record]:
             f"the journal of run {run!r} holds the records of run {opened.run!r}: name it as that run again, or fork "
             "that run to have another one like it"
         )
-    return records
 
 
 def _check_version(run: RunId, records: Sequence[Record]) -> None:
@@ -270,8 +295,10 @@ def _feature(version: str) -> tuple[int, ...]:
         return ()
 
 
-def _replay(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> None:
+def _replay(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
     for record in records[1:]:
+        if not record.seq % _SLICE:
+            yield
         try:
             live.fold(record)
             ledger.fold(record)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from os import PathLike
 from typing import Annotated, Final, Literal, Self
@@ -50,6 +50,9 @@ __all__ = [
 
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
+
+_PIECE: Final = 500
+"""How many tasks a piece of the canonical JSON holds."""
 
 MAX_NAME: Final = 200
 """Longest id or name, in characters."""
@@ -123,7 +126,7 @@ class ToolSpec(Document):
     capability: Name | None = Field(default=None, description="Tools of one capability can stand in for one another.")
     description: Text = Field(default="", description="What it does, for people and language models.")
     parameters: Mapping[str, Name] = Field(
-        default={},
+        default_factory=dict,
         description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
     )
     requires: tuple[Fact, ...] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
@@ -131,7 +134,9 @@ class ToolSpec(Document):
     removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
     needs: tuple[Fact, ...] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
     produces: tuple[Fact, ...] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
-    resources: Mapping[Name, Amount] = Field(default={}, description="How much of each resource one use takes.")
+    resources: Mapping[Name, Amount] = Field(
+        default_factory=dict, description="How much of each resource one use takes."
+    )
     cost: Amount | None = Field(default=None, description="What one use costs, to compare tools.")
     available: Flag = Field(default=True, description="Whether it can be used now.")
     transient: tuple[Integer, ...] = Field(
@@ -143,11 +148,13 @@ class ToolSpec(Document):
     )
     method: Name | None = Field(default=None, description="http: the request method.")
     url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
-    headers: Mapping[str, str] = Field(default={}, description="http: request headers.")
+    headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
     callable: Name | None = Field(default=None, description="python: module:function.")
     cwd: str | None = Field(default=None, description="Working directory.")
-    env: Mapping[str, str] = Field(default={}, description="Environment; {env:NAME} is looked up when the tool is run.")
+    env: Mapping[str, str] = Field(
+        default_factory=dict, description="Environment; {env:NAME} is looked up when the tool is run."
+    )
     timeout: Seconds | None = Field(default=None, description="Seconds, where the task states none.")
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
@@ -195,7 +202,7 @@ class TaskBody(Document):
     name: Text | None = Field(default=None, description="How people call it.")
     tool: Name | None = Field(default=None, description="The tool that executes it.")
     arguments: JsonObject = Field(
-        default={}, description="Given to the tool; may hold ${task.output} and ${context.name}."
+        default_factory=dict, description="Given to the tool; may hold ${task.output} and ${context.name}."
     )
     goal: Text | None = Field(default=None, description="What the task is for.")
     priority: Integer = Field(
@@ -209,8 +216,8 @@ class TaskBody(Document):
     fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
     acceptance: tuple[Text, ...] = Field(default=(), description="How to see that it was done well.")
-    resources: Mapping[Name, Amount] = Field(default={}, description="Resources beyond what its tool takes.")
-    metadata: JsonObject = Field(default={}, description="Anything you want to keep with it.")
+    resources: Mapping[Name, Amount] = Field(default_factory=dict, description="Resources beyond what its tool takes.")
+    metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
 
 
 class Fallback(TaskBody):
@@ -234,14 +241,20 @@ class Plan(Document):
     id: Name | None = Field(default=None, description="Names the plan across runs.")
     name: Text | None = Field(default=None, description="How people call it.")
     goal: Goal = Field(description="What the plan is for.")
-    context: JsonObject = Field(default={}, description="Values that conditions and arguments refer to as context.*.")
-    resources: Mapping[Name, Amount] = Field(default={}, description="Capacity of each resource that tasks share.")
+    context: JsonObject = Field(
+        default_factory=dict, description="Values that conditions and arguments refer to as context.*."
+    )
+    resources: Mapping[Name, Amount] = Field(
+        default_factory=dict, description="Capacity of each resource that tasks share."
+    )
     tools: tuple[ToolSpec, ...] = Field(default=(), description="The tools; all that tasks name, or none at all.")
     tasks: tuple[Task, ...] = Field(default=(), description="The steps; their order is no dependency.")
     facts: tuple[Fact, ...] | None = Field(
         default=None, description="What holds at the start; what is not stated does not hold."
     )
-    objects: Mapping[Name, Name] = Field(default={}, description="The things that facts speak of: name to type.")
+    objects: Mapping[Name, Name] = Field(
+        default_factory=dict, description="The things that facts speak of: name to type."
+    )
     sequential: Flag = Field(default=False, description="Make each task depend on the one before it in the list.")
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 
@@ -316,14 +329,40 @@ class Plan(Document):
 
     def content_hash(self) -> str:
         """SHA-256 of the canonical JSON of the plan: equal plans, and only they, have equal hashes."""
-        text = json.dumps(self._document(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256()
+        for piece in self.canonical():
+            digest.update(piece.encode())
+        return digest.hexdigest()
+
+    def canonical(self) -> Iterator[str]:
+        """The canonical JSON of the plan, in pieces, so that something else may be done between them."""
+        parts = self.model_dump(mode="json", exclude_defaults=True, exclude={"tasks"})
+        opening = "{"
+        for name in sorted({*parts, "tasks"} if self.tasks else parts):
+            yield f"{opening}{_canonical(name)}:"
+            opening = ","
+            if name == "tasks":
+                yield from self._canonical_tasks()
+            else:
+                yield _canonical(parts[name])
+        yield "}"
+
+    def _canonical_tasks(self) -> Iterator[str]:
+        for start in range(0, len(self.tasks), _PIECE):
+            piece = self.model_copy(update={"tasks": self.tasks[start : start + _PIECE]})
+            tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})["tasks"]
+            yield f"{',' if start else '['}{_canonical(tasks)[1:-1]}"
+        yield "]"
 
     def _document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
 def _with_sequence(plan: Plan) -> Plan:

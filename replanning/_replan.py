@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from itertools import count
+from typing import Final, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from replanning._answers import holds_for
 from replanning._changes import AbortRun, PlanChange, touched
@@ -37,8 +39,12 @@ from replanning._records import (
 from replanning._run import PlanRun
 from replanning._states import FINISHED, STUCK
 from replanning._triggers import ContextChanged, ResourceChanged, Trigger
+from replanning._turns import in_turns
 from replanning._view import PlanView
 from replanning._world import world_of
+
+_DECISIONS_PER_CHECKPOINT: Final = 8
+"""Decisions that waited for nothing before the event loop gets a turn all the same."""
 
 _HOLDING = ("context-changed", "resource-changed")
 """Kinds of trigger that come before anything has failed."""
@@ -108,11 +114,14 @@ class Replanner:
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
-        while True:
+        for turn in count(1):
+            if not turn % _DECISIONS_PER_CHECKPOINT:
+                await anyio.lowlevel.checkpoint()
             while not self._queue:
                 self._work = anyio.Event()
                 await self._work.wait()
             try:
+                await in_turns(self._run.live.hashing())
                 await self._consider_next()
             finally:
                 self._considering = []

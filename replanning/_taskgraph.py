@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replanning._entries import SKIP_AHEAD, Deadlines, Entry, ReadyQueue, ResourcePool
 from replanning._errors import NoResult, UnknownTask
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 _SATISFY = TaskEvent.SATISFY
+_SLICE: Final = 500
+"""How many tasks are taken in between two pauses."""
+
 _OPEN = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
@@ -32,9 +35,10 @@ class TaskGraph(ABC):
 
     Args:
         plan: the plan document to start from.
+        empty: whether its tasks are left to `fill`.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         self.plan = plan
         self.context: JsonObject = dict(plan.context)
         self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
@@ -56,12 +60,26 @@ class TaskGraph(ABC):
         self._claims = 0
         self._claim_number = 0
         self._pooled = bool(plan.resources) or any(t.resources for t in plan.tools)
-        for task in plan.tasks:
+        if not empty:
+            for _ in self.fill():
+                pass
+
+    def fill(self) -> Iterator[None]:
+        """Take in the tasks of the plan, and pause now and then so that something else may be done."""
+        for number, task in enumerate(self.plan.tasks, 1):
             self._insert(task, None)
-        for entry in self._entries.values():
-            self._link(entry)
-        for entry in self._entries.values():
-            self._settle(entry)
+            if not number % _SLICE:
+                yield
+        for number, entry in enumerate(self._entries.values(), 1):
+            if entry.task.depends_on:
+                self._link(entry)
+            if not number % _SLICE:
+                yield
+        for number, entry in enumerate(self._entries.values(), 1):
+            if not entry.missing:
+                self._settle(entry)
+            if not number % _SLICE:
+                yield
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
