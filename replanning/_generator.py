@@ -318,8 +318,9 @@ class _Completion(_Reply):
         """Those that it could put right."""
         complete = getattr(self.provider, "complete")  # noqa: B009 - not every provider has it
         others = [candidate for candidate in self._flawed if candidate.alternative.source != self.name]
-        found = [await complete(request, other.alternative, other.rejected) for other in others]
-        return [alternative for alternative in found if alternative is not None]
+        found = [(other.alternative, await complete(request, other.alternative, other.rejected)) for other in others]
+        # What needed a person needs one still, whoever completes it.
+        return [made.model_copy(update={"ask": made.ask or first.ask}) for first, made in found if made is not None]
 
 
 def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
