@@ -212,6 +212,22 @@ async def test_some_things_need_a_person_however_sure_a_model_is(changes, why):
     assert found.executed == ["fetch", "build"]
 
 
+@pytest.mark.parametrize(("tool", "status"), [("make", "needs_human"), ("cmake", "needs_human"), ("wait", "succeeded")])
+async def test_what_may_have_taken_effect_is_not_done_again_under_another_name(tool, status):
+    """Work that was cut off is a repetition also where it is left out and added anew, with its tool or an equal one."""
+    plan = PLAN.replace("{name: make,", "{name: make, capability: b,").replace(
+        "{name: cmake,", "{name: cmake, capability: b,"
+    )
+    plan = plan.replace("tasks:", "  - {name: wait, kind: shell, command: wait, parameters: {out: string}}\ntasks:")
+    plan = plan.replace("arguments: {out: dist},", "arguments: {out: dist}, timeout: 5, optional: true,")
+    way = candidate(
+        change("skip", task_id="build"), change("add", task={"id": "new", "tool": tool, "arguments": {"out": "x"}})
+    )
+    found = await played([reply(way)], plan, broken={}, outputs={"build": hangs()}, triggers=["timeout"])
+    assert found.result.status == status
+    assert found.bodies(Decided)[0].rule == ("not-idempotent" if status == "needs_human" else "confident")
+
+
 async def test_what_a_person_agrees_to_is_done():
     """A proposal that needs a person is applied once a person has approved it."""
     found = await played(
