@@ -175,8 +175,11 @@ class Ledger:
     def _answered(self, body: QuestionAnswered, at: float) -> None:
         asked = self.questions.pop(body.question, None)
         self.attached.pop(body.question, None)
-        if asked is not None and body.verdict != "withdrawn":
-            # What was attached meanwhile, and everything when the question is withdrawn, is considered anew.
+        if asked is not None and body.verdict == "withdrawn":
+            for trigger_id in asked.triggers:  # nothing was decided: they are considered anew, and at once
+                self.acted.pop(self.triggers[trigger_id].fingerprint, None)
+        elif asked is not None:
+            # What was attached meanwhile is considered anew.
             for trigger_id in asked.triggers:
                 self.open.pop(trigger_id, None)
             self.answered[asked.replan] = (asked, body)

@@ -162,10 +162,12 @@ def test_what_was_declined(verdict: str) -> None:
 
 
 def test_withdrawn() -> None:
-    """When a question is withdrawn its triggers are considered anew, and nobody has answered."""
-    ledger = remembered(fired(1), asked(1, "t1"), QuestionAnswered("q1", "withdrawn", "engine"))
+    """When a question is withdrawn nothing was decided: its triggers are open, without a cooldown."""
+    ledger = remembered(fired(1), asked(1, "t1"), decided("ask", "t1"))
+    assert list(ledger.acted.values()) == [3.0]
+    ledger.fold(Record(4, 4.0, QuestionAnswered("q1", "withdrawn", "engine")))
     assert list(ledger.open) == ["t1"]
-    assert ledger.answered == {}
+    assert (ledger.answered, ledger.acted) == ({}, {})
 
 
 def test_answer_to_nothing() -> None:

@@ -258,6 +258,8 @@ class _Check:
         self._want(own is not None, f"question {body.question!r} is answered, which is not open")
         for trigger in own or ():
             self.triggers[trigger] = "open" if body.verdict == "withdrawn" else "answered"
+            if body.verdict == "withdrawn":  # nothing was decided, so that no cooldown holds
+                self.acted.pop(self.fingerprints[trigger], None)
         for trigger in attached:  # to be considered anew, whatever the answer was
             self.triggers[trigger] = "open"
 
