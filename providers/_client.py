@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
@@ -13,11 +13,10 @@ from anyio.lowlevel import current_token
 from pydantic import BaseModel, ValidationError
 
 from replanning import Environment, __version__
-from replanning.errors import LLMRejected, LLMReplyInvalid
-from replanning.interfaces import JsonObject
+from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid
+from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import PRICES, LLMOptions, LLMProvider, Price, PriceTable
 from replanning.providers._http import (
-    LARGEST,
     FailedTry,
     Tries,
     complaint,
@@ -26,6 +25,7 @@ from replanning.providers._http import (
     wanted_wait,
     wrong_address,
 )
+from replanning.providers._streams import events_of
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -183,13 +183,24 @@ class ServiceProvider(LLMProvider):
         tries = Tries(self.name, self.environment, options.deadline)
         return await tries.made_by(partial(self._once, path, body))
 
+    def joined(self, events: Iterator[JsonValue]) -> JsonObject:
+        """An answer that comes in pieces although nobody asked for that, as one.
+
+        Raises:
+            ValueError: it is none.
+        """
+        raise ValueError("it should come whole")
+
     async def answers(self, path: str, patience: float) -> bool:
         """Whether something is served there at all, within so many seconds."""
         try:
-            response = await self._client().get(self.base_url + path, headers=dict(self.headers()), timeout=patience)
-        except httpx.HTTPError:
+            return await self._in_time(self._served, path, LLMOptions(deadline=self.environment.clock.now() + patience))
+        except LLMError:
             return False
-        return response.is_success
+
+    async def _served(self, path: str, options: LLMOptions) -> bool:
+        async with self._client().stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
+            return response.is_success
 
     def read(self, reply: Reply, shape: type[Shape]) -> Shape:
         """A reply as what it should be.
@@ -202,35 +213,33 @@ class ServiceProvider(LLMProvider):
         except ValidationError as error:
             wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, wrong["loc"]))
-            raise self._invalid(f"its answer is not of the usual form: {place}: {wrong['msg']}", reply) from None
+            problem = f"its answer is not of the usual form: {place}: {wrong['msg']}"
+            excerpt = self._excerpt(json.dumps(reply.body))
+            raise LLMReplyInvalid(problem, provider=self.name, request_id=reply.request_id, excerpt=excerpt) from None
 
     async def _once(self, path: str, body: JsonObject) -> Reply:
+        url, headers = self.base_url + path, dict(self.headers())
         try:
-            async with self._client().stream(
-                "POST", self.base_url + path, json=body, headers=dict(self.headers())
-            ) as response:
-                return self._reply(response, await content(response))
+            async with self._client().stream("POST", url, json=body, headers=headers) as response:
+                data, problem = await content(response)
         except httpx.TransportError as error:
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             raise FailedTry(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
-        except httpx.DecodingError as error:
-            raise LLMReplyInvalid("its answer cannot be unpacked", provider=self.name) from error
-
-    def _reply(self, response: httpx.Response, data: bytes | None) -> Reply:
         request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")
         if not response.is_success:
-            raise self._refusal(response, request_id, self._excerpt(complaint(data or b"")))
-        if data is None:
-            raise self._invalid(f"its answer has more than {LARGEST:,} bytes", Reply({}, request_id))
+            raise self._refusal(response, request_id, self._excerpt(complaint(data) or problem))
+        return self._reply(data, problem, request_id, streamed=_is_stream(response))
+
+    def _reply(self, data: bytes, problem: str, request_id: str, *, streamed: bool) -> Reply:
+        body: JsonValue = None
         try:
-            body = json.loads(data)
+            body = self.joined(events_of(data)) if streamed else json.loads(data)
         except (ValueError, RecursionError):
-            body = None
+            problem = problem or "its answer is no JSON"
         if not isinstance(body, dict):
             excerpt = self._excerpt(data.decode(errors="replace"))
-            raise LLMReplyInvalid(
-                "its answer is no JSON object", provider=self.name, request_id=request_id, excerpt=excerpt
-            )
+            problem = problem or "its answer is no JSON object"
+            raise LLMReplyInvalid(problem, provider=self.name, request_id=request_id, excerpt=excerpt)
         return Reply(body, request_id)
 
     def _refusal(self, response: httpx.Response, request_id: str, excerpt: str) -> Exception:
@@ -247,10 +256,6 @@ class ServiceProvider(LLMProvider):
             last=response.headers.get("x-should-retry") == "false",
         )
 
-    def _invalid(self, what: str, reply: Reply) -> LLMReplyInvalid:
-        excerpt = self._excerpt(json.dumps(reply.body)) if reply.body else ""
-        return LLMReplyInvalid(what, provider=self.name, request_id=reply.request_id, excerpt=excerpt)
-
     def _client(self) -> httpx.AsyncClient:
         """The connections of this event loop; those of another one cannot be used here, nor closed."""
         loop = current_token().native_token
@@ -258,10 +263,15 @@ class ServiceProvider(LLMProvider):
             client = httpx.AsyncClient(
                 transport=self._transport,
                 timeout=httpx.Timeout(None, connect=_CONNECT),  # calls have their deadline
-                headers={"user-agent": f"replanning/{__version__}"},
+                headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip"},
             )
             self._pool = loop, client
         return self._pool[1]
 
     def _excerpt(self, text: str) -> str:
         return super()._excerpt(text.replace(self._key, _MASK) if self._key else text)
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    kind: str = response.headers.get("content-type", "")
+    return kind.startswith("text/event-stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -18,6 +19,7 @@ Result = TypeVar("Result")
 
 LARGEST: Final = 8_000_000
 """Bytes of an answer that are read."""
+_TOO_LARGE: Final = f"its answer is larger than {LARGEST:,} bytes"
 
 TRIES: Final = 5
 """How often a request is made at most, if its deadline allows it."""
@@ -25,6 +27,8 @@ TRIES: Final = 5
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 8.0
 
+_GZIP: Final = 47
+"""For zlib: gzip as well as its own form."""
 _SCALES: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 _REASONS: Final[Mapping[int, str]] = {
     401: "it does not accept the key",
@@ -135,14 +139,35 @@ def reason(status: int) -> str:
     return _REASONS.get(status) or ("it fails" if status >= 500 else "it does not take this request")
 
 
-async def content(response: httpx.Response) -> bytes | None:
-    """The bytes of an answer; None where there are more than anybody should read."""
+async def content(response: httpx.Response) -> tuple[bytes, str]:
+    """The bytes of an answer, and why they cannot be read, if that is so."""
+    if response.is_stream_consumed:  # a transport for tests made it whole
+        return response.content, ""
     read = bytearray()
-    async for chunk in response.aiter_bytes():
-        read += chunk
-        if len(read) > LARGEST:
-            return None
-    return bytes(read)
+    too_many = False
+    try:
+        async for chunk in response.aiter_raw():
+            read += b"" if too_many else chunk
+            if len(read) > LARGEST and not too_many:
+                too_many = True
+                await response.aclose()  # so that the loop ends: to leave it would leave what it reads from open
+    except (httpx.StreamError, httpx.TransportError):
+        if not too_many:
+            raise
+    if too_many:
+        return b"", _TOO_LARGE
+    return _unpacked(bytes(read), response.headers.get("content-encoding", "identity"))
+
+
+def _unpacked(data: bytes, packing: str) -> tuple[bytes, str]:
+    if packing == "identity":
+        return data, ""
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        whole = unpacking.decompress(data, LARGEST)
+    except zlib.error:
+        return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
+    return (b"", _TOO_LARGE) if unpacking.unconsumed_tail else (whole, "")
 
 
 def complaint(body: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Final
 
 from pydantic import BaseModel
@@ -23,21 +24,28 @@ def name_of(schema: type[BaseModel]) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", schema.__name__)[:64]
 
 
+@lru_cache(maxsize=64)
+def schema_of(shape: type[BaseModel]) -> JsonObject:
+    """A shape as JSON Schema, not to be changed: it is made once, which takes longer than all else about a request."""
+    return shape.model_json_schema()
+
+
 def told(options: LLMOptions, *, in_words: bool) -> str:
     """What the model is told about its role, and where its service takes no schema, about the shape of its answer."""
     parts = [options.system or ""]
     if options.schema is not None and in_words:
-        schema = json.dumps(options.schema.model_json_schema(), ensure_ascii=False)
+        schema = json.dumps(schema_of(options.schema), ensure_ascii=False)
         parts.append(f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
     return "\n\n".join(filter(None, parts))
 
 
+@lru_cache(maxsize=64)
 def strictly(schema: type[BaseModel]) -> JsonObject | None:
     """The shape in the part of JSON Schema to which services can hold a model; None where it cannot be said there.
 
     There an object has exactly the members that are listed, all of them.
     """
-    whole = schema.model_json_schema()
+    whole = schema_of(schema)
     try:
         return _members_of(whole)
     except ValueError:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, NonNegativeInt
 
-from replanning.interfaces import JsonObject
+from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion, Finish, LLMOptions
 from replanning.providers._client import ServiceProvider
-from replanning.providers._schemas import told
+from replanning.providers._schemas import schema_of, told
+from replanning.providers._streams import message_of
 
 _VERSION: Final = "2023-06-01"
 _TOOL: Final = "answer"
@@ -72,6 +73,10 @@ class AnthropicProvider(ServiceProvider):
         """The key in a header of its own, and the version of the interface."""
         return {"x-api-key": self._key, "anthropic-version": _VERSION}
 
+    def joined(self, events: Iterator[JsonValue]) -> JsonObject:
+        """The pieces of an answer as one."""
+        return message_of(events)
+
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Ask for a message."""
         may_lack = {"temperature": "temperature"} | ({} if options.schema is None else {"schema": "tool"})
@@ -97,7 +102,7 @@ def _body(prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject
         "messages": [{"role": "user", "content": prompt}],
     }
     if options.schema is not None and "schema" not in lacks:
-        shape = options.schema.model_json_schema()
+        shape = schema_of(options.schema)
         tool: JsonObject = {"name": _TOOL, "description": "Give the answer.", "input_schema": shape}
         body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": _TOOL}}
     if "temperature" not in lacks:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion, Finish, LLMOptions
 from replanning.providers._client import ServiceProvider
-from replanning.providers._schemas import told
+from replanning.providers._schemas import schema_of, told
 
 _PORT: Final = 11434
 _FINISH: Final[Mapping[str | None, Finish]] = {"stop": "stop", "length": "length"}
@@ -98,7 +98,7 @@ class OllamaProvider(ServiceProvider):
     def _body(self, prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject:
         body: JsonObject = {"model": options.model, "stream": False}
         if options.schema is not None and "schema" not in lacks:
-            body["format"] = options.schema.model_json_schema()
+            body["format"] = schema_of(options.schema)
         how: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
         most = options.max_tokens or 0
         needed = most + (self.estimate(prompt, options).tokens - most) // 2  # the estimate is one token for each byte

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, ClassVar, Final
 
@@ -13,7 +13,8 @@ from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegative
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion, Finish, LLMOptions
 from replanning.providers._client import ServiceProvider
-from replanning.providers._schemas import name_of, strictly, told
+from replanning.providers._schemas import name_of, schema_of, strictly, told
+from replanning.providers._streams import chat_of
 
 _FINISH: Final[Mapping[str | None, Finish]] = {
     "stop": "stop",
@@ -106,6 +107,10 @@ class OpenAIProvider(ServiceProvider):
         """Whether it is OpenAI itself that is asked."""
         return self.base_url == self.default_url
 
+    def joined(self, events: Iterator[JsonValue]) -> JsonObject:
+        """The pieces of an answer as one."""
+        return chat_of(events)
+
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Ask for a chat completion."""
         may_lack = {"temperature": "temperature", "limit": "max_", "system": ".role", "schema": ""}
@@ -160,6 +165,6 @@ def _shape(schema: type[BaseModel]) -> JsonObject:
     strict = strictly(schema)
     return {
         "name": name_of(schema),
-        "schema": strict or schema.model_json_schema(),
+        "schema": strict or schema_of(schema),
         "strict": strict is not None,
     }

@@ -1,0 +1,122 @@
+"""What tests of the clients of language models have in common: a network that follows a script, and all the clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from replanning import Environment
+from replanning.interfaces import Clock
+from replanning.providers._client import ServiceProvider
+from replanning.providers.anthropic import AnthropicProvider
+from replanning.providers.github_copilot import GitHubCopilotProvider
+from replanning.providers.ollama import OllamaProvider
+from replanning.providers.openai import OpenAIProvider
+from replanning.testing import VirtualClock
+
+KEY = "sk-proj-4f9c2a7be01d4c5e8b3a6f"
+CLIENTS: Sequence[type[ServiceProvider]] = (OpenAIProvider, AnthropicProvider, GitHubCopilotProvider, OllamaProvider)
+
+Happening = httpx.Response | httpx.TransportError | Callable[[httpx.Request], httpx.Response] | None
+"""What a request comes to: an answer, an error of the connection, or (None) nothing, ever."""
+
+
+class City(BaseModel):
+    """A shape that is asked for."""
+
+    name: str
+    people: int = 0
+
+
+class Network(httpx.AsyncBaseTransport):
+    """Answers as a script says, the last line again and again, and writes down what it was asked and when.
+
+    Attributes:
+        requests: what was asked, in order.
+        moments: seconds since the start at which it was.
+        abandoned: how many requests were cancelled.
+    """
+
+    def __init__(self, *script: Happening, clock: Clock | None = None) -> None:
+        self.clock = VirtualClock() if clock is None else clock
+        self.start = self.clock.now()
+        self.script = script
+        self.requests: list[httpx.Request] = []
+        self.moments: list[float] = []
+        self.abandoned = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await request.aread()
+        self.requests.append(request)
+        self.moments.append(self.clock.now() - self.start)
+        happens = self.script[min(len(self.requests), len(self.script)) - 1]
+        if happens is None:
+            try:
+                await self.clock.sleep(float("inf"))
+            finally:
+                self.abandoned += 1
+        if isinstance(happens, httpx.TransportError):
+            raise happens
+        return happens(request) if callable(happens) else again(happens)
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """The JSON of every request."""
+        return [json.loads(request.content) for request in self.requests]
+
+
+def again(response: httpx.Response | None) -> httpx.Response:
+    """An answer that is sent several times."""
+    assert response is not None
+    stream = response.stream
+    if isinstance(stream, httpx.ByteStream):
+        return httpx.Response(response.status_code, headers=response.headers, content=response.content)
+    return response
+
+
+class Endless(httpx.AsyncByteStream):
+    """An answer that never ends, and remembers that nobody wants more of it."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self.closed:
+            self.sent += 1_000_000
+            yield b" " * 1_000_000
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def client(kind: type[ServiceProvider], network: Network, **kwargs) -> Any:
+    """A client with a key, on a network and its clock, with a chance that is always the middle."""
+    environment = Environment(clock=network.clock, chance=lambda: 0.5)
+    return kind(KEY, transport=network, environment=environment, environ={}, **kwargs)
+
+
+def said(kind: type[ServiceProvider], text: str = "four", **changes) -> httpx.Response:
+    """An answer with this text, in the form of a service."""
+    if kind is AnthropicProvider:
+        usage = {"input_tokens": 5, "output_tokens": 2}
+        content = [{"type": "text", "text": text}]
+        body = {"model": "m", "content": content, "stop_reason": "end_turn", "usage": usage}
+    elif kind is OllamaProvider:
+        message = {"role": "assistant", "content": text}
+        body = {"model": "m", "message": message, "done_reason": "stop", "prompt_eval_count": 5, "eval_count": 2}
+    else:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+        body = {"model": "m", "choices": [choice], "usage": usage}
+    return httpx.Response(200, json=body | changes)
+
+
+def fails(status: int, message: str = "no", **headers: str) -> httpx.Response:
+    """An answer that says what is wrong."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, json={"error": {"message": message}}, headers=named)
