@@ -15,7 +15,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, cast
+from typing import Final, Self, cast
+
+import anyio.lowlevel
 
 from replanning import PlanView, ReplanningError, ReplanRequest, ToolSpec
 from replanning.changes import PlanChange
@@ -44,6 +46,9 @@ CUT_FIRST: Final = ("earlier", "context", "results", "facts", "around", "tools",
 
 LOOKED_AT: Final = 120
 """So many tasks are looked at."""
+
+Clean = Callable[[JsonValue], JsonValue]
+"""Takes secrets out of a value."""
 
 _CONCERNED: Final = 20
 _TRIGGERS: Final = 10
@@ -84,23 +89,35 @@ You have answered before. What is rejected above is what you proposed, with why 
 
 
 class Prompts:
-    """Writes prompts for one request; it reads the plan once, when it is made.
+    """Writes prompts for one request, of which it has read all there is to tell.
 
     Args:
-        request: what a provider is asked.
-        size: characters that a prompt may have.
-        clean: takes secrets out of a value.
-
-    Attributes:
+        lines: what there is to tell, by kind.
         used: the tools that the tasks use which are shown, None where some use none.
+        size: characters that a prompt may have.
+        count: how many candidates are wanted.
+        clean: takes secrets out of a value.
     """
 
-    def __init__(self, request: ReplanRequest, size: int, clean: Callable[[JsonValue], JsonValue]) -> None:
+    def __init__(
+        self, lines: dict[str, list[str]], used: frozenset[str | None], size: int, count: int, clean: Clean
+    ) -> None:
+        self.used = used
+        self._lines = lines
         self._size = size
+        self._count = count
         self._clean = clean
-        self._count = request.max_alternatives
+
+    @classmethod
+    async def about(cls, request: ReplanRequest, size: int, clean: Clean) -> Self:
+        """Read what there is to tell, leaving the event loop its turns.
+
+        Raises:
+            StaleView: the plan has moved on meanwhile.
+        """
         scene = _Scene(request)
-        self.used = {task.task.tool for task in (*scene.concerned, *scene.around)}
+        used = frozenset(task.task.tool for task in (*scene.concerned, *scene.around))
+        found = cls({}, used, size, request.max_alternatives, clean)
         kinds: dict[str, tuple[int, Iterator[JsonValue]]] = {
             "goal": (4000, scene.goal()),
             "happened": (1500, scene.happened()),
@@ -113,7 +130,10 @@ class Prompts:
             "context": (400, scene.context()),
             "earlier": (1200, scene.earlier()),
         }
-        self._lines = {name: [self._line(value, room) for value in found] for name, (room, found) in kinds.items()}
+        for name, (room, values) in kinds.items():
+            found._lines[name] = [found._line(value, room) for value in values]
+            await anyio.lowlevel.checkpoint()
+        return found
 
     def __repr__(self) -> str:
         return f"<Prompts of {self._size} characters, {sum(map(len, self._lines.values()))} values>"

@@ -12,12 +12,16 @@ from typing import Final
 from replanning.interfaces import JsonValue
 
 _HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e]")
+_PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
+"""Text that JSON holds as it is."""
+
 _DEEPEST: Final = 20
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "))
 
 
 def encoded(value: JsonValue) -> str:
     """A value as JSON on one line in which no tag can stand and nothing is hidden."""
-    return _HIDDEN.sub(_escaped, json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+    return _HIDDEN.sub(_escaped, _JSON.encode(value))
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -44,6 +48,8 @@ def _trimmed(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
 
 
 def _text(text: str, room: int) -> tuple[str, int]:
+    if len(text) + 2 <= room and _PLAIN.fullmatch(text):
+        return text, len(text) + 2
     head = text[: max(0, room)]
     if len(head) == len(text) and (size := len(encoded(head))) <= room:
         return text, size

@@ -57,7 +57,7 @@ class LLMAlternatives:
             StaleView: the plan has moved on meanwhile.
         """
         clean = self.client.redactor.value
-        prompts = Prompts(request, self._size, clean)
+        prompts = await Prompts.about(request, self._size, clean)
         reader = Reader(request.view, prompts.used, clean)
         found, why = self._read(await self._ask(prompts.first(), request), reader, request)
         if found and all(why):

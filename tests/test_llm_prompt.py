@@ -65,7 +65,7 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000, redactor: Redactor |
         async with open_run(plan) as run:
             trigger = TaskFailed(tasks=(TaskId(failed),), message=plan.goal.objective)
             request = ReplanRequest((trigger,), run.view, 3, 0.0)
-            prompts = Prompts(request, size, (redactor or Redactor()).value)
+            prompts = await Prompts.about(request, size, (redactor or Redactor()).value)
             rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
             return prompts.first(), prompts.again(rejected)
 
@@ -166,7 +166,7 @@ def test_work_grows_with_what_is_shown_not_with_the_plan():
             async with open_run(plan) as run:
                 request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
                 sys.setprofile(counted)
-                Prompts(request, 24_000, Redactor().value).first()
+                (await Prompts.about(request, 24_000, Redactor().value)).first()
                 sys.setprofile(None)
 
         anyio.run(written)
