@@ -212,6 +212,7 @@ class Lifecycle(Recorder):
             self.timer.at(now + limit - used, self.watch_wall_clock)
 
     def _goal_reached(self) -> bool:
+        """Whether the plan wants to end with its goal; then no task counts, also not one that has failed."""
         goal = self.live.goal
         return goal.stop_when_reached and bool(goal.facts) and not self.live.missing_facts
 

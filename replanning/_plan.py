@@ -84,7 +84,9 @@ class Goal(Document):
     objective: Text = Field(description="What is to be achieved, in words.")
     success_criteria: tuple[Text, ...] = Field(default=(), description="How a person sees that it was achieved.")
     facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
-    stop_when_reached: Flag = Field(default=False, description="End the run as soon as all goal facts hold.")
+    stop_when_reached: Flag = Field(
+        default=False, description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
+    )
 
     def changed(self, fields: Mapping[str, object]) -> Goal:
         """The goal with other values in some of its fields.

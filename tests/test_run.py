@@ -479,6 +479,16 @@ async def test_goal_reached_early() -> None:
     assert (run.result.status, run.result.reason, ran) == ("succeeded", "the goal was reached early", ["a"])
 
 
+async def test_goal_reached_although_a_task_failed() -> None:
+    """With stop_when_reached the goal alone counts: what failed on the way stays FAILED, and the run has succeeded."""
+    goal = {"objective": "x", "facts": ["done(it)"], "stop_when_reached": True}
+    async with open_run(plan(Task(id="a"), Task(id="b"), Task(id="c"), goal=goal)) as run:
+        run.failed(run.started("a"), "broken")
+        run.observe(holds=["done(it)"])
+    assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
+    assert [str(run.view.task(name).state) for name in "abc"] == ["FAILED", "CANCELLED", "CANCELLED"]
+
+
 async def test_goal_facts_missing() -> None:
     """A plan whose tasks are all done has not succeeded while a fact of its goal does not hold."""
     async with open_run(plan(Task(id="a"), goal={"objective": "x", "facts": ["done(it)"]})) as run:
