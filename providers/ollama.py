@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, ClassVar, Final
@@ -15,6 +16,7 @@ from replanning.providers._client import ServiceProvider
 from replanning.providers._schemas import schema_of, told
 
 _PORT: Final = 11434
+_NAMES_PORT: Final = re.compile(r"^[^/]*:\d+(?:/|$)")
 _FINISH: Final[Mapping[str | None, Finish]] = {"stop": "stop", "length": "length"}
 _PATIENCE: Final = 2.0
 """Seconds in which it must answer to count as there."""
@@ -34,9 +36,12 @@ class _Chat(BaseModel):
     eval_count: NonNegativeInt | None = None
 
 
+_Numbers = Annotated[list[FiniteFloat], Field(min_length=1)]
+
+
 class _Embeddings(BaseModel):
     model: str = ""
-    embeddings: Annotated[list[list[FiniteFloat]], Field(min_length=1)]
+    embeddings: Annotated[list[_Numbers], Field(min_length=1)]
     prompt_eval_count: NonNegativeInt | None = None
 
 
@@ -59,8 +64,8 @@ class OllamaProvider(ServiceProvider):
         try:
             url = httpx.URL(whole)
             host = "127.0.0.1" if url.host in ("", "0.0.0.0") else url.host  # noqa: S104 - nothing listens here
-            usual = _PORT if whole != plain else None
-            return str(url.copy_with(host=host, port=url.port or usual)).rstrip("/")
+            port = url.port if whole == plain or _NAMES_PORT.search(plain) else _PORT
+            return str(url.copy_with(host=host, port=port)).rstrip("/")
         except httpx.InvalidURL:
             return plain
 

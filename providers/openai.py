@@ -79,7 +79,7 @@ class _Chat(BaseModel):
 
 
 class _Vector(BaseModel):
-    embedding: Annotated[list[FiniteFloat], BeforeValidator(_unpacked)]
+    embedding: Annotated[list[FiniteFloat], BeforeValidator(_unpacked), Field(min_length=1)]
 
 
 class _Embeddings(BaseModel):

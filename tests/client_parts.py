@@ -100,7 +100,7 @@ def client(kind: type[ServiceProvider], network: Network, **kwargs) -> Any:
     return kind(KEY, transport=network, environment=environment, environ={}, **kwargs)
 
 
-def said(kind: type[ServiceProvider], text: str = "four", **changes) -> httpx.Response:
+def said(kind: type[ServiceProvider], text: str = "four", **changes: Any) -> httpx.Response:
     """An answer with this text, in the form of a service."""
     if kind is AnthropicProvider:
         usage = {"input_tokens": 5, "output_tokens": 2}
