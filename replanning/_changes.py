@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -138,6 +138,9 @@ def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     return tuple(task.id for tasks in added for task in tasks)
 
 
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
     names: dict[str, str] = {}
@@ -149,7 +152,7 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     for part, change in zip(document, changes, strict=True):
         part["kind"] = change.kind
         _rename(part, names)
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    text = _CANONICAL.encode(document)
     for name, number in names.items():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     return hashlib.sha256(text.encode()).hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replanning._budget import Spending
-from replanning._changes import AddTask, Alternative, ReplaceTask, touched
+from replanning._changes import AddTask, ReplaceTask, changes_hash, touched
 from replanning._confidence import source_key
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
 from replanning._live import OUTCOMES
@@ -146,7 +146,7 @@ class Ledger:
         new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
         new |= {change.task.id for change in body.changes if isinstance(change, AddTask)}
         roots = tuple(root for root in roots if root not in new)
-        print_ = Alternative(changes=body.changes, reason="").fingerprint()
+        print_ = changes_hash(body.changes)
         for root in roots:
             self.per_root[root] = self.per_root.get(root, 0) + 1
             self.tried.setdefault(root, {})[print_] = None

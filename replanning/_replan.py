@@ -426,8 +426,9 @@ class Replanner:
     def _on_revised(self, record: Record) -> None:
         self._watch_outcomes()
         assert isinstance(record.body, Revised)
-        replan = record.body.replan
-        applied = next((a for a in self._life.ledger.watching.values() if a.replan == replan), None)
+        live, watching = self._run.live, self._life.ledger.watching
+        watched = (watching.get(live.entry(task_id).root) for task_id in touched(record.body.changes))
+        applied = next((a for a in watched if a is not None and a.replan == record.body.replan), None)
         if applied is not None and all(self._run.live.entry(root).satisfied for root in applied.roots):
             # After a skip nothing more will end that could tell: it has worked out at once.
             self._life.observe(OutcomeKnown(applied.replan, True, 0.0))
