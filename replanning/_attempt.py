@@ -280,37 +280,53 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the run ends."""
-        ready = self._run.ready()
         more = True
         while more:
             self._cancelled = False
             self._scope = self._run._scope_type()
             with self._scope:
-                more = await self._serve(ready)
+                more = await self._serve()
 
-    async def _serve(self, ready: ReadyTasks) -> bool:
+    async def _serve(self) -> bool:
         """Execute until an attempt was cancelled; false when the run has ended."""
-        run, spans = self._run, self._run._spans
-        while (task := ready.now() or await ready.later()) is not None:
-            self.task, self.id = task, _NOT_STARTED
-            if not (run._begin(self) or await run._begin_later(self)):
-                continue
+        run, life, spans = self._run, self._run._life, self._run._spans
+        while (found := life.next_now() or await life.next_task()) is not None:
+            entry, self.task = found
+            try:
+                self.id = run._start(entry, self)
+            except StoreError:
+                if not await self._start_later(entry):
+                    continue
             token = spans.enter(self.id)
             try:
                 try:
-                    output = await self._work(task, TaskContext(run, task, self.id))
+                    output = await self._work(self.task, TaskContext(run, self.task, self.id))
                 finally:
                     if token is not None:
                         spans.leave(token)
-            except Exception as error:  # noqa: BLE001 - whatever work raises is a failure of the attempt
-                run.failed(self.id, error)
             except BaseException as error:
-                if not self._cancelled:
-                    run._interrupted(self.id, f"{type(error).__name__} in the worker")
-                raise
+                if not self._failed(error):
+                    raise
             else:
                 if not self._cancelled:
                     run.succeeded(self.id, output)
             if self._cancelled:
                 return True
         return False
+
+    def _failed(self, error: BaseException) -> bool:
+        """Report what work raised; false where it is no failure of the work, but somebody cuts it off."""
+        if isinstance(error, Exception):
+            self._run.failed(self.id, error)
+            return True
+        if not self._cancelled:
+            self._run._interrupted(self.id, f"{type(error).__name__} in the worker")
+        return False
+
+    async def _start_later(self, entry: Entry) -> bool:
+        """Wait for the store, then start; what may not be executed any more is given back."""
+        claim, self.id = entry.claimed, _NOT_STARTED
+        try:
+            return await self._run._begin_later(self)
+        finally:
+            self._run._life.give_back(entry, claim)

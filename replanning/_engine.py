@@ -32,7 +32,8 @@ from replanning._questions import Questions
 from replanning._records import Contained, Verdict
 from replanning._redaction import Redactor
 from replanning._replan import PastOutcomes, Replanner
-from replanning._run import Codec, PlanRun, RunResult
+from replanning._reporting import Codec
+from replanning._run import PlanRun, RunResult
 from replanning._services import opened
 from replanning._settings import Settings
 from replanning._telemetry import telemetry_of

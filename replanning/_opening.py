@@ -33,7 +33,8 @@ from replanning._records import (
     TriggerFired,
 )
 from replanning._redaction import Redactor
-from replanning._run import Codec, PlanRun
+from replanning._reporting import Codec
+from replanning._run import PlanRun
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._telemetry import Telemetry

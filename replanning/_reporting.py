@@ -1,0 +1,249 @@
+"""What a run is told of the execution of its tasks: attempts that start, end, are cut off or come too late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pydantic_core import from_json
+
+from replanning._attempt import failure_from
+from replanning._entries import Entry
+from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt, Unstorable
+from replanning._ids import AttemptId, TaskId
+from replanning._leftovers import machine, process_born
+from replanning._lifecycle import Lifecycle
+from replanning._plan import JsonValue
+from replanning._records import (
+    AttemptFailed,
+    AttemptFenced,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    Charged,
+    Failure,
+    ProcessStarted,
+    Usage,
+)
+from replanning._redaction import Redactor
+from replanning._retry import next_attempt
+from replanning._states import TaskState
+
+if TYPE_CHECKING:
+    from replanning._attempt import Attempt, Worker
+
+_READY = TaskState.READY
+
+Codec = Callable[[object], JsonValue]
+"""Turns an output that is not JSON into JSON."""
+
+
+class PlanReports:
+    """The methods of a run by which the execution of its tasks is reported."""
+
+    _life: Lifecycle
+    _redactor: Redactor
+    _codec: Codec | None
+    _chance: Callable[[], float]
+    _limit: int
+    _attempts: dict[AttemptId, tuple[Entry, Attempt | Worker | None]]
+
+    def started(self, task_id: str) -> AttemptId:
+        """Report that a ready task is being executed.
+
+        Returns:
+            The id of the attempt, to report its end with.
+
+        Raises:
+            NotRunning: the task is not ready, a question holds it, or the run has ended or is about to.
+            StoreError: the journal does not take it; the task must not be executed.
+        """
+        entry = self._life.live.entry(TaskId(task_id))
+        if entry.state is not _READY:
+            raise NotRunning(f"task {task_id!r} is {entry.state}, so no attempt at it can start")
+        if entry.held:
+            raise NotRunning(f"task {task_id!r} is held until a person has answered what they were asked about it")
+        if self._life.end is not None:
+            raise NotRunning(f"the run is {self._life.end.status}")
+        if self._life.stopping:
+            raise NotRunning(f"{self._life.stopping}: nothing more begins")
+        return self._start(entry)
+
+    def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
+        """Report the output of an attempt: JSON, or what the codec turns into JSON.
+
+        An attempt that is not current any more is recorded and otherwise passed over.
+
+        Raises:
+            UnknownAttempt: there was no such attempt.
+        """
+        entry = self._ending(attempt_id, "succeeded")
+        if entry is None:
+            return
+        life = self._life
+        try:
+            value, recoverable = (None, True) if output is None else self._storable(output)
+        except OutputError as error:
+            self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
+            return
+        if not recoverable:
+            entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
+        life.observe(AttemptSucceeded(attempt_id, entry.id, value, recoverable))
+        life.after_observation()
+
+    def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
+        """Report that an attempt failed; the task is run again, or a trigger follows.
+
+        Raises:
+            UnknownAttempt: there was no such attempt.
+        """
+        entry = self._ending(attempt_id, "failed")
+        if entry is not None:
+            self._fail(entry, attempt_id, error if isinstance(error, Failure) else failure_from(error))
+
+    def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
+        """Report what work or a provider used."""
+        self._life.observe(Charged(usage, attempt_id, provider))
+        self._life.check_budget()
+
+    def _begin(self, attempt: Attempt | Worker) -> bool:
+        """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
+        life = self._life
+        entry = life.live.entry(attempt.task.id)
+        if entry.state is not _READY or entry.held or life.end is not None or life.stopping:
+            self._fence(attempt, entry)
+            return False
+        try:
+            attempt.id = self._start(entry, attempt)
+        except StoreError:
+            return False
+        return True
+
+    async def _begin_later(self, attempt: Attempt | Worker) -> bool:
+        """Wait for the store, then start; false when the attempt may not run any more."""
+        while not attempt.id:
+            try:
+                await self._life.store_back()
+            except NotRunning:
+                self._fence(attempt, self._life.live.entry(attempt.task.id))
+                break
+            if self._begin(attempt):
+                return True
+        return False
+
+    def _fence(self, attempt: Attempt | Worker, entry: Entry) -> None:
+        attempt.id = AttemptId(f"{entry.id}#fenced")
+        if self._life.end is None:
+            state = "the task is held by a question" if entry.held else f"the task is {entry.state}"
+            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: {self._life.stopping or state}"))
+
+    def _start(self, entry: Entry, body: Attempt | Worker | None = None) -> AttemptId:
+        life = self._life
+        number = entry.attempts + 1
+        attempt_id = AttemptId(f"{entry.id}#{number}")
+        task = entry.task
+        timeout = task.timeout
+        if timeout is None and task.tool is not None:
+            tool = self._life.live.tools.get(task.tool)
+            timeout = tool.timeout if tool is not None else None
+        deadline = None if timeout is None else life.clock.now() + timeout
+        life.commit(AttemptStarted(attempt_id, entry.id, number, deadline))
+        self._attempts[attempt_id] = entry, body
+        if deadline is not None and deadline < life.timer.soonest:
+            life.timer.poke(deadline)
+        return attempt_id
+
+    def _ending(self, attempt_id: AttemptId, report: str) -> Entry | None:
+        """The task of an attempt that ends now; None when the attempt is not current, which is recorded."""
+        found = self._attempts.pop(attempt_id, None)
+        if found is not None:
+            return found[0]
+        task_id = TaskId(attempt_id.rpartition("#")[0])
+        if task_id not in self._life.live:
+            raise UnknownAttempt(attempt_id)
+        if self._life.end is None:
+            self._life.observe(AttemptFenced(attempt_id, task_id, report))
+        return None
+
+    def _fail(self, entry: Entry, attempt_id: AttemptId, failure: Failure) -> None:
+        life = self._life
+        failure = Failure(failure.type, self._redactor.text(failure.message), failure.transient, failure.kind)
+        retry_at, exhausted = self._next(entry, failure)
+        life.observe(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
+        self._after_failure(retry_at)
+
+    def _next(self, entry: Entry, failure: Failure) -> tuple[float | None, bool]:
+        settings = self._life.settings
+        now = self._life.clock.now()
+        return next_attempt(
+            entry, failure, settings.retry, threshold=settings.failure_threshold, now=now, chance=self._chance()
+        )
+
+    def _after_failure(self, retry_at: float | None) -> None:
+        if retry_at is not None:
+            self._life.timer.poke(retry_at)
+        self._life.after_observation()
+
+    def _time_out(self, entry: Entry, attempt_id: AttemptId) -> None:
+        if attempt_id not in self._attempts:
+            return  # it has ended; while the store fails, the plan does not know yet
+        timeout = round((entry.deadline or 0.0) - entry.started, 3)
+        retry_at, _ = self._next(entry, Failure("TimedOut", "", kind="timeout"))
+        self._forget(attempt_id)
+        self._life.observe(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
+        self._after_failure(retry_at)
+
+    def _interrupted(self, attempt_id: AttemptId, reason: str) -> None:
+        entry = self._ending(attempt_id, "interrupted")
+        if entry is not None and self._life.end is None:
+            retry_at, _ = self._next(entry, Failure("Interrupted", reason, kind="interrupted"))
+            self._life.observe(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
+            # Whoever interrupts may be leaving the run: whether it is at its end is looked at a little later.
+            self._life.timer.at(retry_at or self._life.clock.now(), self._life.after_observation)
+
+    def _fail_arguments(self, entry: Entry, failure: Failure) -> None:
+        attempt_id = self._start(entry)
+        self._fail(self._attempts.pop(attempt_id)[0], attempt_id, failure)
+
+    def _forget(self, attempt_id: AttemptId | None) -> None:
+        """Stop the body of an attempt that is not wanted any more."""
+        if attempt_id is not None:
+            _, body = self._attempts.pop(attempt_id, (None, None))
+            if body is not None:
+                body.cancel()
+
+    def _stop_attempts(self) -> None:
+        for attempt_id in list(self._attempts):
+            self._forget(attempt_id)
+
+    def _note_process(self, attempt_id: AttemptId, group: int) -> None:
+        if attempt_id in self._attempts:
+            self._life.commit(ProcessStarted(attempt_id, machine(), group, process_born(group)))
+
+    def _storable(self, output: object) -> tuple[JsonValue, bool]:
+        """The output as JSON without secrets, and whether a resumed run will find it."""
+        if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
+            return output, True
+        if self._codec is not None:
+            try:
+                output = self._codec(output)
+            except Exception as error:  # whatever a codec raises is a failure of the attempt
+                raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
+        try:
+            text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+            size = len(text.encode())
+        except (TypeError, ValueError, RecursionError):
+            return None, False
+        if size > self._limit:
+            raise OutputError(
+                f"the output has {size} bytes as JSON, the limit is {self._limit};"
+                " store it elsewhere and return a reference to it"
+            )
+        try:
+            if isinstance(output, list | dict | tuple):
+                output = from_json(f'{{"output":{text}}}')["output"]  # as whoever resumes the run will read it
+            return self._redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
+        except (ValueError, Unstorable):
+            return None, False  # a reader does not take so deep a nesting, or so long a number
