@@ -80,7 +80,13 @@ ReplanOption = Annotated[
 ]
 ProviderOption = Annotated[
     list[str] | None,
-    typer.Option("--replan-provider", metavar="NAME", help="Who proposes alternatives; repeat for several."),
+    typer.Option(
+        "--replan-provider",
+        metavar="NAME",
+        help="Who proposes alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama, local;"
+        " NAME:MODEL for one of its models; NAME,NAME for one that stands in for the other); repeat for several."
+        " auto is repair and the first model whose key is in the environment.",
+    ),
 ]
 SequentialOption = Annotated[bool, typer.Option("--sequential", help="One task at a time.")]
 ConcurrencyOption = Annotated[
@@ -137,6 +143,7 @@ def demo(
         "replanning run plan.yaml",
         "replanning run plan.yaml --set context.region=eu --max-concurrency 4",
         "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
+        "replanning run plan.yaml --replan-provider openai --replan-provider repair",
         "replanning run plan.yaml --ask store    then elsewhere: replanning approve QUESTION",
         "replanning run plan.yaml --no-replan --json > result.json",
         "Ctrl-C pauses: what runs is finished first. A second Ctrl-C stops it at once.",
@@ -333,13 +340,26 @@ def simulate(
 
 @app.command(
     rich_help_panel=ABOUT,
-    epilog=paragraphs("[bold]Example[/bold]", "replanning providers --json"),
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning providers --check",
+        "replanning providers --json",
+        "A language model that is unavailable lacks its key, or a package; one that is a fallback stands in for others.",
+    ),
 )
-def providers(*, settings: SettingsOption = None, as_json: JsonOption = False) -> None:
+def providers(
+    *,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask each language model that is available a tiny question; this may cost a bit."),
+    ] = False,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the plugins that are installed: which are used, which are available, and which are broken and why."""
     from replanning.cli._plugins import show_plugins
 
-    show_plugins(settings, as_json=as_json)
+    show_plugins(settings, check=check, as_json=as_json)
 
 
 @app.command(rich_help_panel=ABOUT)

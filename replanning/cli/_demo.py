@@ -46,7 +46,8 @@ def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) 
     if not quiet:
         first = _PRESENT if shutil.which("zpaq") else _ABSENT
         say(_INTRODUCTION.format(first=first, plan=plan))
-    options = RunOptions(store=str(place / ".replanning" / "history.db"), trace=trace, json=json, quiet=quiet)
+    store = str(place / ".replanning" / "history.db")
+    options = RunOptions(store=store, providers=["repair"], trace=trace, json=json, quiet=quiet)
     # Its python3 is the one that runs this, so that the demo needs nothing else on the PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     summary = run_plan(Plan.load(plan), options, settings=Settings(), cwd=place, environ={**os.environ, "PATH": path})

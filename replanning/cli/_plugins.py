@@ -1,19 +1,27 @@
-"""What is installed: plugins, and whether they work."""
+"""What is installed: plugins, whether they work, and which language models can be asked."""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import EntryPoint
+from typing import Final
 
 import anyio
 
-from replanning import __version__
+from replanning import Environment, Settings, __version__
+from replanning._asked import ALTERNATIVES, REPAIR
 from replanning._config import load_settings
-from replanning._errors import PluginError
+from replanning._errors import NoLLMProvider, PluginError, ReplanningError
+from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
+from replanning._redaction import Redactor
 from replanning.cli._output import console, plain, show, show_json
-from replanning.cli._run import provider_names
+from replanning.llm import LLMOptions, LLMProvider
+
+MODEL: Final = "language model"
+_QUESTION: Final = "Answer with the single word yes."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +29,15 @@ class Plugin:
     """One entry point, and what became of it.
 
     Attributes:
-        state: `used` by a run that names nothing else, `available`, or `broken`.
-        problem: why it is broken.
+        state: `used` by a run that names nothing else, `fallback` where one that is used fails, `available`,
+            `unavailable` for a language model that lacks something, `broken`, or `missing`.
+        problem: why it is broken or unavailable.
+        kind: `language model` for one; else empty.
+        model: which model it would be asked for.
+        key: the variable that holds its key, where it takes one.
+        address: where it is asked.
+        answers: whether it answered; None where it was not asked.
+        seconds: how long that took.
     """
 
     group: str
@@ -31,26 +46,51 @@ class Plugin:
     value: str
     state: str
     problem: str = ""
+    kind: str = ""
+    model: str = ""
+    key: str = ""
+    address: str = ""
+    answers: bool | None = None
+    seconds: float | None = None
+
+    @property
+    def details(self) -> str:
+        """What is known of it, in words."""
+        if self.kind != MODEL or self.state == "broken":
+            return self.problem or self.value
+        parts = [self.model or "no model", f"at {self.address}" if self.address else ""]
+        parts += [f"key in {self.key}" if self.key and self.key not in self.problem else "", self.problem]
+        if self.answers:
+            parts.append(f"answers in {self.seconds:.1f} s")
+        return ", ".join(filter(None, parts))
 
 
-def show_plugins(settings: str | None, *, as_json: bool) -> None:
-    """Print every plugin."""
+def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> None:
+    """Print every plugin.
+
+    Args:
+        settings: the settings file, if one is named.
+        check: ask language models whether they answer.
+        as_json: whether the list is for a program.
+
+    Raises:
+        SettingsError: the settings are not valid, or contradict one another.
+    """
     loaded = load_settings(settings).settings
+    chosen = _chosen(loaded)
     used: dict[str, list[str]] = {
-        "providers": provider_names((), loaded),
+        "providers": _providers(loaded),
         "triggers": list(loaded.triggers),
         "stores": ["sqlite"],
     }
-    plugins = [_look_at(group, point, used) for group in GROUPS for point in installed(group).values()]
-    missing = [
-        Plugin("providers", name, "", "", "missing", "the settings name it, but it is not installed")
-        for name in used["providers"]
-        if name not in installed("providers")
-    ]
+    points = [(group, point, used.get(group, [])) for group in GROUPS for point in installed(group).values()]
+    found = [_look_at(group, point, names, chosen, loaded) for group, point, names in points]
+    plugins = anyio.run(_asked, found) if check else [plugin for plugin, _ in found]
+    plugins += _missing(loaded)
     if as_json:
-        show_json([asdict(plugin) for plugin in [*plugins, *missing]])
+        show_json([asdict(plugin) for plugin in plugins])
     else:
-        _show_table([*plugins, *missing])
+        _show_table(plugins)
 
 
 def show_version(*, as_json: bool) -> None:
@@ -61,38 +101,130 @@ def show_version(*, as_json: bool) -> None:
         show(f"replanning {__version__} (Python {platform.python_version()})")
 
 
-def _look_at(group: str, point: EntryPoint, used: dict[str, list[str]]) -> Plugin:
+# What a run would use
+
+
+def _named(settings: Settings) -> list[str]:
+    """The names in the settings, one by one."""
+    return [part for name in settings.provider for part in name.split(",")]
+
+
+def _providers(settings: Settings) -> list[str]:
+    return [REPAIR if name == AUTO else name.partition(":")[0] for name in _named(settings)]
+
+
+def _missing(settings: Settings) -> list[Plugin]:
+    known = installed("providers")
+    wanted = [*_providers(settings), *(name.partition(":")[0] for name in settings.llm.fallback)]
+    problem = "the settings name it, but it is not installed"
+    return [
+        Plugin("providers", name, "", "", "missing", problem) for name in dict.fromkeys(wanted) if name not in known
+    ]
+
+
+def _chosen(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
+    """The language models that a run would ask, by name, with whether they are used or a fallback."""
+    found: dict[str, tuple[LLMProvider, str]] = {}
+    for name in settings.provider:
+        try:
+            clients = clients_for(name, settings=settings) if name == AUTO or is_llm(name) else []
+        except (NoLLMProvider, PluginError):
+            continue  # seen below, plugin by plugin
+        for number, client in enumerate(clients):
+            found.setdefault(client.name, (client, "fallback" if number else "used"))
+    return found
+
+
+def _look_at(
+    group: str,
+    point: EntryPoint,
+    used: list[str],
+    chosen: Mapping[str, tuple[LLMProvider, str]],
+    settings: Settings,
+) -> tuple[Plugin, LLMProvider | None]:
     package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-    problem = _problem(group, point.name)
-    state = "broken" if problem else "used" if point.name in used.get(group, ()) else "available"
-    return Plugin(group, point.name, package, point.value, state, problem)
-
-
-def _problem(group: str, name: str) -> str:
-    """Why a plugin does not work; empty where it does."""
+    plugin = Plugin(group, point.name, package, point.value, "available")
     try:
-        plugin = load(group, name)
-        if group in ("providers", "triggers"):
-            plugin()
-        elif group == "exporters":
-            anyio.run(plugin().aclose)
+        if group == "providers" and is_llm(point.name):
+            client, state = chosen.get(point.name) or (_client(point.name, settings), "available")
+            return _model(replace(plugin, state=state), client), client
+        _make(group, point.name)
     except PluginError as error:
-        return str(error)
+        return replace(plugin, state="broken", problem=str(error)), None
     except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown
-        return f"it cannot be made: {error!r}"
-    return ""
+        return replace(plugin, state="broken", problem=f"it cannot be made: {error!r}"), None
+    return replace(plugin, state="used" if point.name in used else "available"), None
+
+
+def _make(group: str, name: str) -> None:
+    """Make what a plugin registers, to see whether that works."""
+    plugin = load(group, name)
+    if group in ("providers", "triggers"):
+        if name != ALTERNATIVES:  # that is made of a language model
+            plugin()
+    elif group == "exporters":
+        anyio.run(plugin().aclose)
+
+
+# Language models
+
+
+def _client(name: str, settings: Settings) -> LLMProvider:
+    """A language model that no run would ask: as it would be, named without a model and an address of its own."""
+    own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
+    return clients_for(name, settings=settings.model_copy(update={"llm": own}))[0]
+
+
+def _model(plugin: Plugin, client: LLMProvider) -> Plugin:
+    problem = client.unavailable()
+    return replace(
+        plugin,
+        kind=MODEL,
+        state="unavailable" if problem else plugin.state,
+        problem=problem,
+        model=client.model,
+        key=str(getattr(client, "key_variable", "")),
+        address=Redactor().text(str(getattr(client, "base_url", ""))),
+    )
+
+
+async def _asked(found: list[tuple[Plugin, LLMProvider | None]]) -> list[Plugin]:
+    """The plugins, those that are language models asked whether they answer, all at once."""
+    results = [plugin for plugin, _ in found]
+
+    async def ask(number: int, client: LLMProvider) -> None:
+        results[number] = await _answer(results[number], client)
+
+    async with anyio.create_task_group() as group:
+        for number, (plugin, client) in enumerate(found):
+            if client is not None and plugin.state != "unavailable":
+                group.start_soon(ask, number, client)
+    return results
+
+
+async def _answer(plugin: Plugin, client: LLMProvider) -> Plugin:
+    clock = Environment().clock
+    began = clock.now()
+    try:
+        await client.complete(_QUESTION, LLMOptions(max_tokens=16))
+    except ReplanningError as error:
+        return replace(plugin, answers=False, problem=str(error).removeprefix(f"{client.name}: "))
+    finally:
+        await client.aclose()
+    return replace(plugin, answers=True, seconds=round(clock.now() - began, 3))
 
 
 def _show_table(plugins: list[Plugin]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"used": "green", "broken": "red", "missing": "red"}
+    styles = {"used": "green", "fallback": "green", "broken": "red", "missing": "red", "unavailable": "yellow"}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("group", "name", "state", "package"):
         table.add_column(heading, no_wrap=True)
     table.add_column("")
     for plugin in plugins:
-        state = Text(plugin.state, styles.get(plugin.state, ""))
-        table.add_row(plugin.group, plugin.name, state, plugin.package, plain(plugin.problem or plugin.value))
+        state = "no answer" if plugin.answers is False else plugin.state
+        style = "red" if plugin.answers is False else styles.get(plugin.state, "")
+        table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, plain(plugin.details))
     console().print(table)

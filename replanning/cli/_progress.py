@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -38,12 +38,14 @@ class Display:
 
     Attributes:
         asks: whether questions are put on the same terminal, and need not be told.
+        asked: the language models that see the plan where something goes wrong, in words.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.began = clock.now()
         self.asks = False
+        self.asked: Sequence[str] = ()
         self._run: PlanRun | None = None
         self._narrator: Narrator | None = None
 
@@ -59,6 +61,9 @@ class Display:
         count = sum(run.live.counts.values())
         about = plain(run.live.goal.objective)
         self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
+        for model in self.asked:
+            told = f"if the plan must change, it is shown to {plain(model)}; --replan-provider repair asks no model"
+            self.show(Line("●", told, "dim"))
 
     def on_event(self, event: object) -> None:
         """Show an event; a reader that has gone away, as in `| head`, is no reason to stop a run."""

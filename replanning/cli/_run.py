@@ -39,14 +39,12 @@ from replanning.cli._stores import open_store
 from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
+from replanning.llm import FallbackLLM, LLMProvider
 from replanning.tools import ToolExecutor, check_machine, check_tools
 
 if TYPE_CHECKING:
     from replanning.cli._options import Asking
     from replanning.interfaces import RunInfo, RunStore
-
-AUTO: Final = ("repair",)
-"""Who proposes alternatives where the settings say `auto`."""
 
 WORKERS: Final = 8
 """How many tasks run at once where nothing else is said."""
@@ -237,7 +235,7 @@ def _carry_out(job: Job) -> Summary:
     display = display_for(environment.clock, quiet=options.quiet)
     try:
         engine = ReplanningEngine(
-            provider_names(options.providers, settings),
+            provider_names(options.providers, settings) if settings.enabled else [],
             settings=settings,
             mode="observe" if job.observe else "act",
             gate=_gate(options, display),
@@ -246,6 +244,7 @@ def _carry_out(job: Job) -> Summary:
             environment=environment,
         )
         engine.monitor.on(object, display.on_event)
+        display.asked = models_asked(engine)
         run, interrupted = anyio.run(_execute, job, engine, display)
         return Summary(
             result=run.result,
@@ -271,9 +270,19 @@ def _story(store: RunStore, run: PlanRun) -> Story:
 
 
 def provider_names(wanted: Sequence[str], settings: Settings) -> list[str]:
-    """Who proposes alternatives: what the command line says, else the settings; `auto` is what needs no key."""
-    names = [name for given in wanted or settings.provider for name in (AUTO if given == "auto" else (given,))]
-    return list(dict.fromkeys(names))
+    """Who proposes alternatives: what the command line says, else the settings."""
+    return list(dict.fromkeys(wanted or settings.provider))
+
+
+def models_asked(engine: ReplanningEngine) -> list[str]:
+    """The language models that an engine asks, in words."""
+    found = []
+    for provider in engine.generator.paths.providers:
+        model = getattr(provider, "client", None)
+        if isinstance(model, LLMProvider):
+            members = model.members if isinstance(model, FallbackLLM) else (model,)
+            found.append(", else ".join(f"{one.name} ({one.model})" for one in members))
+    return found
 
 
 def _gate(options: RunOptions, display: Display) -> HumanGate | None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from replanning import Plan, ReplanningEngine
+from replanning._asked import REPAIR
 from replanning._config import load_settings
 from replanning._errors import Problem, SettingsError
+from replanning._llms import AUTO, is_llm
 from replanning.cli._options import ExitCode
 from replanning.cli._output import console, plain, show_json
 from replanning.cli._run import provider_names
@@ -42,7 +44,7 @@ def simulate_plan(
     """
     plan = Plan.load(path)
     loaded = load_settings(settings).settings
-    engine = partial(ReplanningEngine, provider_names(providers, loaded), settings=loaded)
+    engine = partial(ReplanningEngine, _without_models(provider_names(providers, loaded)), settings=loaded)
     chances = {kind: _chances(kind, given) for kind, given in faults.items()}
     schedule = FaultSchedule(fail=chances["fail"], flaky=chances["flaky"], hang=chances["hang"])
     report = simulate(plan, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=workers)
@@ -51,6 +53,15 @@ def simulate_plan(
     else:
         _show(report, plan)
     return int(ExitCode.OK if report.success_rate == 1 and not report.broken else ExitCode.FAILED)
+
+
+def _without_models(names: Sequence[str]) -> list[str]:
+    """Who is asked in a simulation: no language models, which know no virtual time, and cost."""
+    models = [name for name in names if is_llm(name)]
+    if models:
+        message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; say repair"
+        raise SettingsError([Problem("--replan-provider", message)])
+    return [REPAIR if name == AUTO else name for name in names]
 
 
 def _chances(kind: str, given: Sequence[str]) -> dict[str, float]:
