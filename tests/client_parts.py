@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import anyio
 import httpx
 from pydantic import BaseModel
 
@@ -35,16 +36,22 @@ class City(BaseModel):
 class Network(httpx.AsyncBaseTransport):
     """Answers as a script says, the last line again and again, and writes down what it was asked and when.
 
+    Args:
+        script: what requests come to.
+        clock: what time it is.
+        takes: seconds for each of them.
+
     Attributes:
         requests: what was asked, in order.
         moments: seconds since the start at which it was.
         abandoned: how many requests were cancelled.
     """
 
-    def __init__(self, *script: Happening, clock: Clock | None = None) -> None:
+    def __init__(self, *script: Happening, clock: Clock | None = None, takes: float = 0) -> None:
         self.clock = VirtualClock() if clock is None else clock
         self.start = self.clock.now()
         self.script = script
+        self.takes = takes
         self.requests: list[httpx.Request] = []
         self.moments: list[float] = []
         self.abandoned = 0
@@ -54,11 +61,11 @@ class Network(httpx.AsyncBaseTransport):
         self.requests.append(request)
         self.moments.append(self.clock.now() - self.start)
         happens = self.script[min(len(self.requests), len(self.script)) - 1]
-        if happens is None:
-            try:
-                await self.clock.sleep(float("inf"))
-            finally:
-                self.abandoned += 1
+        try:
+            await self.clock.sleep(float("inf") if happens is None else self.takes)
+        except anyio.get_cancelled_exc_class():
+            self.abandoned += 1
+            raise
         if isinstance(happens, httpx.TransportError):
             raise happens
         return happens(request) if callable(happens) else again(happens)

@@ -1,9 +1,8 @@
 """Defects of earlier systems that must not exist here: one test for each, by its number in the specification.
 
 Some belong to parts that stand on this engine and do not exist yet: the checklist on an issue (26: a partial
-replan that ticks the failed task), the planning mode (27: a full replan that is complete before it started) and
-clients of language models (38: a temperature that is never sent, 39: greedy extraction of JSON). Of 24, 28, 29 and
-30, which the planning mode has too, and of 37 and 40, which those clients have too, the engine's part is tested.
+replan that ticks the failed task) and the planning mode (27: a full replan that is complete before it started). Of
+24, 28, 29 and 30, which the planning mode has too, the engine's part is tested.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from replanning import (
 )
 from replanning._config import load_settings
 from replanning.changes import AddTask, RemoveTask, ReplaceTask, SkipTask
-from replanning.errors import ChangeRefused, RunOwned
+from replanning.errors import ChangeRefused, LLMRejected, LLMTimedOut, RunOwned
 from replanning.events import (
     AlternativesConsidered,
     AttemptStarted,
@@ -43,12 +42,23 @@ from replanning.events import (
     Usage,
 )
 from replanning.history import JsonlStore, MemoryStore, SqliteStore
+from replanning.llm import LLMOptions, json_in
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
-from replanning.testing import ScriptedExecutor, ScriptedGate, ScriptedProvider, VirtualClock, hangs, raises, returns
+from replanning.testing import (
+    ScriptedExecutor,
+    ScriptedGate,
+    ScriptedLLM,
+    ScriptedProvider,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+)
+from tests.client_parts import CLIENTS, City, Network, client, fails, said
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, kinds, plan
 from tests.question_parts import asking, dialogue, two_ways
 
-ELSEWHERE = {26, 27, 38, 39}
+ELSEWHERE = {26, 27}
 """Defects of parts that do not exist yet."""
 
 SECRET = "sk-4f9c2a7be01d4c5e8b3a6f"
@@ -508,6 +518,46 @@ async def test_z37_401_retried() -> None:
             work = ScriptedExecutor(default=raises(HttpError(status)), clock=clock)
             await ReplanningEngine([], environment=environment(clock)).execute(chain("a"), work)
         assert len(work.calls) == attempts
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_z37_401_of_a_model_retried(kind) -> None:
+    """A language model that does not accept the key is asked once, and the error says so."""
+    network = Network(fails(401, "invalid key", retry_after="1"))
+    with pytest.raises(LLMRejected, match="does not accept the key"):
+        await client(kind, network).complete("What now?")
+    assert len(network.requests) == 1
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_z38_the_temperature_never_sent(kind) -> None:
+    """The temperature that is configured is what is sent, zero too, and that of a call goes before it."""
+    network = Network(said(kind))
+    for configured, wanted, temperature in ((0.7, None, 0.7), (0.0, None, 0.0), (0.7, 0.2, 0.2), (0.7, 0.0, 0.0)):
+        model = client(kind, network, temperature=configured)
+        await model.complete("What now?", LLMOptions(temperature=wanted))
+        body = network.bodies[-1]
+        assert body.get("options", body)["temperature"] == temperature
+
+
+async def test_z39_greedy_json_extraction() -> None:
+    """Braces before, between and behind JSON are not taken for a part of it; what a model thinks is not its answer."""
+    text = 'Of {x} I think <think>{"name": "Bonn"}</think> that {"name": "Ulm"} is it, {not} {"size": 1}. ```\n{}\n```'
+    answer = await ScriptedLLM([text]).complete_json("Which?", City)
+    assert answer == City(name="Ulm")
+    assert list(json_in('{"name": "Ulm"} or {"name": "Bonn"}')) == [{"name": "Bonn"}, {"name": "Ulm"}]
+    assert list(json_in('It is {"name": "Ulm", "note": {"name": "Bonn"}, "size"')) == []
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_z40_tries_that_add_up_to_minutes(kind) -> None:
+    """All tries of a call of a language model, and the second question for its shape, end within thirty seconds."""
+    async with VirtualClock() as clock:
+        busy, shapeless = fails(503), said(kind, "no shape at all")
+        network = Network(busy, shapeless, busy, shapeless, clock=clock, takes=9)
+        with pytest.raises(LLMTimedOut):
+            await client(kind, network).complete_json("Which?", City)
+        assert (clock.elapsed, network.moments, network.abandoned) == (30, [0, 9.5, 18.5, 28], 1)
 
 
 async def test_z40_timeouts_that_add_up_to_minutes() -> None:
