@@ -60,6 +60,8 @@ def test_service_repairs_a_plan(tmp_path: Path, plan: Path, service: str) -> Non
     standing = answer(tmp_path, "status", "r")
     assert standing["spent"]["calls"] == 1
     assert standing["spent"]["tokens"] > 0
+    assert "providers used 1 call, " in cli(tmp_path, "history", "r").stdout
+    assert "Spent\n  1 call, " in cli(tmp_path, "why", "r").stdout
     events = json.dumps(answer(tmp_path, "history", "r"))
     assert f'"source": "{service}"' in events
     assert "scripted-key" not in events + done.stdout + done.stderr

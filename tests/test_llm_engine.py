@@ -202,3 +202,15 @@ def test_wrong_providers() -> None:
         ReplanningEngine(["opnai"])
     with pytest.raises(TypeError, match="is no provider"):
         ReplanningEngine([object()])  # type: ignore[list-item] # on purpose
+
+
+async def test_history_says_what_was_spent() -> None:
+    """A replan has on record what providers used for it, and reports say so."""
+    run = await play(CAMERA, llm={"prices": {"x": {"input": 1, "output": 1}}})
+    history = run.engine.history(run.result.run)
+    (event,) = history.events
+    assert event.spent == run.result.spent == history.metrics.spent
+    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, and what has no known price"
+    assert tokens in history.to_markdown()
+    document = json.loads(history.to_json())
+    assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens

@@ -14,7 +14,7 @@ from replanning.cli._narrator import score_in_words
 from replanning.cli._options import DEFAULT_STORE, ExitCode
 from replanning.cli._output import console, plain
 from replanning.cli._story import Chapter, Story
-from replanning.events import Usage
+from replanning.history._words import usage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +136,7 @@ def show_summary(summary: Summary) -> None:
     count = len(summary.story.chapters)
     out.print()
     out.print(f"{mark} {result.status}: {plain(result.reason)}", style=style)
-    spent = f" · {in_words(result.spent)}" if result.spent.calls else ""
+    spent = f" · {usage(result.spent)}" if result.spent.calls else ""
     out.print(f"  run {result.run} · {_plural(count, 'revision')} · {summary.elapsed:.1f} s{spent}")
     if count:
         _show_plan(out, summary.story)
@@ -256,12 +256,6 @@ def _next_steps(summary: Summary) -> list[tuple[str, str]]:
     elif result.status in ("failed", "aborted"):
         steps.append((summary.command("why", run), "what was considered, and why the plan was kept"))
     return steps
-
-
-def in_words(spent: Usage) -> str:
-    """What was used, for people."""
-    more = ", and what has no known price" if spent.unpriced else ""
-    return f"{_plural(spent.calls, 'call')}, {_plural(spent.tokens, 'token')}, {spent.money:g} money{more}"
 
 
 def _plural(count: int, noun: str) -> str:

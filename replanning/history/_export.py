@@ -90,6 +90,7 @@ def event_json(event: ReplanEvent) -> JsonObject:
         "duration": event.duration,
         "waited": event.waited,
         "question": None if asked is None else dict(asdict(asked)),
+        "spent": dict(asdict(event.spent)),
     }
 
 

@@ -15,6 +15,7 @@ from replanning._records import (
     AnswerRefused,
     Body,
     Candidate,
+    Charged,
     Decided,
     DecisionKind,
     GoalChanged,
@@ -29,6 +30,7 @@ from replanning._records import (
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
+    Usage,
 )
 from replanning._triggers import Trigger
 from replanning.history._metrics import ReplanMetrics, measure
@@ -79,6 +81,7 @@ class ReplanFold:
         self._questions: dict[QuestionId, tuple[float, ReplanId]] = {}
         self._parked: dict[ReplanId, DecisionKind] = {}
         self._past = ReplanMetrics()
+        self._spent = Usage()
 
     @property
     def events(self) -> tuple[ReplanEvent, ...]:
@@ -138,8 +141,15 @@ class ReplanFold:
 
     # Replans
 
+    def _charged(self, body: Charged, at: float) -> None:
+        if body.provider is not None:
+            self._spent += body.usage
+
     def _considered(self, body: AlternativesConsidered, at: float) -> None:
-        self._keep(ReplanEvent(body.replan, at, self._named(body.triggers), body.candidates, body.notes))
+        # Replans are considered one after another: what was used since the last one was used for this one.
+        spent, self._spent = self._spent, Usage()
+        triggers = self._named(body.triggers)
+        self._keep(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
 
     def _decided(self, body: Decided, at: float) -> None:
         triggers = self._named(body.triggers)
@@ -262,6 +272,7 @@ _HANDLERS: dict[type[Body], _Handler] = {
     GoalChanged: ReplanFold._goal_changed,
     TriggerFired: ReplanFold._fired,
     TriggerDropped: ReplanFold._on_dropped,
+    Charged: ReplanFold._charged,
     AlternativesConsidered: ReplanFold._considered,
     Decided: ReplanFold._decided,
     Revised: ReplanFold._revised,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from replanning.history._mermaid import mermaid
 from replanning.history._replans import GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import asked_lines, decision_line, effects, metrics_line, timeline
-from replanning.history._words import cause, change_line, goal_line, moment, plain
+from replanning.history._words import cause, change_line, goal_line, moment, plain, usage
 
 if TYPE_CHECKING:
     from replanning._records import Candidate, Score
@@ -72,6 +72,7 @@ def _entry(entry: ReplanEvent | PlanEdit, effect: str) -> list[str]:
     lines += [f"- **Asked**: {inline('; '.join(asked_lines(entry.question)))}"] if entry.question else []
     lines.append(f"- **Decision**: {inline(decision_line(entry))}")
     lines.append(f"- **Executed**: {'yes' if entry.executed else 'no'}, outcome: {entry.outcome}")
+    lines += [f"- **Spent**: {usage(entry.spent)}"] if entry.spent.calls else []
     lines += [f"- **Note**: {inline(note)}" for note in entry.notes]
     lines += [""]
     if entry.considered:

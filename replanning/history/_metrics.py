@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from replanning._records import Candidate
+from replanning._records import Candidate, Usage
 from replanning.history._replans import ReplanEvent
 
 UNDECIDED = "undecided"
@@ -30,6 +30,7 @@ class ReplanMetrics:
         waiting: seconds between questions to people and their answers.
         edits: changes by hand; they are no replans.
         dropped: triggers that were dropped.
+        spent: what providers used.
     """
 
     replans: int = 0
@@ -43,6 +44,7 @@ class ReplanMetrics:
     waiting: float = 0.0
     edits: int = 0
     dropped: int = 0
+    spent: Usage = field(default_factory=Usage)
 
     @property
     def success_rate(self) -> float | None:
@@ -66,6 +68,7 @@ class ReplanMetrics:
             self.waiting + other.waiting,
             self.edits + other.edits,
             self.dropped + other.dropped,
+            self.spent + other.spent,
         )
 
 
@@ -82,6 +85,7 @@ def measure(events: Iterable[ReplanEvent]) -> ReplanMetrics:
         by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
         deciding=sum(event.duration for event in events),
         waiting=sum(event.waited for event in events),
+        spent=sum((event.spent for event in events), Usage()),
     )
 
 

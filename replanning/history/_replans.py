@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from replanning._changes import PlanChange
 from replanning._ids import QuestionId, ReplanId
 from replanning._plan import Goal
-from replanning._records import Candidate, DecisionKind
+from replanning._records import Candidate, DecisionKind, Usage
 from replanning._triggers import Trigger
 
 Result = Literal["success", "failure", "unknown"]
@@ -55,6 +55,7 @@ class ReplanEvent:
         outcome: whether what was applied worked; `unknown` until that shows.
         duration: seconds from taking it up to the decision, without waiting for a person.
         question: what a person was asked about it.
+        spent: what providers used for it, such as calls of language models.
     """
 
     replan: ReplanId
@@ -73,6 +74,7 @@ class ReplanEvent:
     outcome: Result = "unknown"
     duration: float = 0.0
     question: Asked | None = None
+    spent: Usage = field(default_factory=Usage)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -9,7 +9,7 @@ from replanning._live import LivePlan
 from replanning._records import Candidate, Revised, RunOpened, Score
 from replanning.history._metrics import Calibration, ReplanMetrics
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
-from replanning.history._words import cause, change_line, count, goal_line, moment, percent, plain, span
+from replanning.history._words import cause, change_line, count, goal_line, moment, percent, plain, span, usage
 
 if TYPE_CHECKING:
     from replanning.history._history import ReplanHistory
@@ -86,6 +86,7 @@ def metrics_line(metrics: ReplanMetrics) -> str:
     parts += [count(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
     parts.append(f"deciding took {span(metrics.deciding)}")
     parts += [f"people took {span(metrics.waiting)}"] if metrics.waiting else []
+    parts += [f"providers used {usage(metrics.spent)}"] if metrics.spent.calls else []
     return "; ".join(parts)
 
 
@@ -102,6 +103,7 @@ def entry_lines(entry: ReplanEvent | PlanEdit | GoalEdit) -> list[str]:
     lines += [f"    asked:    {line}" for line in asked_lines(entry.question)]
     lines.append(f"    decided:  {decision_line(entry)}")
     lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_SHOWN]]
+    lines += [f"    spent:    {usage(entry.spent)}"] if entry.spent.calls else []
     lines += [f"    note:     {plain(note)}" for note in entry.notes[:_SHOWN]]
     return lines
 
@@ -153,6 +155,7 @@ def _parts(event: ReplanEvent) -> list[tuple[str, list[str]]]:
         ("Candidates", candidates or ["none"]),
         *([("Rejected", rejected)] if rejected else []),
         *([("Notes", _some([plain(note) for note in event.notes]))] if event.notes else []),
+        *([("Spent", [usage(event.spent)])] if event.spent.calls else []),
         *([("Asked", asked_lines(event.question))] if event.question else []),
         ("Decision", [decision_line(event), *outcome]),
     ]

@@ -18,6 +18,7 @@ from replanning._changes import (
     SkipTask,
 )
 from replanning._plan import Goal, Task
+from replanning._records import Usage
 from replanning._triggers import Trigger
 
 LONGEST: Final = 300
@@ -61,6 +62,12 @@ def span(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def usage(spent: Usage) -> str:
+    """What was used; money is in the currency of the budget."""
+    more = ", and what has no known price" if spent.unpriced else ""
+    return f"{count(spent.calls, 'call')}, {count(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
 
 
 def count(number: int, thing: str) -> str:
