@@ -111,6 +111,7 @@ def _space(
 ) -> _Space | None:
     """The space of a search; None where no target can be reached even if nothing were ever removed."""
     holds = frozenset(start)
+    actions = _relevant(holds, targets, actions)
     within_reach = holds.union(*(action.adds for action in actions))
     changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
     bits = {fact: 1 << number for number, fact in enumerate(changing)}
@@ -128,6 +129,33 @@ def _space(
     most = max((move.adds.bit_count() for move in moves), default=1)
     least = min((move.weight for move in moves), default=0)
     return _Space(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
+
+
+def _relevant(holds: frozenset[str], targets: Sequence[Target], actions: Sequence[Action]) -> list[Action]:
+    """The actions that can have a part in a way: they add what is lacking, or would be after others that do.
+
+    Of every way that has others in it, what is left without them is a way as well.
+    """
+    adding: dict[str, list[int]] = {}
+    for number, action in enumerate(actions):
+        for fact in action.adds:
+            adding.setdefault(fact, []).append(number)
+    needed = {fact for needs, _ in targets for fact in needs or ()}
+    removed: set[str] = set()
+    lacking = list(needed - holds)
+    seen = set(lacking)
+    chosen: set[int] = set()
+    while lacking:
+        for number in adding.get(lacking.pop(), ()):
+            if number not in chosen:
+                chosen.add(number)
+                action = actions[number]
+                needed.update(action.needs)
+                removed.update(action.removes)
+                both = [f for f in (*action.needs, *action.removes) if f in needed and (f in removed or f not in holds)]
+                lacking += [fact for fact in both if fact not in seen]
+                seen.update(both)
+    return [actions[number] for number in sorted(chosen)]
 
 
 def _mask(facts: Iterable[str], bits: dict[str, int]) -> int:

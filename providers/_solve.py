@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way | 
     start, actions = _start(problem, rest), grounded.actions
     suffixes = list(_suffixes(problem, rest))
     if len({action.cost for action in actions}) > 1:
-        prices = [Target(needs, sum(problem.costs[step.id] for step in kept)) for _, needs, kept in suffixes]
+        prices = [Target(needs, cost) for _, needs, cost in suffixes]
         result = find(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
         found = result.actions is not None
         yield Way("cheaper", rest, result.actions or (), rest.least + result.target) if found else None
@@ -195,13 +196,25 @@ def _start(problem: Problem, rest: Rest) -> frozenset[str]:
     return facts
 
 
-def _suffixes(problem: Problem, rest: Rest) -> Iterator[tuple[int, frozenset[str] | None, Sequence[Step]]]:
-    """By how many loose steps are removed: what must hold before the steps that are kept, and these."""
+def _suffixes(problem: Problem, rest: Rest) -> Iterator[tuple[int, frozenset[str] | None, float]]:
+    """By how many loose steps are removed: what must hold before the steps that are kept, and what these cost.
+
+    What must hold behind a step that stays is worked out once: the later ones are the same for all shorter removals.
+    """
+    place = {step.id: number for number, step in enumerate(rest.after)}
+    loose = [place[step.id] for step in rest.loose]
+    behind = list(regress(problem.goal, [step.use for step in rest.after]))[::-1]
+    movable = set(loose)
+    staying = [number for number in range(len(rest.after)) if number not in movable]
+    cost = sum(problem.costs[step.id] for step in rest.after)
+    cost -= sum(problem.costs[step.id] for step in rest.loose[: rest.least])
     for removed in range(rest.least, len(rest.loose) + 1):
         if rest.least + SUFFIXES < removed < len(rest.loose):
-            yield removed, None, ()
-            continue
-        gone = {step.id for step in rest.loose[:removed]}
-        kept = [step for step in rest.after if step.id not in gone]
-        *_, needs = regress(problem.goal, [step.use for step in kept])
-        yield removed, needs, kept
+            yield removed, None, cost
+        else:
+            last = max(loose[:removed], default=-1)
+            left = staying if removed == len(loose) else sorted({*staying, *loose[removed:]})
+            before = [rest.after[number].use for number in left[: bisect_left(left, last)]] if removed else []
+            *_, needs = regress(behind[last + 1] or (), before)
+            yield removed, None if behind[last + 1] is None else needs, cost
+        cost -= problem.costs[rest.loose[removed].id] if removed < len(rest.loose) else 0.0
