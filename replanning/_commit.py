@@ -88,10 +88,8 @@ def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
     entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
     entry.replaced_by, entry.open_sinks = (), 0
     graph._recount(entry)
-    if due is not None and not entry.missing:
-        graph._back_off(entry, due)
-    else:
-        graph._settle(entry)
+    graph._wait_until(entry, due)
+    graph._settle(entry)
 
 
 def end(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> None:

@@ -11,6 +11,7 @@ from replanning._records import Failure
 from replanning._states import SATISFIED, TaskState
 
 _READY = TaskState.READY
+_BACKING_OFF = (TaskState.BACKOFF, TaskState.PENDING)
 
 SKIP_AHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
@@ -210,4 +211,4 @@ class Deadlines:
     def _counts(when: float, entry: Entry, attempt: AttemptId | None) -> bool:
         if attempt is not None:
             return entry.attempt == attempt and entry.deadline == when
-        return entry.state is TaskState.BACKOFF and entry.due == when
+        return entry.due == when and entry.state in _BACKING_OFF

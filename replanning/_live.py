@@ -285,8 +285,7 @@ class LivePlan(TaskGraph):
             entry.failures += 1
             entry.round = 0
         if body.retry_at is not None:
-            entry.due = body.retry_at
-            self._deadlines.add(body.retry_at, entry, None)
+            self._wait_until(entry, body.retry_at)
 
     def _effects(self, task: Task, tool: ToolSpec) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """The facts that a use of a tool with the arguments of now adds and removes; None where they are not known."""

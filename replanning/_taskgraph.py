@@ -248,8 +248,9 @@ class TaskGraph(ABC):
         overdue = []
         for entry, attempt in self._deadlines.take(now):
             if attempt is None:
-                self._move(entry, TaskEvent.SATISFY)
-                self._queue.push(entry)
+                entry.due = None
+                if entry.state is not _PENDING:
+                    self._ready(entry)
             else:
                 overdue.append((entry, attempt))
         return overdue
@@ -307,11 +308,18 @@ class TaskGraph(ABC):
     def _settle(self, entry: Entry) -> None:
         """Make the state of a waiting task agree with its dependencies."""
         if entry.state is _PENDING and not entry.missing:
-            self._move(entry, TaskEvent.SATISFY)
-            self._queue.push(entry)
+            self._ready(entry)
         elif entry.missing and entry.state in WAITING and entry.state is not _PENDING:
             self._move(entry, TaskEvent.UNSATISFY)
             self._unclaim(entry)
+
+    def _ready(self, entry: Entry) -> None:
+        """Let a task run that waits for no other, at once or when its time has come."""
+        if entry.due is None:
+            self._move(entry, _SATISFY)
+            self._queue.push(entry)
+        else:
+            self._move(entry, TaskEvent.WAIT)
 
     def _move(self, entry: Entry, event: TaskEvent) -> None:
         state = entry.state
@@ -344,8 +352,7 @@ class TaskGraph(ABC):
             for waiting in done.dependents:
                 waiting.missing -= 1
                 if not waiting.missing and waiting.state is _PENDING:
-                    self._move(waiting, _SATISFY)
-                    self._queue.push(waiting)
+                    self._ready(waiting)
             original = done.stands_for
             if original is not None:
                 original.open_sinks -= 1
@@ -407,11 +414,11 @@ class TaskGraph(ABC):
                 original.open_sinks += 1
                 self._recount(original)
 
-    def _back_off(self, entry: Entry, due: float) -> None:
-        """Make a pending task wait until a point in time."""
-        self._move(entry, TaskEvent.WAIT)
+    def _wait_until(self, entry: Entry, due: float | None) -> None:
+        """Let a task run no earlier than at a point in time, whatever it waits for meanwhile."""
         entry.due = due
-        self._deadlines.add(due, entry, None)
+        if due is not None:
+            self._deadlines.add(due, entry, None)
 
 
 class Results(Mapping[str, JsonValue]):

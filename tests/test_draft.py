@@ -344,11 +344,35 @@ def test_retry_what_failed() -> None:
 
 
 def test_delay_of_a_task_that_waits() -> None:
-    """A delay means nothing where the task waits for others anyway."""
+    """A delay counts from the change, also where the task waits for others meanwhile."""
     run = chain("a", "b")
     run.apply(CancelTask(task_id="b"))
     run.apply(RetryTask(task_id="b", delay=5.0))
     assert run.states()["b"] == "PENDING"
+    run.run("a")
+    assert run.states()["b"] == "BACKOFF"
+    run.live.advance(run.now + 5)
+    assert run.states()["b"] == "READY"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(1.0, "BACKOFF"), (9.0, "READY")])
+def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
+    """A task that backs off and is made to wait for another one still waits until its time has come as well."""
+    run = kept(Task(id="a"), Task(id="x"))
+    run.fail("a", retry_at=run.now + 5)
+    run.apply(ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
+    assert (run.states()["a"], run.live.next_deadline()) == ("PENDING", run.now + 5)
+    run.now += seconds
+    assert run.live.advance(run.now) == []
+    assert run.states()["a"] == "PENDING"
+    run.run("x")
+    assert run.states()["a"] == state
+    assert wrong_with(run.live) == []
+    run.live.advance(run.now + 5)
+    assert (claimed(run.live), run.live.next_deadline()) == (["a"], None)
+    run.apply(SkipTask(task_id="a"))
+    run.apply(RetryTask(task_id="a"))
+    assert run.states()["a"] == "READY"
 
 
 def test_unskip() -> None:

@@ -87,8 +87,12 @@ def test_deadlines() -> None:
     deadlines.add(5.0, late, "late#1")
     deadlines.add(4.0, waits, None)
     deadlines.add(1.0, over, "over#1")
+    behind = ready("behind", 3)
+    behind.state, behind.due = TaskState.PENDING, 4.5
+    deadlines.add(4.5, behind, None)
     assert deadlines.next() == 4.0
-    assert list(deadlines.take(4.5)) == [(waits, None)]
+    assert list(deadlines.take(4.0)) == [(waits, None)]
+    assert list(deadlines.take(4.5)) == [(behind, None)]
     assert list(deadlines.take(9.0)) == [(late, "late#1")]
     assert deadlines.next() is None
 

@@ -193,9 +193,6 @@ class RunModel:
         self.revision = body.number
         for change in body.changes:
             self._change(change, at)
-        for task_id, model in self.tasks.items():
-            if model.due and self.unmet(task_id):
-                model.due = 0.0  # who waits for another task need not wait for a time as well
 
     # Changes
 

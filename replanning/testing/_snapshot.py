@@ -15,7 +15,7 @@ Snapshot = dict[str, object]
 
 _FIELDS: Final = (
     *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "removed"),
-    *("attempts", "round", "failures", "attempt", "due", "deadline", "started", "duration", "failure", "reason"),
+    *("attempts", "round", "failures", "attempt", "deadline", "started", "duration", "failure", "reason"),
     *("condition", "recoverable"),
 )
 
@@ -51,6 +51,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
         found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
         found[f"task {entry.id!r} output"] = entry.output if done and entry.recoverable else None
         found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _FIELDS}
+        found[f"task {entry.id!r} due"] = entry.due if entry.due is not None and entry.due > at else None
         if entry.state is TaskState.RUNNING:
             for name, amount in live.demand(entry.task).items():
                 used[name] = used.get(name, 0.0) + amount
