@@ -67,6 +67,7 @@ class Asked:
 
     def _one(self, wanted: Wanted) -> AlternativeProvider:
         if isinstance(wanted, LLMProvider):
+            wanted.redactor = self._redactor  # what is a secret in a run is one to whoever is asked for it
             guarded = isinstance(wanted, FallbackLLM | GuardedLLM)
             most = self._settings.llm.max_concurrency
             return _proposing(wanted if guarded else GuardedLLM(wanted, max_concurrency=most))

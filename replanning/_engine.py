@@ -25,7 +25,7 @@ from replanning._interfaces import AlternativeProvider, Answer, Exporter, HumanG
 from replanning._lifecycle import Past
 from replanning._llm import LLMProvider
 from replanning._monitor import PlanMonitor
-from replanning._opening import Opener
+from replanning._opening import Opener, redactor_for
 from replanning._plan import JsonObject, Plan
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
@@ -76,7 +76,7 @@ class ReplanningEngine:
         environment: time, chance and ids.
         tracer_provider: where spans go; when left out, where an exporter wants them, or the globally configured one.
         meter_provider: where metrics go; likewise.
-        redactor: takes secrets out of what enters.
+        redactor: takes secrets out of what enters, instead of one made of `settings`.
         codec: turns outputs that are not JSON into JSON.
     """
 
@@ -106,7 +106,7 @@ class ReplanningEngine:
         self.monitor = monitor or PlanMonitor()
         self.evaluator = evaluator or PlanEvaluator()
         scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
-        environment, redactor = environment or Environment(), redactor or Redactor()
+        environment, redactor = environment or Environment(), redactor or redactor_for(self.settings)
         self._asked = Asked(self.settings, environment, redactor)
         self.generator = generator or AlternativeGenerator(self._asked.each(providers), scorer=scorer)
         self.policy = policy or ReplanPolicy(self.settings)
@@ -226,14 +226,16 @@ class ReplanningEngine:
         if any(message.kind == "answer" and message.payload.get("question") == question_id for message in left):
             raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
         changes_of(answer, asked, live)
+        redactor = self._opener.redactor
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
             "choice": answer.choice,
-            "changes": [dump_change(change) for change in answer.changes],
-            "comment": self._opener.redactor.text(answer.comment),
+            "changes": [dump_change(redactor.document(change)) for change in answer.changes],
+            "comment": redactor.text(answer.comment),
         }
-        self.store.post(run_id, Message("answer", self._opener.environment.clock.now(), answer.by, payload))
+        now = self._opener.environment.clock.now()
+        self.store.post(run_id, Message("answer", now, redactor.text(answer.by), payload))
 
     async def aclose(self) -> None:
         """Let the exporters send what is left, each for a few seconds at most, and close the connections of models.
@@ -329,7 +331,8 @@ async def open_run(
     opener: Opener | None = None,
 ) -> AsyncIterator[PlanRun]:
     """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
-    base = opener or Opener(store or MemoryStore(), settings or Settings())
+    settings = settings or Settings()
+    base = opener or Opener(store or MemoryStore(), settings, redactor=redactor_for(settings))
     quiet = base.settings.model_copy(update={"enabled": False})
     run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
     async with opened(run):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -43,6 +43,7 @@ class Setting(NamedTuple):
     time_left: float | None
     charge: Charge = lambda usage, provider=None: None
     spans: Spans = UNTRACED
+    clean: Callable[[Alternative], Alternative] = lambda alternative: alternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class PathGenerator:
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
-                    reply.take(await reply.ask(request))
+                    reply.take(await reply.ask(request), setting.clean)
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
@@ -299,12 +300,13 @@ class _Reply:
         """What the provider proposes."""
         return await self.provider.propose(request)
 
-    def take(self, proposed: Sequence[Alternative]) -> None:
+    def take(self, proposed: Sequence[Alternative], clean: Callable[[Alternative], Alternative]) -> None:
         """Keep what was proposed; all of it or nothing."""
         for alternative in proposed:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-        self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+        named = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+        self.alternatives = list(map(clean, named))
 
 
 class _Completion(_Reply):

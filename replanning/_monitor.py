@@ -195,6 +195,7 @@ class _Watch:
     def _fire(self, trigger: TriggerEvent, at: float) -> None:
         ledger, live = self._life.ledger, self.run.live
         number = len(ledger.triggers) + 1
+        trigger = self.run._redactor.document(trigger)
         named = trigger.model_copy(update={"id": f"t{number}", "run": self.run.id, "at": at, "revision": live.revision})
         same = next((t.id for t in ledger.open.values() if t.fingerprint == named.fingerprint), None)
         self._life.observe(TriggerFired(named))  # type: ignore[arg-type]

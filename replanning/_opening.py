@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,7 +18,7 @@ from replanning._ledger import Ledger
 from replanning._leftovers import kill_left_behind
 from replanning._lifecycle import Lifecycle, Past
 from replanning._live import LivePlan
-from replanning._plan import JsonObject, Plan
+from replanning._plan import JsonObject, Plan, Task
 from replanning._records import (
     Contained,
     GoalChanged,
@@ -44,6 +45,9 @@ from replanning.history._owner import owner_id
 
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
+
+_SHOWN = 8
+"""How many places one message names."""
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed)
 """Records that only follow from others, or from which nothing follows."""
@@ -78,15 +82,18 @@ class Opener:
             StoreError: the store does not take it, or has a run of this id.
         """
         run = RunId(run_id or self.environment.new_id())
-        plan = self._clean(plan)
-        settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True)
+        plan, taken_out = await self._clean(plan)
+        settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
         spans = self._spans(run)
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
             records = [Record(1, self.environment.clock.now(), opened)]
             with _keeping_all():
                 live, ledger = await self._replayed(records)
-            return self._owned(self._begin(run), records, live, ledger, spans, new=True)
+            made = self._owned(self._begin(run), records, live, ledger, spans, new=True)
+            if taken_out:
+                made._life.observe(Contained("the plan", taken_out))
+            return made
         except BaseException as error:
             spans.close(error)
             raise
@@ -224,10 +231,44 @@ class Opener:
             run, clock, self.redactor, content=content, trace=next(traces, None), resumed=bool(records)
         )
 
-    def _clean(self, plan: Plan) -> Plan:
-        """The plan without secrets in what may hold them; those that tools need stay references."""
-        context = self.redactor.value(dict(plan.context))
-        return plan if context == plan.context else plan.model_copy(update={"context": context})
+    async def _clean(self, plan: Plan) -> tuple[Plan, str]:
+        """The plan without secrets, and where some were, in words; those that tools need are references."""
+        tasks: list[Task] = []
+        await in_turns(_cleaned(plan.tasks, self.redactor, tasks))
+        rest = plan.model_copy(update={"tasks": ()})
+        clean = self.redactor.document(rest)
+        if clean is rest and all(new is old for new, old in zip(tasks, plan.tasks, strict=True)):
+            return plan, ""
+        clean = clean.model_copy(update={"tasks": tuple(tasks)})
+        return clean, _taken_out(clean, plan)
+
+
+def _cleaned(tasks: Sequence[Task], redactor: Redactor, clean: list[Task]) -> Iterator[None]:
+    """Add the tasks without secrets to a list; pauses now and then."""
+    for number, task in enumerate(tasks, 1):
+        clean.append(redactor.document(task))
+        if not number % _SLICE:
+            yield
+
+
+def _taken_out(clean: Plan, plan: Plan) -> str:
+    """What no tool will get because it was a secret, in words; empty where that is nothing."""
+    tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
+    changed = [new for new, old in zip(clean.tasks, plan.tasks, strict=True) if new.arguments is not old.arguments]
+    places = tools + [f"the arguments of task {task.id!r}" for task in changed]
+    if not places:
+        return ""
+    where = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
+    return (
+        f"what looks like a secret was taken out of {where}, and will be missing there; "
+        "let a tool refer to it instead, as {env:NAME}"
+    )
+
+
+def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
+    """What takes out secrets under these settings."""
+    known = (environ.get(name, "") for name in settings.redaction.environment)
+    return Redactor(known, settings.redaction.patterns)
 
 
 @contextmanager

@@ -133,7 +133,8 @@ class Questions:
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        life = self._life
+        life, redactor = self._life, self._run._redactor
+        redact = redactor.text
         if life.end is not None:
             raise NotRunning(f"the run is {life.end.status}; resume it to have question {question_id!r} answered")
         asked = life.ledger.questions.get(question_id)
@@ -141,18 +142,15 @@ class Questions:
             raise not_open(question_id, life.ledger)
         try:
             answer = understood(answer)
+            answer = replace(answer, changes=tuple(map(redactor.document, answer.changes)))
             changes_of(answer, asked, self._run.live)
         except (ChangeRefused, StaleAnswer) as error:
-            life.commit(
-                AnswerRefused(question_id, str(getattr(answer, "by", "")), self._run._redactor.text(str(error)))
-            )
+            life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))
             if isinstance(error, StaleAnswer):
                 self._withdraw(asked)
             raise
-        comment = self._run._redactor.text(answer.comment)
-        self._settle(
-            asked, QuestionAnswered(question_id, answer.verdict, answer.by, answer.choice, answer.changes, comment)
-        )
+        by, comment = redact(answer.by), redact(answer.comment)
+        self._settle(asked, QuestionAnswered(question_id, answer.verdict, by, answer.choice, answer.changes, comment))
 
     # Closing
 

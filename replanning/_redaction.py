@@ -7,8 +7,12 @@ bounded. So the time for a text grows with its length alone, whatever stands in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pydantic import BaseModel
 
 from replanning._errors import Unstorable
 from replanning._plan import JsonValue
@@ -76,7 +80,9 @@ _WORD: Final = r"[^\s\"'\\&;<>]{0,4096}[^\s\"'\\&;<>,.)\]}]"
 _VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_WORD}))"
 _IS: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
 
-_REFERENCE: Final = re.compile(r"\$?\{[^{}]*\}?|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE)
+_REFERENCE: Final = re.compile(
+    r"\$?\{[^{}]*\}?|\$[a-z_]\w*|\$\(.*|`.*|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE
+)
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NO_SECRETS: Final = frozenset(
     {"none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong", "expired", "empty"}
@@ -177,6 +183,20 @@ _KEY_ENDS: Final = (
 )
 
 
+_parser: Final[Any] = import_module("re._parser")  # the only one there is, and it has no public name
+_REPEATS: Final = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
+_FEW: Final = 16
+"""A part repeated at most so often does not count as a repetition."""
+
+_NAMING: Final = frozenset(
+    {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "source", "when"}
+    | {"parameters", "objects", "resources"}
+)
+"""Fields that name things, or that Python reads, and so stay as they are."""
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+
 class Redactor:
     """Replaces what looks like a secret by a mark.
 
@@ -219,6 +239,31 @@ class Redactor:
         except RecursionError:
             raise Unstorable("a value is nested too deeply to be kept as JSON") from None
 
+    def document(self, document: DocumentT) -> DocumentT:
+        """A plan, or a part of one, without secrets in what it says; the same where it has none.
+
+        Ids and other names stay, because others refer to them, and so do conditions.
+        """
+        told = {name: getattr(document, name) for name in document.model_fields_set if name not in _NAMING}
+        clean = {name: self._part(value) for name, value in told.items()}
+        changed = {name: value for name, value in clean.items() if value is not told[name]}
+        return document.model_copy(update=changed) if changed else document
+
+    def _part(self, part: Any) -> Any:
+        """What a field holds, without secrets; the same object where it has none."""
+        if isinstance(part, str):
+            clean: object = self.text(part)
+        elif isinstance(part, BaseModel):
+            return self.document(part)
+        elif isinstance(part, tuple):
+            clean = tuple(map(self._part, part))
+            return clean if any(new is not old for new, old in zip(clean, part, strict=True)) else part
+        elif isinstance(part, Mapping | list):
+            clean = self.value(dict(part) if isinstance(part, Mapping) else part)
+        else:
+            return part
+        return part if clean == part else clean
+
     def _value(self, value: JsonValue) -> JsonValue:
         if isinstance(value, str):
             return self.text(value)
@@ -253,6 +298,34 @@ class Redactor:
         return found
 
 
+def problem_with(pattern: str) -> str:
+    """Why a regular expression cannot be used to find secrets; empty where it can.
+
+    It would be tried at every place of every text: one that repeats a repetition can take forever, and is refused.
+    """
+    try:
+        parsed = _parser.parse(pattern)
+        if _nested(parsed):
+            return "repeats a repetition, which can take forever on some texts; write it without one of the two"
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is no regular expression: {error}"
+    return ""
+
+
+def _nested(parts: Any, *, inside: bool = False) -> bool:
+    """Whether a repetition of no fixed length stands within a long one, in what Python's parser makes of a pattern."""
+    for part in parts:
+        if isinstance(part, tuple) and part and part[0] in _REPEATS:
+            least, most, repeated = part[1]
+            varies = least != most and most > 1
+            if (varies and inside) or _nested(repeated, inside=inside or most > _FEW):
+                return True
+        elif isinstance(part, tuple | list | _parser.SubPattern) and _nested(part, inside=inside):
+            return True
+    return False
+
+
 def _found(text: str, searched: str, rule: _Rule) -> Iterator[tuple[int, int]]:
     """What a rule takes out of a text; its hint is looked for in `searched`, which may be in small letters."""
     hint, pattern, fits, accepts = rule
@@ -267,6 +340,7 @@ def _found(text: str, searched: str, rule: _Rule) -> Iterator[tuple[int, int]]:
         at = searched.find(hint, end)
 
 
+@lru_cache(4096)
 def _called_secret(key: str) -> Callable[[str], bool] | None:
     """What a value is like that makes it a secret under this name; None for names that mean none."""
     end = key[-64:]

@@ -336,7 +336,10 @@ class Replanner:
         wall = life.ledger.spending.budget.wall_clock
         left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
         past = cache(self._past)  # what is read for one candidate holds for all that are compared with it
-        return Setting(life.live, life.ledger, life.timer, past, now, left, self._run.charge, self._run._spans)
+        run = self._run
+        return Setting(
+            life.live, life.ledger, life.timer, past, now, left, run.charge, run._spans, run._redactor.document
+        )
 
     def _decide(
         self, replan: ReplanId, triggers: list[Trigger], generated: Generated, view: PlanView, began: float

@@ -163,7 +163,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when what is running has finished."""
         if self._life.end is None and self._life.ledger.pausing is None:
-            self._life.observe(RunPaused(reason, by))
+            self._life.observe(RunPaused(self._redactor.text(reason), self._redactor.text(by)))
             self._life.check()
 
     # Editing
@@ -179,7 +179,8 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        return self._revise(tuple(changes), reason, "edit", expected_revision=expected_revision)
+        clean = tuple(map(self._redactor.document, changes))
+        return self._revise(clean, self._redactor.text(reason), "edit", expected_revision=expected_revision)
 
     def _revise(
         self,

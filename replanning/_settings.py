@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+import re
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from replanning._plan import Budget, Retry
+from replanning._redaction import problem_with
 from replanning._triggers import TriggerKind
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -29,6 +30,9 @@ DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
     "goal-unreachable",
     "resource-changed",
 )
+
+
+_ADDRESS: Final = re.compile(r"https?://(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#]*)?")
 
 
 class _Section(BaseModel):
@@ -107,19 +111,32 @@ def _plain_address(address: str | None) -> str | None:
     """An address without what could be a secret, which would come into histories and onto screens with it."""
     if address is None:
         return None
-    try:
-        parts = urlsplit(address)
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        parts, right = None, False
-    if parts is None or not right:
-        raise ValueError("expected an address that begins with http:// or https://, such as http://localhost:8000/v1")
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    scheme, _, rest = address.partition("://")
+    authority = re.split(r"[/?#]", rest)[0]
+    if scheme in ("http", "https") and ("@" in authority or "?" in rest or "#" in rest):
         raise ValueError(
             "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the"
             " environment alone"
         )
+    if _ADDRESS.fullmatch(address) is None:
+        raise ValueError("expected an address that begins with http:// or https://, such as http://localhost:8000/v1")
     return address
+
+
+class RedactionSettings(_Section):
+    """What is a secret beside what looks like one."""
+
+    environment: tuple[str, ...] = Field(
+        default=(), description="Names of environment variables whose values are secrets."
+    )
+    patterns: tuple[str, ...] = Field(default=(), max_length=100, description="Regular expressions that match secrets.")
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        wrong = [f"{pattern!r} {problem}" for pattern in self.patterns if (problem := problem_with(pattern))]
+        if wrong:
+            raise ValueError(f"redaction.patterns: {'; '.join(wrong)}")
+        return self
 
 
 class LLMSettings(_Section):
@@ -155,6 +172,7 @@ class Settings(_Section):
     limits: LimitSettings = LimitSettings()
     budget: Budget = Budget()
     llm: LLMSettings = LLMSettings()
+    redaction: RedactionSettings = RedactionSettings()
     cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from replanning import Goal, Plan, Task
 from replanning._errors import Unstorable
-from replanning._redaction import _BY_NAME, MASK, Redactor, _Rule
+from replanning._ids import TaskId
+from replanning._redaction import _BY_NAME, MASK, Redactor, _Rule, problem_with
+from replanning.changes import ModifyTask
 
 REDACT = Redactor()
 BEARER = "mF_9.B5f-4.1JqM"
@@ -125,6 +128,7 @@ ORDINARY = [
     "pad_token: <pad>, eos_token: </s>",
     "${build.output.token} and password={env:DB_PASSWORD} and token=${context.token}",
     "password=%s token=*** secret=<hidden>",
+    'curl -H "Authorization: Bearer $TOKEN" -u bob:$PASSWORD --password $PW && TOKEN=$(cat token.txt) KEY_TOKEN=`pass show x`',
     "docker run --user 1000:1000 -u 0:0 image",
     "git push -u origin main",
     "3 passed, 1 failed; num_pass: 3",
@@ -199,6 +203,44 @@ def test_further_patterns() -> None:
     """Patterns of one's own are applied beside the built-in ones."""
     redact = Redactor(patterns=[r"INT-\d{4}", "x*"])
     assert redact.text(f"see INT-1234 and {BY_SHAPE[0]}") == f"see {MASK} and {MASK}"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(a+)+", r"(a*)*b", r"(?:\d+-)+x", r"(a{1,3})+", r"((a|b)*c){2,}", r"(?=(a+?))*", r"(?:x(?:y|z+))*", r"(a*){40}"],
+)
+def test_patterns_that_could_take_forever(pattern: str) -> None:
+    """A repetition of no fixed length within a long one is found, however deep it stands."""
+    assert "repeats a repetition" in problem_with(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"INT-\d{4}", "(?:ab)+", r"(?:\d{4}-){3}\d+", "(ab?)+", r"\w+\d+", "(a+){2}", "a|b*", ""]
+)
+def test_patterns_that_can_be_used(pattern: str) -> None:
+    """Other patterns are taken as they are."""
+    assert problem_with(pattern) == ""
+
+
+@pytest.mark.parametrize("pattern", ["x(", "[a", "*", "(?P<a>x)(?P<a>y)", "x{99999999999999999999}"])
+def test_patterns_that_are_none(pattern: str) -> None:
+    """What is no regular expression is said to be none, with what is wrong."""
+    assert problem_with(pattern).startswith("is no regular expression: ")
+
+
+def test_document() -> None:
+    """A plan loses the secrets in what it says, keeps its names and conditions, and is the same where it has none."""
+    key = BY_SHAPE[0]
+    task = Task(id=key, tool=key, name=key, when=f"context.x == '{key}'", arguments={"a": [key]}, acceptance=(key, "b"))
+    given = Plan(goal=Goal(objective=key), tasks=(task, Task(id="b", depends_on=(key,))), facts=("on",))
+    clean = REDACT.document(given)
+    assert clean.goal.objective == clean.tasks[0].name == MASK
+    assert (clean.tasks[0].arguments, clean.tasks[0].acceptance) == ({"a": [MASK]}, (MASK, "b"))
+    assert (clean.tasks[0].id, clean.tasks[0].tool, clean.tasks[0].when) == (key, key, task.when)
+    assert clean.tasks[1] is given.tasks[1]
+    assert REDACT.document(clean) is clean
+    change = ModifyTask(task_id=TaskId("a"), fields={"arguments": {"password": "hunter2"}, "priority": 3})
+    assert REDACT.document(change).fields == {"arguments": {"password": MASK}, "priority": 3}
 
 
 def test_halves_of_characters() -> None:

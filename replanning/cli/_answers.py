@@ -14,6 +14,7 @@ from replanning._errors import ChangeRefused, PlanError, UnknownTask
 from replanning._loading import MAX_SIZE, read_document
 from replanning._plan import Goal, JsonObject
 from replanning._records import AnswerRefused, Decided, GoalChanged, PersonAsked, QuestionAnswered, Record, Verdict
+from replanning._redaction import Redactor
 from replanning._wording import did_you_mean
 from replanning.changes import parse_changes
 from replanning.cli._lookup import command, find_question, find_run, looking_into, me, refuse
@@ -102,7 +103,7 @@ def ask_to_replan(place: str, words: Sequence[str], wish: Wish, wait: float, *, 
         _check_tasks(store, info, wish.tasks)
         name = me(wish.by)
         payload: JsonObject = {
-            "reason": reason,
+            "reason": Redactor().text(reason),
             "tasks": list(wish.tasks),
             **({"goal": wish.goal} if wish.goal else {}),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from replanning._clock import SystemClock
 from replanning._errors import NotRunning
+from replanning._redaction import Redactor
 from replanning.cli._lookup import find_run, looking_into, me
 from replanning.cli._output import show, show_json
 from replanning.interfaces import Message
@@ -23,7 +24,7 @@ def pause_run(wanted: str, reason: str, place: str, *, as_json: bool) -> None:
         if info.status != "running":
             raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
         by = me(None)
-        message = Message("pause", SystemClock().now(), by, {"reason": reason or f"{by} asked for it"})
+        message = Message("pause", SystemClock().now(), by, {"reason": Redactor().text(reason) or f"{by} asked for it"})
         store.post(info.run, message)
     if as_json:
         show_json({"run": info.run, "asked": "pause"})
