@@ -2,4 +2,14 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+
+__all__ = [
+    "ALLOWED",
+    "LEVELS",
+    "TARGETS",
+    "Phase",
+    "ReplanType",
+    "carried_over",
+    "keeps_finished",
+]
