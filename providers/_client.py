@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import httpx
+from anyio import to_thread
 from anyio.lowlevel import current_token
 from pydantic import BaseModel, ValidationError
 
@@ -199,7 +201,8 @@ class ServiceProvider(LLMProvider):
             return False
 
     async def _served(self, path: str, options: LLMOptions) -> bool:
-        async with self._client().stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
+        connections = await self._connections()
+        async with connections.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
             return response.is_success
 
     def read(self, reply: Reply, shape: type[Shape]) -> Shape:
@@ -219,8 +222,9 @@ class ServiceProvider(LLMProvider):
 
     async def _once(self, path: str, body: JsonObject) -> Reply:
         url, headers = self.base_url + path, dict(self.headers())
+        connections = await self._connections()
         try:
-            async with self._client().stream("POST", url, json=body, headers=headers) as response:
+            async with connections.stream("POST", url, json=body, headers=headers) as response:
                 data, problem = await content(response)
         except httpx.TransportError as error:
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
@@ -256,16 +260,19 @@ class ServiceProvider(LLMProvider):
             last=response.headers.get("x-should-retry") == "false",
         )
 
-    def _client(self) -> httpx.AsyncClient:
+    async def _connections(self) -> httpx.AsyncClient:
         """The connections of this event loop; those of another one cannot be used here, nor closed."""
         loop = current_token().native_token
         if self._pool is None or self._pool[0] is not loop:
+            trusted = True if self._transport is not None else await to_thread.run_sync(_trusted)
             client = httpx.AsyncClient(
                 transport=self._transport,
+                verify=trusted,
                 timeout=httpx.Timeout(None, connect=_CONNECT),  # calls have their deadline
                 headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip"},
             )
-            self._pool = loop, client
+            if self._pool is None or self._pool[0] is not loop:  # nobody else made them meanwhile
+                self._pool = loop, client
         return self._pool[1]
 
     def _excerpt(self, text: str) -> str:
@@ -275,3 +282,9 @@ class ServiceProvider(LLMProvider):
 def _is_stream(response: httpx.Response) -> bool:
     kind: str = response.headers.get("content-type", "")
     return kind.startswith("text/event-stream")
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are trusted; to read them takes a moment, in which an event loop should do something else."""
+    return httpx.create_ssl_context()

@@ -162,16 +162,18 @@ async def test_keys(kind, variable) -> None:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize(
-    "url", ["api.openai.com:x", "http://", "file:///etc/passwd", "http://u:secret@h/", "http://h/?x=1"]
+    "url", ["api.openai.com:x", "http://", "http://h:x", "file:///etc/passwd", "http://u:secret@h/", "http://h/?x=1"]
 )
 async def test_wrong_addresses(kind, url) -> None:
     """An address that cannot be asked is told before anything is sent, without the login that it may hold."""
-    model = kind(KEY, base_url=url, environ={})
+    network = Network(said(kind))
+    model = kind(KEY, base_url=url, transport=network, environ={})
     if model.unavailable() == "" and kind is OllamaProvider:
         return  # it takes more forms
     with pytest.raises(LLMRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
         await model.complete("Which?")
     assert "secret" not in str(caught.value)
+    assert network.requests == []
 
 
 async def test_shapes() -> None:
@@ -336,7 +338,7 @@ def test_strict_schemas() -> None:
 
 @pytest.mark.parametrize(
     "annotation",
-    [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], Free, dict[Literal["a"], int]],
+    [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], tuple[()], Free, dict[Literal["a"], int]],
 )
 def test_what_no_strict_schema_says(annotation) -> None:
     """A shape in which anything may stand is not told strictly, and told all the same."""

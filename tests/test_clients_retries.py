@@ -13,7 +13,7 @@ from replanning import Environment
 from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid, LLMTimedOut, LLMUnavailable
 from replanning.llm import LLMOptions
 from replanning.providers.openai import OpenAIProvider
-from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock
+from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock, hangs
 from replanning.testing._clock import EPOCH
 from tests.client_parts import CLIENTS, KEY, Endless, Network, client, fails, said
 
@@ -277,6 +277,44 @@ async def test_a_real_server_that_cuts() -> None:
         async with OpenAIProvider(environ=server.environ(), environment=environment) as model:
             assert await model.complete("2 + 2?") == "four"
         assert len(server.requests) == 3
+
+
+async def test_a_real_server_that_says_too_much() -> None:
+    """What a real server sends beyond all measure is left, and the connection with it."""
+    with ScriptedLLMServer([ServerReply.raw(b" " * 20_000_000), "four"]) as server:
+        async with OpenAIProvider(environ=server.environ()) as model:
+            with pytest.raises(LLMReplyInvalid, match="larger than 8,000,000 bytes"):
+                await model.complete("2 + 2?")
+            assert await model.complete("2 + 2?") == "four"
+        first, second = (request.connection for request in server.requests)
+        assert first != second
+
+
+async def test_a_real_server_that_waits() -> None:
+    """Who is not waited for any more notices: its connection is closed."""
+    with ScriptedLLMServer([hangs()]) as server:
+        model = OpenAIProvider(environ=server.environ())
+        async with anyio.create_task_group() as group:
+            group.start_soon(model.complete, "2 + 2?")
+            await server.until(lambda server: server.requests)
+            group.cancel_scope.cancel()
+        await server.until(lambda server: server.requests[0].abandoned)
+        await model.aclose()
+
+
+async def test_calls_at_once() -> None:
+    """Calls that begin at the same time share their connections, also the first ones."""
+    with ScriptedLLMServer(lambda request: request.prompt) as server:
+        answers: list[str] = []
+
+        async def ask(number: int) -> None:
+            answers.append(await model.complete(str(number)))
+
+        async with OpenAIProvider(environ=server.environ()) as model, anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(ask, number)
+        assert sorted(answers) == ["0", "1", "2", "3", "4"]
+        await server.until(lambda server: server.connections == 0)
 
 
 async def test_closing_twice() -> None:

@@ -366,3 +366,9 @@ async def test_closing() -> None:
         assert not model.closed
     assert model.closed
     assert repr(model) == "<Closing scribe quill-1>"
+
+
+async def test_availability() -> None:
+    """A provider that says nothing about it can be asked."""
+    model = Scribe(lambda _: "yes")
+    assert (model.unavailable(), await model.is_available()) == ("", True)
