@@ -33,8 +33,8 @@ from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
 from replanning._triggers import Trigger
 
-PULLS_PER_CHECKPOINT: Final = 32
-"""Pulls that found a task at once before the event loop gets a turn all the same."""
+PULLS_PER_TURN: Final = 128
+"""Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
@@ -86,15 +86,14 @@ class Lifecycle(Recorder):
 
     def next_now(self) -> tuple[Entry, Task] | None:
         """The next task if there is one and the event loop need not have a turn first."""
+        if self._pulls >= PULLS_PER_TURN or self.end is not None:
+            return None
         self._pulls += 1
-        if self._pulls < PULLS_PER_CHECKPOINT and self.end is None:
-            return self._claim()
-        self._pulls = 0
-        return None
+        return self._claim()
 
     async def next_task(self) -> tuple[Entry, Task] | None:
         """The next task, with its arguments resolved; waits for one, and returns None when the run has ended."""
-        await anyio.lowlevel.checkpoint()
+        await self._turn()
         while self.end is None:
             found = self._claim()
             if found is not None:
@@ -104,6 +103,15 @@ class Lifecycle(Recorder):
                 break
             await self._wait()
         return None
+
+    async def _turn(self) -> None:
+        """Let the event loop have a turn; whoever is the first to wait for it begins to count the pulls anew."""
+        first, self._pulls = self._pulls <= PULLS_PER_TURN, PULLS_PER_TURN + 1
+        try:
+            await anyio.lowlevel.checkpoint()
+        finally:
+            if first:
+                self._pulls = 0
 
     def give_back(self, entry: Entry, claim: int) -> None:
         """Return a task that was handed out and not started."""

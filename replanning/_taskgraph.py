@@ -77,7 +77,7 @@ class TaskGraph(ABC):
                 yield
         for number, entry in enumerate(self._entries.values(), 1):
             if not entry.missing:
-                self._settle(entry)
+                self._ready(entry)
             if not number % _SLICE:
                 yield
 
@@ -261,7 +261,8 @@ class TaskGraph(ABC):
         entries = self._entries
         entry = entries[task.id] = Entry(task, len(entries), parent)
         self.counts[_PENDING] += 1
-        self._index(task)
+        if task.tool or task.arguments or task.when or self._pooled:
+            self._index(task)
         self._recount(entry)
         return entry
 
