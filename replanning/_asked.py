@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+import anyio
+
 from replanning._clock import Environment
 from replanning._errors import NoLLMProvider
 from replanning._interfaces import AlternativeProvider
@@ -18,6 +20,9 @@ from replanning._settings import Settings
 REPAIR = "repair"
 ALTERNATIVES = "llm"
 """The plugin that makes a provider of alternatives of a language model."""
+
+_PATIENCE = 2.0
+"""Seconds that closing connections may take."""
 
 Wanted = AlternativeProvider | LLMProvider | str
 
@@ -54,10 +59,11 @@ class Asked:
         return [provider for provider in made if provider is not None]
 
     async def aclose(self) -> None:
-        """Close the connections of the language models that were made here."""
-        for model in self.models:
-            with suppress(Exception):  # law 7: a plugin that cannot be closed harms nobody
-                await model.aclose()
+        """Close the connections of the language models that were made here; they are made anew when they are asked."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_PATIENCE):
+            for model in self.models:
+                with suppress(Exception):  # law 7: a plugin that cannot be closed harms nobody
+                    await model.aclose()
 
     def _auto(self) -> AlternativeProvider | None:
         """The language model that can be used, where there is one."""
@@ -67,7 +73,7 @@ class Asked:
 
     def _one(self, wanted: Wanted) -> AlternativeProvider:
         if isinstance(wanted, LLMProvider):
-            wanted.redactor = self._redactor  # what is a secret in a run is one to whoever is asked for it
+            _hide(wanted, self._redactor)  # what is a secret in a run is one to whoever is asked for it
             guarded = isinstance(wanted, FallbackLLM | GuardedLLM)
             most = self._settings.llm.max_concurrency
             return _proposing(wanted if guarded else GuardedLLM(wanted, max_concurrency=most))
@@ -91,3 +97,11 @@ class Asked:
 def _proposing(model: LLMProvider) -> AlternativeProvider:
     made: AlternativeProvider = load("providers", ALTERNATIVES)(model)
     return made
+
+
+def _hide(model: LLMProvider, redactor: Redactor) -> None:
+    """Let a model, and those behind it, take out what a redactor knows."""
+    model.redactor = redactor
+    behind = model.members if isinstance(model, FallbackLLM) else ()
+    for one in (model.client,) if isinstance(model, GuardedLLM) else behind:
+        _hide(one, redactor)

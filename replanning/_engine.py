@@ -292,6 +292,8 @@ class ReplanningEngine:
             del self._open[run.id]
             self.monitor.unwatch(run)  # where the orchestrator was cancelled, nobody did
             await delivery.finish()
+            if not self._open:
+                await self._asked.aclose()  # nobody may call ours, and no connection outlives what it was for
 
     def _earlier(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
         found = self.store.outcomes(tool=tool, capability=capability)

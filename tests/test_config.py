@@ -402,6 +402,13 @@ def test_no_address(tmp_path: Path, address: str) -> None:
     assert "expected an address that begins with http:// or https://" in problem
 
 
+def test_addresses(tmp_path: Path) -> None:
+    """Addresses of web servers are taken as they are, and none is one, too."""
+    for address in ("http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1"):
+        assert load(tmp_path, f"llm: {{base_url: '{address}'}}").settings.llm.base_url == address
+    assert load(tmp_path, "llm: {base_url: null}").settings.llm.base_url is None
+
+
 def test_key_among_settings_of_models(tmp_path: Path) -> None:
     """A key is refused wherever in the section of language models it stands."""
     (problem,) = problems(tmp_path, "llm: {api_key: sk-abcdefghijklmnopqrstuv}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings
+from replanning._redaction import Redactor
 from replanning.errors import LLMRejected, LLMUnavailable, NoLLMProvider, PluginError
 from replanning.events import AlternativesConsidered, Revised
 from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
@@ -15,6 +16,7 @@ from replanning.testing import (
     LLMReply,
     ScriptedExecutor,
     ScriptedLLM,
+    ScriptedLLMServer,
     VirtualClock,
     broken_promises,
     hangs,
@@ -214,3 +216,33 @@ async def test_history_says_what_was_spent() -> None:
     assert tokens in history.to_markdown()
     document = json.loads(history.to_json())
     assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
+
+
+async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine made has no connection left after its last run, and is asked again in the next one."""
+    with ScriptedLLMServer(lambda request: json.loads(CAMERA)) as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        engine = ReplanningEngine(["openai", "ollama"])
+        for count in (2, 4):
+            work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))})
+            assert (await engine.execute(PLAN, work)).status == "succeeded"
+            await server.until(lambda server: server.connections == 0)
+            assert len(server.requests) == count
+
+
+async def test_secrets_of_the_engine() -> None:
+    """What the engine knows for a secret reaches no model, whoever made it and whatever stands before it."""
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        models = [ScriptedLLM(lambda prompt: CAMERA, environment=parts) for _ in range(3)]
+        plan = PLAN.model_copy(update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})})
+        engine = ReplanningEngine(
+            [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
+            environment=parts,
+            redactor=Redactor(values=["zebra-42"]),
+        )
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        await engine.execute(plan, work)
+    assert [len(model.prompts) for model in models] == [1, 1, 1]
+    assert "zebra" not in "".join(prompt for model in models for prompt in model.prompts)

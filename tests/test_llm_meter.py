@@ -184,6 +184,20 @@ async def test_reservations_are_released() -> None:
     assert len(run.chats) == 5
 
 
+async def test_meter_says_what_it_counts() -> None:
+    """A meter names the provider that it is of, and how the budget stands."""
+    seen: list[str] = []
+
+    class Curious(Asker):
+        async def propose(self, request):
+            seen.append(repr(request.meter))
+            return ()
+
+    async with VirtualClock() as clock:
+        await played(Curious(ScriptedLLM()), Spans(), clock, budget=Budget(calls=3))
+    assert seen[0].startswith("<RunMeter of asker <Spending ")
+
+
 async def test_embeddings_are_metered() -> None:
     """An embedding is reserved, counted and traced as what it is, and its numbers are on no span."""
 

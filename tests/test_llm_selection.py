@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from anyio.lowlevel import checkpoint
 from hypothesis import given
@@ -435,6 +436,7 @@ def test_none_can_be_used() -> None:
         ("opnai", "there is no plugin 'opnai' among the providers; installed are: .*plain"),
         ("repair", "the plugin 'repair' is no language model; those that are installed: .*keyed.*plain"),
         ("broken", r"the language model 'broken' cannot be made: RuntimeError\('no luck'\)"),
+        ("gone", r"the plugin 'gone' \(somebodys:Gone\) cannot be loaded: "),
         ("loner", "the plugin 'loner' is no language model: Loner is no LLMProvider|'loner' cannot be made"),
     ],
 )
@@ -442,3 +444,58 @@ def test_wrong_names(name: str, message: str) -> None:
     """An unknown name, a provider of another kind and one that cannot be made are told apart."""
     with pytest.raises(PluginError, match=message):
         create_llm_provider(name, environ={})
+
+
+# By what is there
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        (["GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "github-copilot"),
+        (["ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "anthropic"),
+        (["OPENAI_API_KEY"], "openai"),
+    ],
+)
+def test_auto_takes_the_first_key(keys: list[str], found: str) -> None:
+    """`auto` looks for the key of GitHub Copilot, then of Anthropic, then of OpenAI; Ollama does not go before them."""
+    llm = create_llm_provider(environ={key: KEYS[key] for key in keys}, settings=settings(ollama=True))
+    assert llm.name == found
+    assert not any(key in repr(llm) for key in KEYS.values())
+
+
+def test_auto_takes_ollama_only_where_it_is_enabled() -> None:
+    """Without a key `auto` takes Ollama if it was enabled, and else says everything that it looked for."""
+    assert create_llm_provider(environ={}, settings=settings(ollama=True)).name == "ollama"
+    with pytest.raises(NoLLMProvider) as caught:
+        create_llm_provider(environ={})
+    assert str(caught.value) == (
+        "no language model can be used: github-copilot: GITHUB_COPILOT_TOKEN is not set;"
+        " anthropic: ANTHROPIC_API_KEY is not set; openai: OPENAI_API_KEY is not set;"
+        " Ollama is looked for with the setting llm.ollama"
+    )
+
+
+def test_what_is_found_gets_the_model_of_the_settings() -> None:
+    """The model of the settings is that of whoever is found; who stands in has its own."""
+    given = settings(model="claude-x", fallback=["openai"], max_tokens=77)
+    llm = create_llm_provider(environ=KEYS | {"GITHUB_COPILOT_TOKEN": ""}, settings=given)
+    assert isinstance(llm, FallbackLLM)
+    assert [(one.name, one.model, one.max_tokens) for one in llm.members] == [
+        ("anthropic", "claude-x", 77),
+        ("openai", "gpt-4.1-mini", 77),
+    ]
+
+
+async def test_transport() -> None:
+    """A transport of one's own takes the place of the network."""
+    seen: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}}]})
+
+    llm = create_llm_provider("openai", environ=KEYS, transport=httpx.MockTransport(handle))
+    assert await llm.complete("?") == "yes"
+    assert seen == ["https://api.openai.com/v1/chat/completions"]
+    await llm.aclose()
