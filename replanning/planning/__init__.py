@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
 
 __all__ = [
     "ALLOWED",
     "LEVELS",
     "TARGETS",
+    "Normalised",
     "Phase",
+    "ReplanDecision",
     "ReplanType",
     "carried_over",
+    "decision_model",
     "keeps_finished",
+    "normalise",
+    "parse_decision",
 ]
