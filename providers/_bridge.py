@@ -28,6 +28,7 @@ CHECKED: Final = 0.95
 
 _SHOWN: Final = 5
 _STUCK = (TaskState.FAILED, TaskState.BLOCKED)
+_ENDED = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
 
 
 class Completed(NamedTuple):
@@ -42,8 +43,11 @@ async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alter
 
     Long searches go to a thread, unless `threads` is false.
     """
-    posed = list(problems(request))
+    posed = list(problems(request, whole=False))
     solved = await _solved(posed, threads=threads)
+    if any(map(_reaches_out, posed, solved)):
+        posed = list(problems(request))
+        solved = await _solved(posed, threads=threads)
     return list(_alternatives(posed, solved, request.view))
 
 
@@ -80,16 +84,25 @@ async def _solved(posed: Sequence[Problem], *, threads: bool) -> list[Solution]:
     return solved
 
 
-def problems(request: ReplanRequest) -> Iterator[Problem]:
-    """What there is to solve: one problem for each part of the plan that is stuck and has to do with a trigger."""
+def problems(request: ReplanRequest, *, whole: bool = True) -> Iterator[Problem]:
+    """What there is to solve: one problem for each part of the plan that is stuck and has to do with a trigger.
+
+    Unless the `whole` plan is to be looked at, what has nothing to do with the triggers may be left out.
+    """
     if any(trigger.kind == "better-path-found" for trigger in request.triggers):
         return
     view = request.view
     if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return
-    world = _assuming(view.world())
+    tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
+    whole = whole or _about_all(request) or any(map(_for_goal, request.triggers))
+    world = _assuming(view.world() if whole else view.world(tasks=tasks, facts=facts))
     standing = world.standing(strict=True)
     groups = _groups(request, standing)
+    if not (groups or whole) and standing.missing:
+        yield from problems(request)  # what the rest of the plan brings about may be of use
+        return
     if groups or (standing.missing and (not standing.stuck or any(map(_for_goal, request.triggers)))):
         yield from _all_posed(view, world, standing, groups)
 
@@ -130,6 +143,20 @@ def _given(world: World) -> Iterator[str]:
             yield from (fact for fact in step.use.stated if fact in step.use.needs and fact not in made)
 
 
+def _reaches_out(problem: Problem, solution: Solution) -> bool:
+    """Whether a way takes away what steps could need that are not among those of the problem."""
+    rest = problem.rests[-1]
+    changed = {fact for step in (*rest.before, *rest.after) for fact in (*step.use.adds, *step.use.removes)}
+    return any(not changed.issuperset(action.removes) for way in solution.ways for action in way.actions)
+
+
+def _about_all(request: ReplanRequest) -> bool:
+    """Whether a trigger is about the plan as a whole."""
+    return any(
+        trigger.kind == "goal-unreachable" or not (trigger.tasks or _for_goal(trigger)) for trigger in request.triggers
+    )
+
+
 def _for_goal(trigger: Trigger) -> bool:
     return isinstance(trigger, ContextChanged) and trigger.goal
 
@@ -139,9 +166,7 @@ def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
     view = request.view
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     asked = any(trigger.kind == "human-request" for trigger in request.triggers)
-    whole = any(
-        trigger.kind == "goal-unreachable" or not (trigger.tasks or _for_goal(trigger)) for trigger in request.triggers
-    )
+    whole = _about_all(request)
     wanted = set()
     for step in standing.stuck:
         task = view.task(step.id)
@@ -169,7 +194,7 @@ def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], 
     rests = (late, early) if ours else (early,)
     return Problem(
         facts=tuple(dict.fromkeys([*world.facts, *seen_to])),
-        goal=_goal(world, everything),
+        goal=_goal(world, everything, stated=bool(view.goal.facts)),
         domain=_domain(view, world, (*stuck, *ours, *following)),
         rests=rests,
         costs={step.id: _cost(view.tool(step.tool)) for step in everything},
@@ -234,12 +259,12 @@ def _concerned(first: Iterable[Step], following: Iterable[Step]) -> list[Step]:
     return found
 
 
-def _goal(world: World, steps: Sequence[Step]) -> tuple[str, ...]:
+def _goal(world: World, steps: Sequence[Step], *, stated: bool) -> tuple[str, ...]:
     """What must hold at the end: what the plan says, or all that it would bring about, and never less.
 
     Where the plan does not state its facts, what one step adds only for another that needs it is left out.
     """
-    if world.closed and world.goal:
+    if world.closed and stated:
         return world.goal
     adds = {step.id: step.use.adds for step in steps}
     for_itself = {
@@ -259,10 +284,11 @@ def _domain(view: Seen, world: World, concerned: Sequence[Step]) -> Domain:
     tools = tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
     failed = {use_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed(step.id, view)}
     failed |= {use_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK}
-    values = {}
+    values, types = {}, set(view.original.objects.values())
     for tool in tools:
-        for name in tool.parameters or _named(tool):
-            if tool.parameters.get(name) not in view.original.objects.values():
+        bound = {name for need in (*tool.requires, *tool.needs) for name in holes(need)} if world.closed else set()
+        for name in tool.parameters or _named(tool):  # those bound by what it needs are found among the facts
+            if name not in bound and tool.parameters.get(name) not in types:
                 values[tool.name, name] = tuple(_given_for(tool, name, view, world, concerned))
     assumed = frozenset() if world.closed else frozenset(_assumed(view, tools))
     return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
@@ -294,6 +320,9 @@ def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: S
     for step in (*concerned, *(s for s in world.steps if s.tool == tool.name), *world.steps):
         if name in step.arguments:
             seen.setdefault(use_key(name, {name: step.arguments[name]}), step.arguments[name])
+    for task in view.tasks() if world.closed else ():  # the world may be a part of the plan
+        if task.state not in _ENDED and name in task.task.arguments and "${" not in str(task.task.arguments[name]):
+            seen.setdefault(use_key(name, {name: task.task.arguments[name]}), task.task.arguments[name])
     yield from seen.values()
 
 

@@ -332,12 +332,13 @@ def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, l
     """
     if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
         return ""
-    after = world_of(live, draft.staging).standing()
-    if after.valid:
-        return ""
-    before = world_of(live).standing()
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
+    world = world_of(live, draft.staging, tasks=named, facts=lost)
+    after = world.standing()
+    if after.valid:
+        return ""
+    before = world_of(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).standing()
     apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
     elsewhere = {step.id for step in before.stuck} - named if apart else set()
     left = after.without(elsewhere, frozenset(before.missing) - lost)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from replanning._bearing import Bearing
 from replanning._changes import PlanChange, changes_hash
 from replanning._draft import Draft
 from replanning._entries import NOT_MET, Entry
@@ -48,7 +49,7 @@ from replanning._records import (
 from replanning._references import resolve
 from replanning._states import TaskEvent, TaskState, transition
 from replanning._taskgraph import TaskGraph
-from replanning._world import Use, use_of
+from replanning._world import Use, speaks_of_facts, use_of
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
@@ -68,6 +69,10 @@ class LivePlan(TaskGraph):
     """
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
+        self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
+        """What was worked out of what tasks need and bring about."""
+        closed = plan.facts is not None and any(map(speaks_of_facts, plan.tools))
+        self.bearing = Bearing() if closed else None
         super().__init__(plan, empty=empty)
         self.revision = 0
         self.goal = plan.goal
@@ -75,8 +80,6 @@ class LivePlan(TaskGraph):
         self.durations = (0, 0.0)
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
-        self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
-        """What was worked out of what tasks need and bring about."""
         self._holds: dict[str, tuple[TaskId, ...]] = {}
         self._hash = ""
 
@@ -143,6 +146,25 @@ class LivePlan(TaskGraph):
             else:
                 found[needed.id] = None
         return task.model_copy(update={"depends_on": tuple(found)})
+
+    def use_of(self, task: Task) -> Use:
+        """What a task needs and brings about."""
+        return use_of(task, self.tools.get(task.tool) if task.tool else None, self)[0]
+
+    def _bear(self, task: Task) -> None:
+        use = self.use_of(task)
+        if self.bearing is not None and (use.stated or use.open):
+            self.bearing.add(task.id, use, settled=task.id in self.uses)
+
+    def _index(self, task: Task) -> None:
+        super()._index(task)
+        if self.bearing is not None:
+            self._bear(task)
+
+    def _forget_uses(self, task: Task) -> None:
+        super()._forget_uses(task)
+        if self.bearing is not None:
+            self.bearing.discard(task.id)
 
     # Changing
 

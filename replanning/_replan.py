@@ -519,8 +519,12 @@ def moved_past(trigger: Trigger, run: PlanRun) -> str:
         if not skipped and all(entry.state in FINISHED for entry in entries):
             return "nothing that still has to run depends on it"
     if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
-        return "what is left can be done and reaches the goal again" if world_of(live).standing().valid else ""
+        return "what is left can be done and reaches the goal again" if _valid(trigger, run) else ""
     return ""
+
+
+def _valid(trigger: ContextChanged, run: PlanRun) -> bool:
+    return world_of(run.live, tasks=trigger.tasks, facts=trigger.facts).standing().valid
 
 
 def _reached_again(trigger: ContextChanged, run: PlanRun) -> str:

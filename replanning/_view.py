@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -163,10 +163,19 @@ class PlanView:
             chain.append(entry := entry.parent)
         return tuple(map(_view, reversed(chain)))
 
-    def world(self, changes: Sequence[PlanChange] = ()) -> World:
-        """The facts, the steps that are left and the goal, now or as changes that fit the plan would leave them."""
+    def world(
+        self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
+    ) -> World:
+        """The facts, the steps that are left and the goal, now or as changes that fit the plan would leave them.
+
+        Args:
+            changes: these changes.
+            tasks: with `facts`, about which the world is to be: of a plan that states its facts, what has nothing to
+                do with these may be left out.
+            facts: see `tasks`.
+        """
         live = self._live
-        return world_of(live, Draft(live, changes).staging if changes else None)
+        return world_of(live, Draft(live, changes).staging if changes else None, tasks=tasks, facts=facts)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against changes; nothing if they can be applied."""
@@ -234,6 +243,11 @@ class DraftView:
     def original(self) -> Plan:
         """The plan document that the run started from."""
         return self._base.original
+
+    @property
+    def goal(self) -> Goal:
+        """What the plan is for now."""
+        return self._base.goal
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:

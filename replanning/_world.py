@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from replanning._bearing import part_of
 from replanning._errors import ExpressionError
 from replanning._ids import TaskId
 from replanning._patterns import as_text, fill, holes, normalise_fact
@@ -156,14 +157,33 @@ class World(NamedTuple):
         return tuple(step.id for group in concerned for step in group if not step.running)
 
 
-def world_of(live: LivePlan, staging: Staging | None = None) -> World:
-    """The world of a plan as it stands, or as changes would leave it."""
+def world_of(
+    live: LivePlan,
+    staging: Staging | None = None,
+    *,
+    tasks: Collection[TaskId] = (),
+    facts: Collection[str] = (),
+) -> World:
+    """The world of a plan as it stands, or as changes would leave it.
+
+    Args:
+        live: the plan.
+        staging: the changes.
+        tasks: with `facts`, about which the world is to be: of a plan that states its facts, what has nothing to do
+            with them or the changes is left out, where that is most of it.
+        facts: see `tasks`.
+    """
     over = staging if staging is not None else Staging(live)
-    entries = [*(entry.id for entry in live), *over.births]
+    part = part_of(live, over, tasks, facts) if tasks or facts else None
+    if part is not None:
+        entries = [task_id for task_id in part.tasks if task_id in over]
+    else:
+        entries = [*(entry.id for entry in live), *over.births]
     left = [i for i in entries if over.exists(i) and over.state(i) not in FINISHED]
     left.sort(key=lambda i: (over.state(i) is not TaskState.RUNNING, over.position(i)))
     steps = tuple(_step(task_id, live, over) for task_id in left)
-    return World(tuple(live.facts), steps, live.goal.facts, live.plan.facts is not None)
+    goal = live.goal.facts if part is None else tuple(fact for fact in live.goal.facts if fact in part.facts)
+    return World(tuple(live.facts), steps, goal, live.plan.facts is not None)
 
 
 def _step(task_id: TaskId, live: LivePlan, over: Staging) -> Step:
@@ -177,9 +197,14 @@ def _step(task_id: TaskId, live: LivePlan, over: Staging) -> Step:
     return Step(task_id, task.tool, arguments, use, after, state is TaskState.RUNNING, usable)
 
 
+def speaks_of_facts(tool: ToolSpec) -> bool:
+    """Whether a tool needs facts, or changes some."""
+    return bool(tool.requires or tool.adds or tool.removes or tool.needs or tool.produces)
+
+
 def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, JsonObject]:
     """What a task needs and brings about, and its arguments as far as they are known."""
-    if tool is None or not (tool.requires or tool.adds or tool.removes or tool.needs or tool.produces):
+    if tool is None or not speaks_of_facts(tool):
         return _NO_USE, task.arguments
     kept = live.uses.get(task.id)
     if kept is not None and kept[0] is task and kept[1].name == tool.name:

@@ -119,6 +119,8 @@ async def troubled(
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
         view = PlanView(run.live)
+        whole, near = (set(world.standing().lacking()) for world in (view.world(), view.world(facts=ceased)))
+        assert near.intersection(ceased) == whole.intersection(ceased)
         request = ReplanRequest(tuple(triggers), view, 3, 1e12)  # type: ignore[arg-type] # triggers of three kinds
         offered = await RepairProvider().propose(request)
         assert offered == await RepairProvider().propose(request)

@@ -101,9 +101,9 @@ def _from_world(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChan
     """What facts that ceased mean for the plan as a whole: nothing, where the rest can be done and reaches the goal."""
     if not ceased:
         return  # what holds besides harms nothing
-    world = view.world()
-    if view.goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
+    if view.goal.stop_when_reached and view.facts >= frozenset(view.goal.facts):
         return  # the run ends
+    world = view.world(facts=ceased)
     standing = world.standing()
     lacking = frozenset(standing.lacking())
     if lost := tuple(fact for fact in ceased if fact in lacking):
