@@ -208,6 +208,23 @@ async def test_closing_leaves_nothing() -> None:
     assert repr(server) == "<ScriptedLLMServer closed requests=2 connections=0>"
 
 
+async def test_hasty_clients() -> None:
+    """A client that sends its next request before it has its answer gets both, in order and each in its time."""
+    body = b'{"model": "m", "messages": []}'
+    request = b"POST /api/chat HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    with ScriptedLLMServer([returns("first", after=0.2), ServerReply.raw("second")]) as server:
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as connection:
+            began = time.monotonic()
+            await connection.send(request)
+            await server.until(asked(1))
+            await connection.send(request)
+            received = b""
+            while b"second" not in received:
+                received += await connection.receive()
+        assert time.monotonic() - began >= 0.2
+    assert received.index(b"first") < received.index(b"second")
+
+
 def test_connections_are_told_apart() -> None:
     """Requests that share a connection say so."""
     with ScriptedLLMServer() as server, httpx.Client() as client:

@@ -18,6 +18,14 @@ How a plan fares when things go wrong at random is found out by running it many 
         report = simulate(Plan.load("release.yaml"), faults, runs=500)
         assert report.success_rate > 0.95 and not report.broken
 
+Language models are scripted as well: `ScriptedLLM` answers in the same process and on the same clock, and
+`ScriptedLLMServer` is a real web server in place of the services, for clients and for other processes::
+
+    def test_the_release_asks_for_help():
+        with ScriptedLLMServer([ServerReply.error(429, retry_after=1), {"candidates": []}]) as server:
+            subprocess.run(["replanning", "run", "release.yaml"], env={**os.environ, **server.environ()})
+        assert len(server.requests) == 2
+
 Whoever writes an orchestrator or a store of their own has `broken_promises`, which finds in a journal whatever a run
 must never do, and `replay_differences`, which compares a live plan with its journal.
 """

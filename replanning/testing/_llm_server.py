@@ -7,6 +7,7 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from types import TracebackType
@@ -350,7 +351,5 @@ def _json_object(data: bytes) -> JsonObject:
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it is closed already
-        return
