@@ -53,7 +53,7 @@ from replanning._world import Use, speaks_of_facts, use_of
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
-_LONG = 8_000
+_LONG = 4_000
 """Characters of a plan after which there is a pause in reading it."""
 
 OUTCOMES = 50
