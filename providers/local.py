@@ -112,10 +112,15 @@ class LocalProvider(LLMProvider):
             answer.take_error(ask(_body(prompt, options), answer))
         if answer.error:
             raise LLMRejected(answer.error, provider=self.name)
-        size = answer.sizes.get("prompt_tokens", 0), answer.sizes.get("completion_tokens", len(answer.text))
-        usage = self.prices.usage(model, *size)
-        finish = _FINISH.get(answer.finish, "other")
-        return Completion("".join(answer.text), self.name, model, *size, usage, finish, answer.id)
+        return self.completion(
+            prompt,
+            "".join(answer.text),
+            options,
+            input_tokens=answer.sizes.get("prompt_tokens"),
+            output_tokens=answer.sizes.get("completion_tokens"),
+            finish=_FINISH.get(answer.finish, "other"),
+            request_id=answer.id,
+        )
 
 
 class _Answer:

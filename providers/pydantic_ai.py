@@ -108,18 +108,20 @@ class PydanticAIProvider(LLMProvider):
             raise LLMRejected(self._words(error), provider=self.name) from error
         except AgentRunError as error:
             raise LLMUnavailable(self._words(error), provider=self.name) from error
-        return self._completion(answer, options.model or self.model)
+        return self.completion(
+            prompt,
+            _text(answer),
+            replace(options, model=_priced_as(options.model or self.model)),
+            model=answer.model_name or "",
+            input_tokens=answer.usage.input_tokens or None,
+            output_tokens=answer.usage.output_tokens or None,
+            finish=_FINISH.get(answer.finish_reason, "other"),
+            request_id=answer.provider_response_id or "",
+        )
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """As for every provider; the price is that of the model, whoever serves it."""
         return super().estimate(prompt, replace(options, model=_priced_as(options.model or self.model)))
-
-    def _completion(self, answer: ModelResponse, asked: str) -> Completion:
-        model = answer.model_name or _priced_as(asked)
-        size = answer.usage.input_tokens, answer.usage.output_tokens
-        usage = self.prices.usage(model, *size)
-        finish = _FINISH.get(answer.finish_reason, "other")
-        return Completion(_text(answer), self.name, model, *size, usage, finish, answer.provider_response_id or "")
 
     def _made(self, name: str) -> Model | str:
         """The model of this name, ready to be asked.
