@@ -106,7 +106,7 @@ class ServiceProvider(LLMProvider):
         self.base_url = self.address(base_url or variables.get(self.url_variable) or self.default_url)
         self._transport = transport
         self._pool: tuple[object, httpx.AsyncClient] | None = None
-        self._learned: dict[str, frozenset[str]] = {}
+        self._learned: dict[tuple[str, str], frozenset[str]] = {}
 
     @classmethod
     def address(cls, given: str) -> str:
@@ -142,7 +142,7 @@ class ServiceProvider(LLMProvider):
     async def adapted(
         self, path: str, body: Callable[[frozenset[str]], JsonObject], may_lack: Mapping[str, str], options: LLMOptions
     ) -> Reply:
-        """Ask with what the model takes: what it objects to is left out, and not tried again with this model.
+        """Ask with what the model takes: what it objects to is left out, and not tried again for that shape.
 
         Args:
             path: what is asked for.
@@ -154,8 +154,8 @@ class ServiceProvider(LLMProvider):
         Raises:
             LLMError: as for `ask`.
         """
-        model = options.model or self.model
-        lacks = self._learned.get(model, frozenset())
+        asked = options.model or self.model, "" if options.schema is None else options.schema.__name__
+        lacks = self._learned.get(asked, frozenset())
         while True:
             try:
                 reply = await self.ask(path, body(lacks), options)
@@ -168,7 +168,7 @@ class ServiceProvider(LLMProvider):
                     raise
                 lacks |= {lacking[0]}
             else:
-                self._learned[model] = lacks
+                self._learned[asked] = lacks
                 return reply
 
     async def ask(self, path: str, body: JsonObject, options: LLMOptions) -> Reply:

@@ -26,6 +26,10 @@ ULM = '{"name": "Ulm", "people": 126000}'
 USER = {"role": "user", "content": "Which?"}
 
 
+class Place(City):
+    """Another shape."""
+
+
 async def sent(provider: Any, network: Network, **options) -> httpx.Request:
     """The request for an answer."""
     await provider.complete("Which?", LLMOptions(**options))
@@ -206,7 +210,7 @@ async def test_shapes() -> None:
     ],
 )
 async def test_services_without_shapes(kind, objection, hint) -> None:
-    """A service that takes no schema is told it in words, and from then on at once; others are not."""
+    """A schema that a service does not take is told in words, and from then on at once; other schemas are not."""
     network = Network(objection, said(kind, f"Here: {ULM}"))
     model = client(kind, network)
     for _ in range(2):
@@ -218,7 +222,9 @@ async def test_services_without_shapes(kind, objection, hint) -> None:
     words = json.dumps(second["messages"]) + str(second.get("system"))
     assert "It must fit this JSON Schema" in words
     await model.complete_json("Which?", City, LLMOptions(model="another"))
+    await model.complete_json("Which?", Place)
     assert hint in network.bodies[3]
+    assert hint in network.bodies[4]
 
 
 async def test_models_with_one_temperature() -> None:
