@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, assert_never, assert_type
 
 from opentelemetry.sdk.trace import TracerProvider
+from pydantic import BaseModel
 
 from replanning import (
     Alternative,
@@ -48,6 +49,7 @@ from replanning import (
     ToolSpec,
     TransientError,
     Work,
+    create_llm_provider,
     open_run,
 )
 from replanning.changes import (
@@ -98,6 +100,7 @@ from replanning.interfaces import (
     TaskView,
     TriggerDetector,
 )
+from replanning.llm import Completion, LLMOptions, LLMProvider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (
@@ -319,6 +322,32 @@ def providers() -> list[ReplanningEngine]:
         ReplanningEngine([Nameless()]),  # type: ignore[list-item]
         ReplanningEngine([Hasty()]),  # type: ignore[list-item]
     ]
+
+
+class Parrot(LLMProvider):
+    """A language model."""
+
+    name = "parrot"
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """The prompt once more."""
+        return self.completion(prompt, prompt, options)
+
+
+class Larger(BaseModel):
+    """An answer with a shape."""
+
+    number: float
+
+
+async def models() -> list[float]:
+    """Language models by name and as objects, and their answers."""
+    found: LLMProvider = create_llm_provider(["openai", "parrot:grey"], settings=Settings(), environ={})
+    engine = ReplanningEngine([Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"])
+    await engine.aclose()
+    larger: Larger = await found.complete_json("Which is larger, 9.11 or 9.9?", Larger)
+    text: str = await Parrot().complete("Who is a good boy?", LLMOptions(temperature=0.0))
+    return [larger.number, *await found.embed(text)]
 
 
 class SlowSuccess:
