@@ -33,7 +33,7 @@ from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
 from replanning._triggers import Trigger
 
-PULLS_PER_TURN: Final = 128
+PULLS_PER_TURN: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING

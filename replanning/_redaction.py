@@ -244,13 +244,19 @@ class Redactor:
 
         Ids and other names stay, because others refer to them, and so do conditions.
         """
-        told = {name: getattr(document, name) for name in document.model_fields_set if name not in _NAMING}
-        clean = {name: self._part(value) for name, value in told.items()}
-        changed = {name: value for name, value in clean.items() if value is not told[name]}
+        changed: dict[str, object] = {}
+        for name in document.model_fields_set:
+            if name not in _NAMING:
+                told = getattr(document, name)
+                clean = self._part(told)
+                if clean is not told:
+                    changed[name] = clean
         return document.model_copy(update=changed) if changed else document
 
     def _part(self, part: Any) -> Any:
         """What a field holds, without secrets; the same object where it has none."""
+        if part is None or isinstance(part, int | float):
+            return part
         if isinstance(part, str):
             clean: object = self.text(part)
         elif isinstance(part, BaseModel):

@@ -75,7 +75,7 @@ async def test_a_swarm_whose_work_never_waits() -> None:
         result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=100)).run(flat(3_000))
         group.cancel_scope.cancel()
     assert (result.status, done) == ("succeeded", 3_000)
-    assert 1 <= heart.most <= 2 * 256  # trio gives turns in any order, so that two may pass between two beats
+    assert 1 <= heart.most <= 2 * 356  # trio gives turns in any order, so that two may pass between two beats
 
 
 async def test_one_worker_whose_work_never_waits() -> None:
@@ -91,7 +91,7 @@ async def test_one_worker_whose_work_never_waits() -> None:
         group.start_soon(heart.beat)
         await ReplanningEngine().attach(SequentialOrchestrator(work)).run(flat(1_000))
         group.cancel_scope.cancel()
-    assert 1 <= heart.most <= 2 * 129
+    assert 1 <= heart.most <= 2 * 257
 
 
 async def test_hash_worked_out_with_pauses() -> None:
