@@ -47,7 +47,7 @@ format: $(VENV)/.dev ## let the formatter have its way
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.runtime ## measure the speed
+bench: $(VENV)/.runtime ## measure recovery and speed, both in a short form, in under five minutes
 	@$(BIN)/python -m benchmarks --short $(ARGS)
 
 test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are installed

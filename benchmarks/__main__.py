@@ -5,6 +5,7 @@ planbench  recovery after an unexpected event, on published instances, with base
 workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
 all        everything; without the published data only what needs none
+fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
 readme     renews the tables and plots of the README from benchmarks/results
 
 The long form on the published data also writes benchmarks/results/, from which the README is renewed.
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import instances, outages, planbench, readme, speed, workflows
+from benchmarks import fetch, outages, planbench, readme, speed, workflows
 
 Part = tuple[str, object]
 
@@ -28,9 +29,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS, "readme"])
+    parser.add_argument("benchmark", nargs="?", default="all", choices=["all", *_BENCHMARKS, "fetch", "readme"])
     parser.add_argument(
-        "--data", type=Path, default=instances.SHARED, metavar="DIR", help="where the published data lies"
+        "--data", type=Path, metavar="DIR", help="where the data lies; by default ../shared/data, else benchmarks/data"
+    )
+    parser.add_argument(
+        "--from", dest="host", default=fetch.HOST, metavar="URL", help="where to fetch from; by default %(default)s"
     )
     parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
     parser.add_argument(
@@ -41,6 +45,9 @@ def main() -> int:
     if arguments.benchmark == "readme":
         print("\n".join(str(path) for path in readme.write()))
         return 0
+    if arguments.benchmark == "fetch":
+        return _fetch(arguments.data or fetch.FETCHED, arguments.host)
+    arguments.data = arguments.data or fetch.at_hand()
     names = list(_BENCHMARKS) if arguments.benchmark == "all" else [arguments.benchmark]
     figures = {}
     for name in names:
@@ -50,11 +57,21 @@ def main() -> int:
         if part is not None:
             print(f"\n## {name}\n\n{part[0]}")
             figures[name] = part[1]
-            if not arguments.short and arguments.data == instances.SHARED:
+            if not arguments.short and fetch.known(arguments.data):
                 _say(f"written: {readme.save(name, part[1])}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _fetch(folder: Path, host: str) -> int:
+    try:
+        paths = fetch.fetch(folder, host=host, report=_say)
+    except (fetch.FetchError, OSError) as error:
+        _say(f"error: {error}")
+        return 1
+    print("\n".join(map(str, paths)))
     return 0
 
 
@@ -84,9 +101,10 @@ def _tools(arguments: argparse.Namespace) -> Part:
 
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
-    if missing and not any(folder.glob("*.jsonl")):
+    other = name == "planbench" and any(folder.glob("*.jsonl"))  # instances of somebody else's
+    if missing and not other:
         _say(
-            f"{name} is left out: {', '.join(missing)} not found in {folder}; give their folder by --data (see benchmarks/README.md)"
+            f"{name} is left out: {', '.join(missing)} not found in {folder}; get them by `python -m benchmarks fetch`, or give their folder by --data"
         )
         return False
     return True
