@@ -7,7 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from replanning._errors import ReplanningError, ToolError, TransientError
-from replanning._plan import Plan
+from replanning._plan import Plan, Task
 from replanning.tools import InvalidArguments, InvalidTool, Secrets, ToolCall, ToolExecutor, ToolTimedOut, UnknownTool
 from tests.tools_parts import PATIENCE, Attempt, call, shell, spec, task
 
@@ -166,3 +166,43 @@ def test_all_errors_are_of_the_library():
     ]
     assert len(errors) == 11
     assert all(issubclass(error, ToolError) and issubclass(error, ReplanningError) for error in errors)
+
+
+async def test_one_attempt_at_a_time():
+    """A task is not begun again while what was begun for it before is still being stopped; other tasks are."""
+    said: list[str] = []
+    stopped = anyio.Event()
+
+    async def stubborn(call: ToolCall) -> JsonValue:
+        first = not said
+        said.append(f"{call.task.id} begins")
+        try:
+            if first:
+                await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if first:
+                    await stopped.wait()
+            said.append(f"{call.task.id} is over")
+        return None
+
+    execute = ToolExecutor([spec(kind="stubborn")], kinds={"stubborn": stubborn})
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as group:
+            first = anyio.CancelScope()
+            group.start_soon(run_in, first, execute, task())
+            await anyio.wait_all_tasks_blocked()
+            first.cancel()
+            group.start_soon(execute, task(), Attempt())
+            await execute(task(id="b"), Attempt("key-2"))
+            await anyio.wait_all_tasks_blocked()
+            before = list(said)
+            stopped.set()
+    assert before == ["a begins", "b begins", "b is over"]
+    assert said[3:] == ["a is over", "a begins", "a is over"]
+
+
+async def run_in(scope: anyio.CancelScope, execute: ToolExecutor, work: Task) -> None:
+    """Execute a task until a scope is cancelled."""
+    with scope:
+        await execute(work, Attempt())

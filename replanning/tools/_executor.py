@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -63,6 +64,7 @@ class ToolExecutor:
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = grace
+        self._begun: dict[str, anyio.Event] = {}
         self._http: HttpKind | None = None
         self._kinds: dict[str, Kind] = {
             "shell": run_shell,
@@ -109,10 +111,23 @@ class ToolExecutor:
             raise ToolUnavailable(tool.name, f"the environment variables {unset}", "which are not set")
         call = self._call(tool, task, context)
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
-        with anyio.move_on_after(limit):
-            return call.secrets.hide_in(await kind(call))
+        async with self._alone(context.idempotency_key):
+            with anyio.move_on_after(limit):
+                return call.secrets.hide_in(await kind(call))
         assert limit is not None
         raise ToolTimedOut(tool.name, limit)
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """Wait until what was begun before under a key is over: a process that is stopped takes its time."""
+        while (before := self._begun.get(key)) is not None:
+            await before.wait()
+        self._begun[key] = over = anyio.Event()
+        try:
+            yield
+        finally:
+            del self._begun[key]
+            over.set()
 
     def _tool(self, task: Task, context: WorkContext) -> ToolSpec:
         tool = context.tool
