@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
+from replanning.planning._limits import (
+    Cause,
+    Counts,
+    Limits,
+    Override,
+    Ruling,
+    RulingKind,
+    fingerprint,
+    open_types,
+    rule,
+)
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
 
 __all__ = [
     "ALLOWED",
     "LEVELS",
     "TARGETS",
+    "Cause",
+    "Counts",
+    "Limits",
     "Normalised",
+    "Override",
     "Phase",
     "ReplanDecision",
     "ReplanType",
+    "Ruling",
+    "RulingKind",
     "carried_over",
     "decision_model",
+    "fingerprint",
     "keeps_finished",
     "normalise",
+    "open_types",
     "parse_decision",
+    "rule",
 ]
