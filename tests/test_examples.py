@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,17 +56,76 @@ def test_webhook() -> None:
     assert f"succeeded {REPAIRED}" in said
 
 
+BROKEN = """
+goal: {objective: say hello}
+tools:
+  - {name: first, kind: shell, command: "exit 3"}
+  - {name: second, kind: shell, command: "echo hello"}
+tasks:
+  - {id: hello, tool: first, retry: {max_attempts: 1}}
+"""
+WISDOM = {
+    "candidates": [
+        {
+            "reason": "the second one works",
+            "changes": [{"kind": "replace", "task_id": "hello", "tasks": [{"id": "new", "tool": "second"}]}],
+            "confidence": 0.9,
+        }
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment, which has what is installed here, and both plugins."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (site / "shared.pth").write_text(f"import site; site.addsitedir({here!r})")
+    for name in ("plugin", "llm_plugin"):
+        sources = folder / name  # what building leaves behind must not be taken for the example
+        sources.mkdir()
+        for path in (*EXAMPLES.glob(f"{name}/*.py"), EXAMPLES / name / "pyproject.toml"):
+            shutil.copy(path, sources)
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+        subprocess.run([sys.executable, *install, str(sources)], check=True, capture_output=True, timeout=120)
+    return folder / "bin" / "python"
+
+
+def told(python: Path, folder: Path, *words: str, **environment: str) -> str:
+    """What a command says there."""
+    command = [str(python), "-m", "replanning", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, cwd=folder, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
 @pytest.mark.slow
-def test_plugin(tmp_path: Path) -> None:
-    """A provider in a package of its own, ten lines long, is installed, found, and used by name."""
-    source = (EXAMPLES / "plugin" / "replanning_patience.py").read_text()
-    assert len([line for line in source.splitlines() if line.strip()]) <= 12
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path)]
-    subprocess.run([sys.executable, *install, str(EXAMPLES / "plugin")], check=True, capture_output=True, timeout=120)
-    listed = json.loads(run("-m", "replanning", "providers", "--json", PYTHONPATH=str(tmp_path)))
-    assert "patience" in json.dumps(listed)
-    use = "from replanning import ReplanningEngine; print(ReplanningEngine(['patience']))"
-    assert "patience" in run("-c", use, PYTHONPATH=str(tmp_path))
+@pytest.mark.parametrize(("name", "module"), [("patience", "plugin"), ("oracle", "llm_plugin")])
+def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path) -> None:
+    """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
+    (path,) = (EXAMPLES / module).glob("*.py")
+    assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 12
+    (found,) = (
+        plugin for plugin in json.loads(told(elsewhere, tmp_path, "providers", "--json")) if plugin["name"] == name
+    )
+    assert (found["group"], found["state"], found["package"]) == ("providers", "available", f"replanning-{name} 0.1")
+
+
+@pytest.mark.slow
+def test_plugin_is_used(elsewhere: Path, tmp_path: Path) -> None:
+    """What an installed provider proposes, and what an installed language model answers, is considered or done."""
+    (tmp_path / "plan.yaml").write_text(BROKEN)
+    ask = ["run", "plan.yaml", "--no-ask", "--replan-provider"]
+    told(elsewhere, tmp_path, *ask, "oracle", ORACLE=json.dumps(WISDOM))
+    said = told(elsewhere, tmp_path, "why")
+    assert "oracle: the second one works" in said
+    assert "outcome: success" in said
+    told(elsewhere, tmp_path, *ask, "patience", "--observe")
+    assert "patience: it may work in a minute" in told(elsewhere, tmp_path, "why", "r1")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
