@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import get_args
+
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from replanning import Settings
-from replanning._settings import Weights
+from replanning import settings as public
+from replanning.settings import Weights
 
 
 def test_defaults() -> None:
@@ -62,3 +66,17 @@ def test_settings_stay() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         settings.cooldown = 1.0
     assert settings.model_copy(update={"cooldown": 1.0}) == Settings(cooldown=1.0)
+
+
+def test_every_section_has_a_public_name() -> None:
+    """Whatever a setting is made of can be imported from `replanning.settings`."""
+    sections = {kind.__name__ for kind in _sections(Settings)}
+    assert sections - {"Retry", "Budget"} <= set(public.__all__)
+
+
+def _sections(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in kind.model_fields.values():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield part
+                yield from _sections(part)

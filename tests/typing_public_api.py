@@ -103,6 +103,7 @@ from replanning.interfaces import (
 from replanning.llm import Completion, LLMOptions, LLMProvider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.providers.repair import RepairProvider
+from replanning.settings import ApprovalSettings, Weights
 from replanning.testing import (
     FaultSchedule,
     RecordingExporter,
@@ -457,7 +458,7 @@ def stores(path: Path) -> list[RunStore]:
 
 def parts(clock: Clock, tracer_provider: TracerProvider) -> ReplanningEngine:
     """Every part of the engine can be passed in."""
-    settings = Settings.model_validate({"approval": {"timeout": 60, "on_timeout": "skip"}})
+    settings = Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())
     seconds: float | None = settings.approval.timeout
     scorer = ConfidenceScorer(settings.weights)
     return ReplanningEngine(
