@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, Never, Self
 
@@ -67,6 +67,14 @@ class TaskContext:
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Tell the budget what the work used."""
         self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
+
+    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+        """Report values of the context that the work has found to be others, or gone."""
+        self._run.change_context(changes, removed=removed)
+
+    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
+        """Report facts that the work has seen to hold, or to hold no longer."""
+        self._run.observe(holds, ceased)
 
     def note_process(self, group: int) -> None:
         """Journal the process group that the work started, to be killed if this process dies."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from pydantic import JsonValue
 
 from replanning import (
     NotRunning,
@@ -465,6 +466,24 @@ async def test_pause_and_resume() -> None:
                 ran.append(task.id)
     assert ran == ["b"]
     assert again.result.outputs == {"a": 1, "b": 2}
+
+
+async def test_work_that_learns_something() -> None:
+    """Work reports what it learns of context and facts, also where an orchestrator of ours has the run."""
+    goal = {"objective": "x", "facts": ["shipped"]}
+    first, second = Task(id="a"), Task(id="b", depends_on=("a",), arguments={"to": "${context.region}"})
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        if task.id == "a":
+            context.change_context({"region": "south"}, removed=["north"])
+            context.observe(holds=["shipped"])
+        return [task.arguments, dict(context.context)]
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], environment=environment(clock))
+        result = await engine.execute(plan(first, second, goal=goal, context={"region": "north", "north": 1}), work)
+    assert result.status == "succeeded"
+    assert result.outputs["b"] == [{"to": "south"}, {"region": "south"}]
 
 
 async def test_goal_reached_early() -> None:
