@@ -138,6 +138,9 @@ class ReplanningEngine:
     def resume(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         """The same for a run that was paused, was left, or whose process died.
 
+        What holds from here on are the settings and the mode of this engine, whatever the run was begun under; its
+        plan, its deadlines and what it has spent are those on record.
+
         Raises:
             UnknownRun: the store has no such run.
             RunOwned: another process is at it.
