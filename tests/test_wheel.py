@@ -14,6 +14,13 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = Path(sys.executable).with_name("replanning")
 PLUGINS = [
     ("providers", "repair"),
+    ("providers", "llm"),
+    ("providers", "openai"),
+    ("providers", "anthropic"),
+    ("providers", "github-copilot"),
+    ("providers", "ollama"),
+    ("providers", "local"),
+    ("providers", "pydantic-ai"),
     ("triggers", "task-failed"),
     ("triggers", "timeout"),
     ("triggers", "context-changed"),
