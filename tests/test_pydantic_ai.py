@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 pytest.importorskip("pydantic_ai")
 
-from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior, UserError
+from pydantic_ai.exceptions import ContentFilterError, ModelHTTPError, UnexpectedModelBehavior, UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
@@ -80,6 +80,7 @@ async def test_model_for_tests() -> None:
         (ModelHTTPError(503, "m"), LLMUnavailable, "HTTP 503"),
         (ModelHTTPError(401, "m", f"key {SECRET} is wrong"), LLMRejected, r"HTTP 401.*key \[redacted\] is wrong"),
         (UserError("no such setting"), LLMRejected, "no such setting"),
+        (ContentFilterError("it was withheld"), LLMRefused, "it was withheld"),
         (UnexpectedModelBehavior("nothing came"), LLMUnavailable, "nothing came"),
     ],
 )

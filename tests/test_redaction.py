@@ -231,7 +231,15 @@ def test_patterns_that_are_none(pattern: str) -> None:
 def test_document() -> None:
     """A plan loses the secrets in what it says, keeps its names and conditions, and is the same where it has none."""
     key = BY_SHAPE[0]
-    task = Task(id=key, tool=key, name=key, when=f"context.x == '{key}'", arguments={"a": [key]}, acceptance=(key, "b"))
+    task = Task(
+        id=key,
+        tool=key,
+        name=key,
+        when=f"context.x == '{key}'",
+        arguments={"a": [key]},
+        acceptance=(key, "b"),
+        priority=3,
+    )
     given = Plan(goal=Goal(objective=key), tasks=(task, Task(id="b", depends_on=(key,))), facts=("on",))
     clean = REDACT.document(given)
     assert clean.goal.objective == clean.tasks[0].name == MASK
