@@ -33,7 +33,7 @@ from replanning._records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning._redaction import Redactor
+from replanning._redaction import Redactor, taken_out
 from replanning._reporting import Codec
 from replanning._run import PlanRun
 from replanning._settings import Settings
@@ -45,9 +45,6 @@ from replanning.history._owner import owner_id
 
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
-
-_SHOWN = 8
-"""How many places one message names."""
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed)
 """Records that only follow from others, or from which nothing follows."""
@@ -82,7 +79,7 @@ class Opener:
             StoreError: the store does not take it, or has a run of this id.
         """
         run = RunId(run_id or self.environment.new_id())
-        plan, taken_out = await self._clean(plan)
+        plan, missing = await self._clean(plan)
         settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
         spans = self._spans(run)
         try:
@@ -91,8 +88,8 @@ class Opener:
             with _keeping_all():
                 live, ledger = await self._replayed(records)
             made = self._owned(self._begin(run), records, live, ledger, spans, new=True)
-            if taken_out:
-                made._life.observe(Contained("the plan", taken_out))
+            if missing:
+                made._life.observe(Contained("the plan", missing))
             return made
         except BaseException as error:
             spans.close(error)
@@ -240,7 +237,7 @@ class Opener:
         if clean is rest and all(new is old for new, old in zip(tasks, plan.tasks, strict=True)):
             return plan, ""
         clean = clean.model_copy(update={"tasks": tuple(tasks)})
-        return clean, _taken_out(clean, plan)
+        return clean, taken_out(clean, plan)
 
 
 def _cleaned(tasks: Sequence[Task], redactor: Redactor, clean: list[Task]) -> Iterator[None]:
@@ -249,20 +246,6 @@ def _cleaned(tasks: Sequence[Task], redactor: Redactor, clean: list[Task]) -> It
         clean.append(redactor.document(task))
         if not number % _SLICE:
             yield
-
-
-def _taken_out(clean: Plan, plan: Plan) -> str:
-    """What no tool will get because it was a secret, in words; empty where that is nothing."""
-    tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
-    changed = [new for new, old in zip(clean.tasks, plan.tasks, strict=True) if new.arguments is not old.arguments]
-    places = tools + [f"the arguments of task {task.id!r}" for task in changed]
-    if not places:
-        return ""
-    where = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
-    return (
-        f"what looks like a secret was taken out of {where}, and will be missing there; "
-        "let a tool refer to it instead, as {env:NAME}"
-    )
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from replanning._errors import Unstorable
-from replanning._plan import JsonValue
+from replanning._plan import JsonValue, Plan
 
 MASK: Final = "[redacted]"
 
@@ -185,6 +185,9 @@ _KEY_ENDS: Final = (
 
 _parser: Final[Any] = import_module("re._parser")  # the only one there is, and it has no public name
 _REPEATS: Final = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
+_SHOWN: Final = 8
+"""How many places one message names."""
+
 _FEW: Final = 16
 """A part repeated at most so often does not count as a repetition."""
 
@@ -302,6 +305,20 @@ class Redactor:
         for pattern in self._patterns:
             found += [match.span() for match in pattern.finditer(text) if match[0]]
         return found
+
+
+def taken_out(clean: Plan, plan: Plan) -> str:
+    """What no tool will get because it was a secret, in words; empty where that is nothing."""
+    tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
+    changed = [new for new, old in zip(clean.tasks, plan.tasks, strict=True) if new.arguments is not old.arguments]
+    places = tools + [f"the arguments of task {task.id!r}" for task in changed]
+    if not places:
+        return ""
+    where = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
+    return (
+        f"what looks like a secret was taken out of {where}, and will be missing there; "
+        "let a tool refer to it instead, as {env:NAME}"
+    )
 
 
 def problem_with(pattern: str) -> str:
