@@ -10,7 +10,7 @@ from replanning._lifecycle import Lifecycle
 from replanning._live import LivePlan
 from replanning._patterns import normalise_fact
 from replanning._plan import Goal, JsonObject, JsonValue
-from replanning._records import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, ResourceUpdated
+from replanning._records import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, PlanningNoted, ResourceUpdated
 from replanning._redaction import Redactor
 
 
@@ -93,6 +93,18 @@ class PlanObservations:
         """Report that a resource has another capacity, or that a tool is (un)available."""
         self._life.observe(ResourceUpdated(name, capacity, available))
         self._life.after_observation()
+
+    def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
+        """Put something of planning mode on record, without secrets; the plan stays as it is.
+
+        Raises:
+            NotRunning: the run has ended.
+        """
+        if self._life.end is not None:
+            raise NotRunning(f"the run is {self._life.end.status}; nothing more is noted")
+        clean = self._redactor.value(dict(data))
+        assert isinstance(clean, dict)
+        self._life.observe(PlanningNoted(type, clean))
 
     def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
         """Ask for replanning.

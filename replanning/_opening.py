@@ -24,6 +24,7 @@ from replanning._records import (
     GoalChanged,
     OutcomeKnown,
     PersonAsked,
+    PlanningNoted,
     ProcessStarted,
     Record,
     ResourceUpdated,
@@ -46,7 +47,7 @@ from replanning.history._owner import owner_id
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
 
-_NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed)
+_NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed, PlanningNoted)
 """Records that only follow from others, or from which nothing follows."""
 
 

@@ -17,6 +17,7 @@ from replanning._records import (
     Body,
     Contained,
     Failure,
+    PlanningNoted,
     RunEnded,
     RunPaused,
 )
@@ -134,4 +135,6 @@ def bare(body: Body) -> Body | None:
         return replace(body, reason=LEFT_OUT)
     if isinstance(body, Contained):
         return replace(body, where="somewhere", error=LEFT_OUT)
+    if isinstance(body, PlanningNoted):
+        return replace(body, data={"left_out": LEFT_OUT})
     return None

@@ -443,6 +443,18 @@ class Contained:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlanningNoted:
+    """Something of planning mode: what a model understood, planned or decided, and what became of it.
+
+    The live plan passes it over; the state of planning mode is a fold over these.
+    """
+
+    kind: ClassVar = "planning-noted"
+    type: str
+    data: JsonObject
+
+
 Observation = (
     AttemptStarted
     | AttemptSucceeded
@@ -478,6 +490,7 @@ Body = (
     | RunPaused
     | RunEnded
     | Contained
+    | PlanningNoted
 )
 
 

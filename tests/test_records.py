@@ -36,6 +36,7 @@ from replanning.events import (
     HumanRequest,
     OutcomeKnown,
     PersonAsked,
+    PlanningNoted,
     ProcessStarted,
     QuestionAnswered,
     QuestionAsked,
@@ -93,6 +94,7 @@ ONE_OF_EACH: tuple[Body, ...] = (
     RunPaused("Ctrl-C", "eve"),
     RunEnded("paused", "asked to", cancelled=("a",)),
     Contained("listener", "boom"),
+    PlanningNoted("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
 )
 
 
