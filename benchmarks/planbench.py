@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -36,7 +37,7 @@ from replanning import (
     Task,
 )
 from replanning.changes import AddTask, PlanChange, RemoveTask
-from replanning.events import AlternativesConsidered, Decided, TriggerFired
+from replanning.events import AlternativesConsidered, Decided, TriggerFired, Usage
 from replanning.interfaces import AlternativeProvider, JsonObject, RunId, TaskState
 
 FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
@@ -73,6 +74,12 @@ class Row:
     vain: int
     p50: float | None
     p99: float | None
+    edges: float | None = None
+    untouched: float | None = None
+    completed: int = 0
+    replaced: int = 0
+    calls: int = 0
+    tokens: int = 0
 
     @property
     def percent(self) -> float:
@@ -175,9 +182,17 @@ class Outcome:
     early: bool
     revisions: int
     distance: int
-    kept: bool
+    edges: int
+    untouched: float
+    taken: str
     vain: bool
     seconds: float | None
+    spent: Usage
+
+    @property
+    def kept(self) -> bool:
+        """Whether what was proposed, by rules or by the model, was taken as it was."""
+        return self.taken in ("written", MODEL)
 
 
 async def agree(question: Question) -> Answer:
@@ -209,9 +224,12 @@ async def play(instance: Instance, strategy: str, domain: Domain) -> Outcome:
         succeeded and len(world.done) < len(instance.plan) and not run.result.revisions,
         len(run.result.revisions),
         world.distance(),
-        _kept(engine, run.id),
+        world.edges(),
+        world.untouched(),
+        _taken(engine, run.id),
         world.vain,
         _seconds(engine, run.id),
+        run.result.spent,
     )
 
 
@@ -242,9 +260,22 @@ class _World:
 
     def distance(self) -> int:
         """The actions added to and removed from what was left of the plan."""
-        after = self._instance.after
-        new, old = (Counter(map(str, steps)) for steps in (self.done[after:], self._instance.rest))
+        new, old = (Counter(map(str, steps)) for steps in self._rests())
         return sum(((new - old) + (old - new)).values())
+
+    def edges(self) -> int:
+        """The same for what comes right after what."""
+        last = self._instance.plan[self._instance.after - 1]
+        new, old = (Counter(f"{a} > {b}" for a, b in pairwise([last, *steps])) for steps in self._rests())
+        return sum(((new - old) + (old - new)).values())
+
+    def untouched(self) -> float:
+        """The share of what was left of the plan that was done."""
+        new, old = (Counter(map(str, steps)) for steps in self._rests())
+        return sum((new & old).values()) / old.total() if old else 1.0
+
+    def _rests(self) -> tuple[Sequence[Action], Sequence[Action]]:
+        return self.done[self._instance.after :], self._instance.rest
 
 
 async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
@@ -260,12 +291,12 @@ async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
     await decided.wait()
 
 
-def _kept(engine: ReplanningEngine, run: RunId) -> bool:
-    """Whether what was proposed, by rules or by the model, was taken as the best."""
+def _taken(engine: ReplanningEngine, run: RunId) -> str:
+    """From whom what was taken as the best came; empty where nothing was."""
     bodies = [record.body for record in engine.store.read(run)]
     considered = [body for body in bodies if isinstance(body, AlternativesConsidered) and body.candidates]
     best = [body.candidates[0] for body in considered]
-    return any(not candidate.rejected and candidate.alternative.source in ("written", MODEL) for candidate in best)
+    return next((candidate.alternative.source for candidate in best if not candidate.rejected), "")
 
 
 def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:
@@ -318,6 +349,12 @@ def _row(file: str, strategy: str, instances: Sequence[Instance], domain: Domain
         sum(outcome.vain for outcome in real),
         1000 * statistics.median(seconds) if seconds else None,
         1000 * seconds[int(0.99 * len(seconds))] if seconds else None,
+        statistics.fmean(outcome.edges for outcome in recovered) if recovered else None,
+        statistics.fmean(outcome.untouched for outcome in recovered) if recovered else None,
+        sum(outcome.taken == f"{MODEL}+repair" for outcome in real),
+        sum(outcome.taken.startswith("repair") for outcome in real),
+        sum(outcome.spent.calls for outcome in real),
+        sum(outcome.spent.tokens for outcome in real),
     )
 
 
@@ -367,7 +404,26 @@ def table(rows: Sequence[Row]) -> str:
             f"| {row.file} ({row.instances}) | {row.strategy} | {share} | {distance} | {row.vain}"
             f" | {row.early}/{row.trivial} | {row.false_interventions} | {latency} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_work(rows)])
+
+
+def _work(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "What became of the plans, means over what was recovered, and whose way was taken. Edges: what comes right after what,",
+        "added and removed. Untouched: share of the rest of the plan that was done. Kept, completed: what was proposed by rules or",
+        "the model was taken as it was, or with what it lacked; repaired: `repair`'s own way was taken.",
+        "",
+        "| instances | strategy | edges | untouched | kept | completed | repaired | model calls | tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        edges = "" if row.edges is None else f"{row.edges:.2f}"
+        untouched = "" if row.untouched is None else f"{row.untouched:.1%}"
+        lines.append(
+            f"| {row.file} ({row.instances}) | {row.strategy} | {edges} | {untouched} | {row.kept} | {row.completed}"
+            f" | {row.replaced} | {row.calls} | {row.tokens:,} |"
+        )
+    return lines
 
 
 def to_json(rows: Sequence[Row]) -> list[JsonObject]:
