@@ -267,9 +267,9 @@ class DraftView:
         staging = self._staging
         if task_id not in staging.births:
             return self._base.task(task_id)._replace(task=staging.task(task_id), state=staging.state(task_id))
-        older = [self._base.task(i) for i in staging.parents(task_id) if i not in staging.births]
-        root, iteration = (older[0].root, older[0].iteration + 1) if older else (task_id, 0)
+        older = (task_id, *staging.parents(task_id))
         task, state = staging.task(task_id), staging.state(task_id)
+        root, iteration = older[-1], len(older) - 1
         return TaskView(task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, unmet=False, held=False)
 
     def tasks(self) -> Iterator[TaskView]:

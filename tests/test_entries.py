@@ -111,6 +111,18 @@ def test_deadlines_of_the_past(changed: dict[str, object]) -> None:
     assert deadlines.next() is None
 
 
+def test_deadlines_do_not_pile_up() -> None:
+    """Of however many attempts that ended before their deadlines, few are kept; what still counts is not lost."""
+    deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
+    waits.state, waits.due = TaskState.BACKOFF, 7.0
+    deadlines.add(7.0, waits, None)
+    for number in range(5_000):
+        entry.attempt, entry.deadline = f"a#{number}", 10.0 + number
+        deadlines.add(10.0 + number, entry, f"a#{number}")
+    assert len(deadlines._heap) < 600
+    assert list(deadlines.take(9_999.0)) == [(waits, None), (entry, "a#4999")]
+
+
 # Entries
 
 

@@ -306,6 +306,20 @@ def test_revisions() -> None:
     assert run.live.apply([SkipTask(task_id="b")]) == 2
 
 
+def test_hash_in_turns() -> None:
+    """The hash of a large plan is worked out with pauses, and is the same if the plan is changed in one of them."""
+    large = [Task(id=f"t{n}", goal="x" * 500) for n in range(50)]
+    one, other = kept(*large), kept(*large)
+    pauses = iter(one.live.hashing())
+    next(pauses)
+    for run in (one, other):
+        run.apply(SkipTask(task_id="t0"))
+    for _ in pauses:
+        continue
+    assert one.live.hash == other.live.hash != one.plan.content_hash()
+    assert list(one.live.hashing()) == []
+
+
 def test_the_last_moment() -> None:
     """What is called before the changes are carried out may still prevent them, and is told the new hash."""
     run = chain("a")

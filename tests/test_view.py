@@ -20,7 +20,7 @@ from replanning.events import (
     QuestionAsked,
     ResourceUpdated,
 )
-from replanning.interfaces import PlanView
+from replanning.interfaces import DraftView, PlanView
 from tests.live_parts import Kept, kept, tool
 
 
@@ -191,3 +191,58 @@ def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:
     run.apply(SkipTask(task_id="c"))
     with pytest.raises(StaleView, match="this view shows revision 0, the plan is at revision 1"):
         read(view)
+
+
+# A plan as changes would leave it
+
+
+def drafted() -> DraftView:
+    """A plan with one task replaced twice, one that is new and replaced, and one that is skipped."""
+    changes = [
+        ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
+        ReplaceTask(task_id="x", tasks=(Task(id="y", tool="uv"),)),
+        AddTask(task=Task(id="n")),
+        ReplaceTask(task_id="n", tasks=(Task(id="a~2"),)),
+        SkipTask(task_id="c"),
+    ]
+    return PlanView(example().live).with_changes(changes)
+
+
+def test_draft_shows_what_would_be() -> None:
+    """A draft shows every task as the changes would leave it, and the rest as it is."""
+    draft = drafted()
+    states = {task.id: task.state for task in draft.tasks()}
+    replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
+    assert states == {
+        "a": replaced,
+        "b": pending,
+        "c": TaskState.SKIPPED,
+        "x": replaced,
+        "y": pending,
+        "n": replaced,
+        "a~2": pending,
+    }
+    assert (draft.new, draft.goal.facts, draft.original.tasks[0].id) == (("x", "y", "n", "a~2"), ("done",), "a")
+    assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
+    assert [(step.id, step.tool) for step in draft.world().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
+    assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
+    with pytest.raises(UnknownTask):
+        draft.task("ghost")
+
+
+def test_draft_knows_lineages() -> None:
+    """What new tasks would replace counts for their lineage, whether it is new itself or not."""
+    draft = drafted()
+    found = {task.id: (task.root, task.iteration) for task in draft.tasks()}
+    assert {name: found[name] for name in draft.new} == {"x": ("a", 1), "y": ("a", 2), "n": ("n", 0), "a~2": ("n", 1)}
+    assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
+
+
+def test_draft_is_planned_on_from() -> None:
+    """Further changes are tried after the first ones, and new ids are those of neither."""
+    draft = drafted()
+    assert draft.check([SkipTask(task_id="y")]) == ()
+    assert [str(problem) for problem in draft.check([SkipTask(task_id="x")])] == [
+        "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
+    ]
+    assert (draft.fresh_id("a"), draft.fresh_id("a", taken=("a~3",))) == ("a~3", "a~4")
