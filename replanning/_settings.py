@@ -32,7 +32,9 @@ DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
 )
 
 
-_ADDRESS: Final = re.compile(r"https?://(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#]*)?")
+_ADDRESS: Final = re.compile(
+    r"https?://(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#]*)?"
+)
 
 
 class _Section(BaseModel):
