@@ -14,20 +14,38 @@ from replanning.planning._limits import (
     open_types,
     rule,
 )
+from replanning.planning._manager import Apply, DecisionPrompts, DecisionRequest, ReplanManager, Reply
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+from replanning.planning._replan_records import (
+    Consideration,
+    DecisionRecord,
+    ReplanNote,
+    ReplanStage,
+    ReplanStatistics,
+)
 
 __all__ = [
     "ALLOWED",
     "LEVELS",
     "TARGETS",
+    "Apply",
     "Cause",
+    "Consideration",
     "Counts",
+    "DecisionPrompts",
+    "DecisionRecord",
+    "DecisionRequest",
     "Limits",
     "Normalised",
     "Override",
     "Phase",
     "ReplanDecision",
+    "ReplanManager",
+    "ReplanNote",
+    "ReplanStage",
+    "ReplanStatistics",
     "ReplanType",
+    "Reply",
     "Ruling",
     "RulingKind",
     "carried_over",

@@ -176,6 +176,7 @@ class Counts(BaseModel):
     """What a run has spent; immutable, and JSON as it stands.
 
     Attributes:
+        considered: decisions of all kinds.
         total: all replans, retries included, also those that failed.
         clarifications: times the user was asked.
         redecompositions: likewise, as in `Limits`.
@@ -191,6 +192,7 @@ class Counts(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    considered: NonNegativeInt = 0
     total: NonNegativeInt = 0
     clarifications: NonNegativeInt = 0
     redecompositions: NonNegativeInt = 0
@@ -202,6 +204,10 @@ class Counts(BaseModel):
     lineages: dict[str, NonNegativeInt] = {}
     causes: dict[str, NonNegativeInt] = {}
     told: tuple[str, ...] = ()
+
+    def consider(self) -> Counts:
+        """The counts when another decision is considered."""
+        return self.model_copy(update={"considered": self.considered + 1})
 
     def spend(self, decision: ReplanDecision, cause: Cause) -> Counts:
         """The counts when a normalised replan is about to be executed, however it ends."""
@@ -271,6 +277,20 @@ def open_types(phase: Phase, limits: Limits, counts: Counts, cause: Cause) -> tu
     )
 
 
+def why_closed(phase: Phase, limits: Limits, counts: Counts, cause: Cause) -> str:
+    """Which limits leave a phase nothing that it could replan, in words; empty where something is open."""
+    if open_types(phase, limits, counts, cause):
+        return ""
+    pairs = [(kind, target) for kind in ALLOWED[phase] for target in TARGETS[kind].values()]
+    reasons = dict.fromkeys(_used_up(kind, target, limits, counts, cause) for kind, target in pairs)
+    return "; ".join(filter(None, reasons))
+
+
+def spent_lineage(limits: Limits, counts: Counts, cause: Cause) -> str | None:
+    """The lineage that a cause is about, where it has used up its replans."""
+    return cause.lineage if _lineage_used_up(limits, counts, cause) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Ruling:
     """What becomes of a decision.
@@ -314,8 +334,7 @@ def rule(decision: ReplanDecision, limits: Limits, counts: Counts, cause: Cause)
     asks = kind is ReplanType.CLARIFICATION_REQUEST
     kept = () if asks else questions
     if reason := _used_up(kind, decision.target_phase, limits, counts, cause):
-        blocks = cause.lineage if _lineage_used_up(limits, counts, cause) else None
-        return Ruling("skip", reason, "limit", kept, blocks, mark)
+        return Ruling("skip", reason, "limit", kept, spent_lineage(limits, counts, cause), mark)
     band = limits.band(decision.confidence)
     if band == "skip":
         return Ruling("skip", _too_unsure(decision, limits), "confidence", kept, fingerprint=mark)
