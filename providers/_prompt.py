@@ -33,7 +33,7 @@ from replanning.events import (
 )
 from replanning.facts import holes
 from replanning.interfaces import JsonObject, JsonValue, TaskState, TaskView
-from replanning.providers._quoting import encoded, trimmed
+from replanning.llm import DataSection, encoded, fitted, trimmed
 
 SIZE: Final = 24_000
 """Characters of a prompt, if nothing else is said."""
@@ -152,41 +152,8 @@ class Prompts:
         return encoded(trimmed(self._clean(trimmed(value, 8 * room)), room))
 
     def _written(self, more: Mapping[str, list[str]], end: str) -> str:
-        sections = [_Section(name, lines) for name, lines in {**self._lines, **more}.items() if lines]
-        over = sum(section.size for section in sections) + len(end) - self._size
-        for name in (*CUT_FIRST, "happened", "goal"):
-            for section in sections:
-                if over > 0 and section.name == name:
-                    over -= section.cut(over)
-        return "".join(section.text() for section in sections) + end
-
-
-@dataclass
-class _Section:
-    """Data of one kind, the most important first."""
-
-    name: str
-    lines: list[str]
-    left_out: int = 0
-
-    @property
-    def size(self) -> int:
-        """Characters of its text."""
-        return len(self.text())
-
-    def text(self) -> str:
-        """It with its tags, and with a mark where something was cut."""
-        mark = [encoded({"cut": f"{self.left_out} more of these"})] if self.left_out else []
-        return "\n".join([f"<{self.name}>", *self.lines, *mark, f"</{self.name}>", ""])
-
-    def cut(self, over: int) -> int:
-        """Leave so many characters out, or all; how many it became less."""
-        before, gone, kept = self.size, 0, list(self.lines)
-        while kept and gone < over + 40:  # the mark takes some of it again
-            gone += len(kept.pop()) + 1
-        self.left_out += len(self.lines) - len(kept)
-        self.lines = kept
-        return before - self.size
+        sections = [DataSection(name, lines) for name, lines in {**self._lines, **more}.items() if lines]
+        return fitted(sections, self._size - len(end), (*CUT_FIRST, "happened", "goal")) + end
 
 
 @dataclass

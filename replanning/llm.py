@@ -1,4 +1,4 @@
-"""Language models: what a client implements, what it is asked and answers, and what it costs."""
+"""Language models: what a client implements, what it is asked and answers, how data is quoted, and what it costs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from replanning._llm import LLMProvider
 from replanning._llm_guards import FallbackLLM, GuardedLLM
 from replanning._llms import create_llm_provider
 from replanning._prices import PRICES, Price, PriceTable
+from replanning._quoting import DataSection, encoded, fitted, trimmed
 
 __all__ = [
     "PRICES",
     "UNMETERED",
     "Completion",
+    "DataSection",
     "FallbackLLM",
     "Finish",
     "GuardedLLM",
@@ -23,5 +25,8 @@ __all__ = [
     "Price",
     "PriceTable",
     "create_llm_provider",
+    "encoded",
+    "fitted",
     "json_in",
+    "trimmed",
 ]

@@ -15,8 +15,8 @@ from replanning import Goal, Plan, ReplanRequest, Task, ToolSpec, open_run
 from replanning._redaction import Redactor
 from replanning.events import TaskFailed
 from replanning.interfaces import JsonObject, TaskId
+from replanning.llm import encoded, trimmed
 from replanning.providers._prompt import CUT_FIRST, LOOKED_AT, SMALLEST, Prompts
-from replanning.providers._quoting import encoded, trimmed
 from tests.model_parts import PLAN, candidate, played, replaced, reply
 from tests.test_redaction import BY_NAME, BY_SHAPE
 

@@ -1,4 +1,8 @@
-"""Writes what others wrote as data: JSON in which no tag can stand and nothing is hidden, cut where it is long."""
+"""Writes what others wrote as data: JSON in which no tag can stand and nothing is hidden, cut where it is long.
+
+Data stands as JSON, one value a line, between tags. Within it `<`, `>`, `&` and whatever cannot be seen are written as
+escapes of JSON, so that no text can close a tag, open another or hide.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from replanning.interfaces import JsonValue
+from replanning._plan import JsonValue
 
 _HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e]")
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
@@ -93,3 +98,53 @@ def _members(members: Mapping[str, JsonValue], room: int, depth: int) -> tuple[J
 def _share(left: int, index: int, count: int) -> int:
     """How much a part may take: of several, none takes the room of all that come after it."""
     return left if index == count - 1 else left * 2 // 3
+
+
+@dataclass
+class DataSection:
+    """Data of one kind, the most important first.
+
+    Attributes:
+        name: of its tags; our own word, never one from the data.
+        lines: each a value as `encoded` writes it.
+        left_out: how many lines were cut.
+    """
+
+    name: str
+    lines: list[str]
+    left_out: int = 0
+
+    @property
+    def size(self) -> int:
+        """Characters of its text."""
+        return len(self.text())
+
+    def text(self) -> str:
+        """It with its tags, and with a mark where something was cut."""
+        mark = [encoded({"cut": f"{self.left_out} more of these"})] if self.left_out else []
+        return "\n".join([f"<{self.name}>", *self.lines, *mark, f"</{self.name}>", ""])
+
+    def cut(self, over: int) -> int:
+        """Leave so many characters out, or all; how many it became less."""
+        before, gone, kept = self.size, 0, list(self.lines)
+        while kept and gone < over + 40:  # the mark takes some of it again
+            gone += len(kept.pop()) + 1
+        self.left_out += len(self.lines) - len(kept)
+        self.lines = kept
+        return before - self.size
+
+
+def fitted(sections: Sequence[DataSection], room: int, cut_first: Iterable[str]) -> str:
+    """The text of sections, cut by whole values until it fits.
+
+    Args:
+        sections: in the order in which they are to stand; they are changed where they are cut.
+        room: characters there are.
+        cut_first: the names of what may be cut, the first to be cut first.
+    """
+    over = sum(section.size for section in sections) - room
+    for name in cut_first:
+        for section in sections:
+            if over > 0 and section.name == name:
+                over -= section.cut(over)
+    return "".join(section.text() for section in sections)
