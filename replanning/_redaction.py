@@ -258,7 +258,7 @@ class Redactor:
 
     def _part(self, part: Any) -> Any:
         """What a field holds, without secrets; the same object where it has none."""
-        if part is None or isinstance(part, int | float):
+        if not part or isinstance(part, int | float):
             return part
         if isinstance(part, str):
             clean: object = self.text(part)
@@ -267,7 +267,7 @@ class Redactor:
         elif isinstance(part, tuple):
             clean = tuple(map(self._part, part))
             return clean if any(new is not old for new, old in zip(clean, part, strict=True)) else part
-        elif isinstance(part, Mapping | list):
+        elif isinstance(part, dict | list | Mapping):
             clean = self.value(dict(part) if isinstance(part, Mapping) else part)
         else:
             return part

@@ -263,7 +263,9 @@ class TaskGraph(ABC):
         self.counts[_PENDING] += 1
         if task.tool or task.arguments or task.when or self._pooled:
             self._index(task)
-        self._recount(entry)
+        if parent is None and not task.optional:
+            entry.counted = True
+            self.unsatisfied += 1
         return entry
 
     def _index(self, task: Task) -> None:
