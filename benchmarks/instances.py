@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import yaml
@@ -190,6 +191,56 @@ class Instance:
             tasks=tuple(tasks),
             sequential=True,
         )
+
+
+class World:
+    """Where actions are done, and where the event happens after so many of them."""
+
+    def __init__(self, instance: Instance, domain: Domain) -> None:
+        self.facts = instance.init
+        self.done: list[Action] = []
+        self.vain = False
+        self._instance, self._domain, self._happened = instance, domain, False
+
+    def do(self, action: Action) -> None:
+        """Do an action.
+
+        Raises:
+            RuntimeError: it cannot be done.
+        """
+        after = self._domain.apply(self.facts, action)
+        if after is None:
+            self.vain = True
+            raise RuntimeError(f"{action} cannot be done")
+        self.facts = after
+        self.done.append(action)
+
+    def at_event(self) -> bool:
+        """Whether it is time; then the event happens."""
+        if self._happened or len(self.done) != self._instance.after:
+            return False
+        self._happened = True
+        self.facts = (self.facts - self._instance.ceased) | self._instance.holds
+        return True
+
+    def distance(self) -> int:
+        """The actions added to and removed from what was left of the plan."""
+        new, old = (Counter(map(str, steps)) for steps in self._rests())
+        return sum(((new - old) + (old - new)).values())
+
+    def edges(self) -> int:
+        """The same for what comes right after what."""
+        last = self._instance.plan[self._instance.after - 1]
+        new, old = (Counter(f"{a} > {b}" for a, b in pairwise([last, *steps])) for steps in self._rests())
+        return sum(((new - old) + (old - new)).values())
+
+    def untouched(self) -> float:
+        """The share of what was left of the plan that was done."""
+        new, old = (Counter(map(str, steps)) for steps in self._rests())
+        return sum((new & old).values()) / old.total() if old else 1.0
+
+    def _rests(self) -> tuple[Sequence[Action], Sequence[Action]]:
+        return self.done[self._instance.after :], self._instance.rest
 
 
 def fact(text: str) -> str:
