@@ -93,7 +93,8 @@ def _blocks(text: str) -> Iterator[_Found]:
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
-        content = _LANGUAGE.sub("", block, count=1).strip()
+        language = _LANGUAGE.match(block)  # at its start: further on, it would take words out of strings
+        content = block[language.end() if language else 0 :].strip()
         if number % 2 and content[:1] in ("{", "["):
             with contextlib.suppress(ValueError):
                 yield _Found(start, end, _loaded(content), True)

@@ -44,6 +44,13 @@ def test_fenced_object(before, value, after, language) -> None:
     assert value in list(json_in(text))
 
 
+@pytest.mark.parametrize("language", ["", "json", "json ", " json\n", "\n", "x-y+z\n"])
+def test_fenced_object_is_whole(language) -> None:
+    """Nothing is taken out of the strings of an object that begins beside its fence."""
+    value = {"two words": "and more of them", "b": 1}
+    assert list(json_in(f"Here: ```{language}{json.dumps(value)}``` That is it.")) == [value]
+
+
 @given(prose, objects, objects, st.sampled_from(["think", "THINK", "thinking", "reasoning"]), st.booleans())
 def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
     """What is said is likelier than what is thought, also where the tag that begins the thinking is missing."""
@@ -140,6 +147,8 @@ def test_line_breaks_in_strings() -> None:
         "{ ",
         "```\n{}",
         '{"a":[{',
+        "x",
+        " x",
     ],
 )
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:
