@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from replanning._checks import check_task
@@ -12,10 +12,12 @@ from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._patterns import holes
 from replanning._plan import Fallback, Goal, JsonObject, JsonValue, Plan, Task, TaskBody, ToolSpec
+from replanning._references import texts_with_references
 from replanning._wording import Hints
 from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+_OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
 _ANY: Final = "${context.asked_for_later}"
 """Stands for an argument that is not known yet, in checks only: a reference fits every type."""
 
@@ -26,6 +28,7 @@ def problems_of(
     *,
     tools: Iterable[ToolSpec],
     max_subtasks: int = 100,
+    finished: Iterable[str] = (),
 ) -> list[Problem]:
     """Everything that is wrong with a decomposition and, where there is one, with its action plan.
 
@@ -34,38 +37,86 @@ def problems_of(
         action_plan: the actions; None where they are not planned yet.
         tools: the tools that may be used.
         max_subtasks: how many subtasks there may be.
+        finished: subtasks that were done before, of this decomposition or not: they may be depended on, and not planned.
     """
+    done = tuple(dict.fromkeys(finished))
     library = {tool.name: tool for tool in tools}
-    problems = [*_count(decomposition, max_subtasks), *_subtasks(decomposition, library)]
+    problems = [*_count(decomposition, max_subtasks), *_subtasks(decomposition, library, done)]
     if action_plan is None:
         return problems
-    problems += [*_order(action_plan, decomposition), *_actions(action_plan, decomposition, library)]
-    return problems or _references(_built(action_plan, decomposition, library, ""))
+    left = [subtask for subtask in decomposition.subtasks if subtask.id not in done]
+    problems += [*_order(action_plan, left), *_actions(action_plan, left, library, done)]
+    return problems or _references(_built(action_plan, left, library, _Ids("", {name: name for name in done})), done)
 
 
 def tasks_of(
-    action_plan: ActionPlan, decomposition: TaskDecomposition, tools: Iterable[ToolSpec], *, prefix: str = ""
+    action_plan: ActionPlan,
+    decomposition: TaskDecomposition,
+    tools: Iterable[ToolSpec],
+    *,
+    prefix: str = "",
+    finished: Mapping[str, str] | None = None,
 ) -> tuple[Task, ...]:
     """The tasks of an action plan, in the order in which they are to run; what is independent may run at once.
 
     The last action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: what depends on the subtask
     waits for all of them. A fallback strategy that names a tool becomes a fallback. Where not all arguments of a tool
-    are known, the task names no tool: then its metadata states under `planning` the `tool` and what is `missing`.
+    are known, the task names no tool: then its metadata states under `planning` the `tool`, the `arguments` that are
+    known, and which are `missing`.
 
     Args:
         action_plan: what is to be done.
         decomposition: the subtasks that it serves.
         tools: the tools that may be used.
         prefix: stands before every id, in references as well, so that no id is used again.
+        finished: subtasks that were done before, each with the id of the task that did it.
 
     Raises:
         PlanError: something is wrong; with everything that is.
     """
-    library = {tool.name: tool for tool in tools}
+    library, done = {tool.name: tool for tool in tools}, finished or {}
     limit = len(decomposition.subtasks)
-    if problems := problems_of(decomposition, action_plan, tools=library.values(), max_subtasks=limit):
+    problems = problems_of(decomposition, action_plan, tools=library.values(), max_subtasks=limit, finished=done)
+    if problems:
         raise PlanError(problems)
-    return _built(action_plan, decomposition, library, prefix)
+    left = [subtask for subtask in decomposition.subtasks if subtask.id not in done]
+    return _built(action_plan, left, library, _Ids(prefix, done))
+
+
+def revised(
+    decomposition: TaskDecomposition, action_plan: ActionPlan, finished: Iterable[str] = ()
+) -> TaskDecomposition:
+    """The subtasks that a revised action plan serves, with those that are finished.
+
+    What it no longer names is dropped. What is new waits for what stands before it in the order, and what stands behind
+    it waits for it: nobody said what it needs.
+    """
+    known, done = {subtask.id: subtask for subtask in decomposition.subtasks}, dict.fromkeys(finished)
+    stays = {**done, **dict.fromkeys(_placed(action_plan))}
+    subtasks = [known[name].model_copy(update={"dependencies": ()}) for name in done if name in known]
+    before: str | None = None
+    for name in (name for name in _placed(action_plan) if name not in done):
+        old = known.get(name)
+        needed = [each for each in old.dependencies if each in stays] if old else []
+        if before is not None and (old is None or before not in known) and before not in needed:
+            needed.append(before)
+        purpose = next((action.purpose for action in action_plan.actions if action.task_id == name), "")
+        subtask = old or Subtask(id=name, description=purpose)
+        subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
+        before = name
+    return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
+
+
+def parts_of(decomposition: TaskDecomposition, most: int = 15) -> tuple[tuple[str, ...], ...]:
+    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer (J38)."""
+    names = [subtask.id for subtask in decomposition.subtasks]
+    return tuple(tuple(names[start : start + most]) for start in range(0, len(names), most))
+
+
+def joined(plans: Sequence[ActionPlan]) -> ActionPlan:
+    """The action plan whose parts were planned one by one."""
+    order = tuple(name for plan in plans for name in _placed(plan))
+    return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
 
 
 def parameters_of(tool: ToolSpec) -> Mapping[str, str]:
@@ -95,20 +146,20 @@ def _count(decomposition: TaskDecomposition, most: int) -> Iterator[Problem]:
         yield Problem("task_decomposition.subtasks", text)
 
 
-def _subtasks(decomposition: TaskDecomposition, library: Mapping[str, ToolSpec]) -> Iterator[Problem]:
+def _subtasks(
+    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], done: Sequence[str]
+) -> Iterator[Problem]:
     at, hints = "task_decomposition.subtasks", Hints()
     for index, subtask in enumerate(decomposition.subtasks):
         for tool in subtask.required_tools:
             if tool not in library:
                 text = f"subtask {subtask.id!r} requires the tool {tool!r}, which there is not{hints(tool, library)}"
                 yield Problem(f"{at}[{index}].required_tools", text)
-    for problem in _sound(Task(id=TaskId(each.id), depends_on=_ids(each)) for each in decomposition.subtasks):
+    ids, own = _Ids("", {}), {subtask.id for subtask in decomposition.subtasks}
+    tasks = [Task(id=TaskId(each.id), depends_on=ids.all(each.dependencies)) for each in decomposition.subtasks]
+    for problem in _sound([*tasks, *(Task(id=TaskId(name)) for name in done if name not in own)]):
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
         yield Problem(where, problem.message.replace(", as tasks[", ", as subtasks["))
-
-
-def _ids(subtask: Subtask, prefix: str = "") -> tuple[TaskId, ...]:
-    return tuple(TaskId(prefix + name) for name in subtask.dependencies)
 
 
 def _sound(tasks: Iterable[Task]) -> tuple[Problem, ...]:
@@ -119,14 +170,14 @@ def _sound(tasks: Iterable[Task]) -> tuple[Problem, ...]:
     return ()
 
 
-def _order(action_plan: ActionPlan, decomposition: TaskDecomposition) -> Iterator[Problem]:
+def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
     """What an order names that is not there, names too often, or leaves out."""
     at, hints = "action_plan.execution_order", Hints()
-    known = dict.fromkeys(subtask.id for subtask in decomposition.subtasks)
+    known = dict.fromkeys(subtask.id for subtask in subtasks)
     planned = Counter(action.task_id for action in action_plan.actions)
     for name, count in Counter(action_plan.execution_order).items():
         if name not in known:
-            yield Problem(at, f"{name!r} is no subtask{hints(name, known)}")
+            yield Problem(at, f"{name!r} is no subtask that is to be done{hints(name, known)}")
         elif count > max(1, planned[name]):
             yield Problem(at, f"{name!r} stands there {count} times and has {planned[name]} actions")
     placed = frozenset(action_plan.execution_order)
@@ -136,15 +187,17 @@ def _order(action_plan: ActionPlan, decomposition: TaskDecomposition) -> Iterato
 
 
 def _actions(
-    action_plan: ActionPlan, decomposition: TaskDecomposition, library: Mapping[str, ToolSpec]
+    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], done: Sequence[str]
 ) -> Iterator[Problem]:
     hints = Hints()
-    known = dict.fromkeys(subtask.id for subtask in decomposition.subtasks)
+    known = dict.fromkeys(subtask.id for subtask in subtasks)
     capacity = {name: float("inf") for tool in library.values() for name in tool.resources}
     for index, action in enumerate(action_plan.actions):
         at, of = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
         if action.task_id not in known:
-            yield Problem(f"{at}.task_id", f"{action.task_id!r} is no subtask{hints(action.task_id, known)}")
+            finished = "a subtask that is finished" if action.task_id in done else ""
+            why = finished or f"no subtask{hints(action.task_id, known)}"
+            yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         if (tool := library.get(action.tool)) is None:
             yield Problem(
                 f"{at}.tool", f"{of} uses the tool {action.tool!r}, which there is not{_known(action, library)}"
@@ -167,28 +220,77 @@ def _known(action: Action, library: Mapping[str, ToolSpec]) -> str:
     return f"; there is {names}" if names else "; there are no tools at all"
 
 
-def _references(tasks: Sequence[Task]) -> list[Problem]:
+def _references(tasks: Sequence[Task], done: Sequence[str]) -> list[Problem]:
     """References to what is not there, or not there in time; the rest is known to be sound."""
-    whole = (task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks)
-    return [Problem("action_plan.actions", problem.message) for problem in _sound(whole)]
+    whole = [task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
+    before = [Task(id=TaskId(name)) for name in done]
+    return [Problem("action_plan.actions", problem.message) for problem in _sound([*whole, *before])]
+
+
+class _Ids:
+    """Which ids the tasks have that a model calls by the names of its subtasks."""
+
+    def __init__(self, prefix: str, finished: Mapping[str, str]) -> None:
+        self.prefix = prefix
+        self.finished = finished
+
+    def one(self, name: str) -> TaskId:
+        """The id of the task that does a subtask, or did it."""
+        return TaskId(self.finished.get(name, self.prefix + name))
+
+    def all(self, names: Iterable[str]) -> tuple[TaskId, ...]:
+        """The ids of several."""
+        return tuple(self.one(name) for name in names)
+
+    def read(self, arguments: JsonObject) -> dict[TaskId, None]:
+        """The finished tasks that arguments refer to by the names of their subtasks."""
+        found: dict[TaskId, None] = {}
+        for text in texts_with_references(arguments):
+            for match in _REFERENCE.finditer(text):
+                if (name := self._name(match[1] or "")) in self.finished:
+                    found[self.one(name)] = None
+        return found
+
+    def renamed(self, value: JsonValue) -> JsonValue:
+        """A value in which references name the tasks themselves."""
+        match value:
+            case str():
+                return _REFERENCE.sub(self._reference, value)
+            case list():
+                return [self.renamed(item) for item in value]
+            case dict():
+                return {key: self.renamed(item) for key, item in value.items()}
+        return value
+
+    def _reference(self, match: re.Match[str]) -> str:
+        name = self._name(match[1] or "")
+        return f"${{{self.one(name)}{match[1][len(name) :]}}}" if name else match[0]
+
+    def _name(self, inner: str) -> str:
+        """The subtask that a reference names: the longest that is finished, else the shortest possible one."""
+        if inner.startswith("context."):
+            return ""
+        names = [inner[: found.start()] for found in _OUTPUT.finditer(inner)]
+        return next((name for name in reversed(names) if name in self.finished), names[0] if names else "")
 
 
 def _built(
-    action_plan: ActionPlan, decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], prefix: str
+    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], ids: _Ids
 ) -> tuple[Task, ...]:
-    rename, actions = _renaming(prefix), _by_subtask(action_plan)
-    taken = {subtask.id for subtask in decomposition.subtasks}
+    actions, taken = _by_subtask(action_plan), {*(subtask.id for subtask in subtasks), *ids.finished}
     tasks: list[Task] = []
-    for subtask in _sorted(action_plan, decomposition):
-        waits, served = _ids(subtask, prefix), actions[subtask.id]
+    for subtask in _sorted(action_plan, subtasks):
+        waits, served = ids.all(subtask.dependencies), actions[subtask.id]
         for action, name in zip(served, _names(subtask.id, len(served), taken), strict=True):
-            fields = _fields(action, library, rename)
-            fallbacks = tuple(_fallbacks(action, library, rename))
-            task = Task.model_validate(
-                {**fields, "id": prefix + name, "depends_on": waits, "priority": len(tasks), "fallbacks": fallbacks}
-            )
-            tasks.append(task)
-            waits = (task.id,)
+            fields = {
+                **_fields(action, library, ids),
+                "id": ids.one(name),
+                "depends_on": tuple({**dict.fromkeys(waits), **ids.read(action.arguments)}),
+                "priority": len(tasks),
+                "fallbacks": tuple(_fallbacks(action, library, ids)),
+            }
+            tasks.append(Task.model_validate(fields))
+            waits = (tasks[-1].id,)
     return tuple(tasks)
 
 
@@ -199,11 +301,14 @@ def _by_subtask(action_plan: ActionPlan) -> Mapping[str, Sequence[Action]]:
     return found
 
 
-def _sorted(action_plan: ActionPlan, decomposition: TaskDecomposition) -> list[Subtask]:
-    """The subtasks in the order in which they are to run: the stated one, else that of the actions."""
-    order = action_plan.execution_order or tuple(action.task_id for action in action_plan.actions)
-    subtasks = {subtask.id: subtask for subtask in decomposition.subtasks}
-    return [subtasks[name] for name in dict.fromkeys(order)]
+def _placed(action_plan: ActionPlan) -> tuple[str, ...]:
+    """The subtasks in the order in which they are to run: the stated one, then that of the actions."""
+    return tuple(dict.fromkeys((*action_plan.execution_order, *(action.task_id for action in action_plan.actions))))
+
+
+def _sorted(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> list[Subtask]:
+    known = {subtask.id: subtask for subtask in subtasks}
+    return [known[name] for name in _placed(action_plan)]
 
 
 def _names(subtask: str, count: int, taken: set[str]) -> list[str]:
@@ -217,7 +322,7 @@ def _names(subtask: str, count: int, taken: set[str]) -> list[str]:
     return [*names, subtask]
 
 
-def _fields(action: Action, library: Mapping[str, ToolSpec], rename: Callable[[JsonValue], JsonValue]) -> JsonObject:
+def _fields(action: Action, library: Mapping[str, ToolSpec], ids: _Ids) -> JsonObject:
     said: JsonObject = {
         "subtask": action.task_id,
         "action_type": action.action_type,
@@ -225,17 +330,15 @@ def _fields(action: Action, library: Mapping[str, ToolSpec], rename: Callable[[J
         "fallback_strategy": action.fallback_strategy,
     }
     return {
-        **_use(library[action.tool], action.arguments, {name: text for name, text in said.items() if text}, rename),
+        **_use(library[action.tool], action.arguments, {name: text for name, text in said.items() if text}, ids),
         "goal": action.purpose or None,
         "acceptance": [action.expected_outcome] if action.expected_outcome else [],
     }
 
 
-def _use(
-    tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, rename: Callable[[JsonValue], JsonValue]
-) -> JsonObject:
+def _use(tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, ids: _Ids) -> JsonObject:
     """Which tool is used and how; where not all of that is known, it stands in the metadata until it is asked for."""
-    arguments = {name: rename(value) for name, value in given.items()}
+    arguments = {name: ids.renamed(value) for name, value in given.items()}
     if missing := missing_arguments(tool, given):
         return {
             "metadata": {
@@ -245,15 +348,13 @@ def _use(
     return {"tool": tool.name, "arguments": arguments, "metadata": {"planning": {**said, "tool": tool.name}}}
 
 
-def _fallbacks(
-    action: Action, library: Mapping[str, ToolSpec], rename: Callable[[JsonValue], JsonValue]
-) -> Iterator[Fallback]:
+def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _Ids) -> Iterator[Fallback]:
     """The other tool that a strategy names, with the arguments that both tools take."""
     tool = _named(action.fallback_strategy or "", library)
     if tool is not None and tool.name != action.tool:
         shared = {name: action.arguments[name] for name in parameters_of(tool) if name in action.arguments}
         yield Fallback.model_validate(
-            {**_use(tool, shared, {"subtask": action.task_id}, rename), "goal": action.purpose or None}
+            {**_use(tool, shared, {"subtask": action.task_id}, ids), "goal": action.purpose or None}
         )
 
 
@@ -262,24 +363,3 @@ def _named(strategy: str, library: Mapping[str, ToolSpec]) -> ToolSpec | None:
     text = re.sub(r"^use\s+", "", strategy.strip(), flags=re.IGNORECASE)
     head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
     return library.get(text) or library.get(head.strip(" `'\""))
-
-
-def _renaming(prefix: str) -> Callable[[JsonValue], JsonValue]:
-    """Puts the prefix before every task that a value refers to."""
-
-    def renamed(match: re.Match[str]) -> str:
-        inner = match[1]
-        refers = inner is not None and not inner.startswith("context.")
-        return f"${{{prefix}{inner}}}" if refers else match[0]
-
-    def rename(value: JsonValue) -> JsonValue:
-        match value:
-            case str():
-                return _REFERENCE.sub(renamed, value) if prefix else value
-            case list():
-                return [rename(item) for item in value]
-            case dict():
-                return {key: rename(item) for key, item in value.items()}
-        return value
-
-    return rename
