@@ -157,6 +157,16 @@ async def test_d11_ask_waits_for_the_user() -> None:
     assert desk.manager.counts.total == 1
 
 
+async def test_d8_limit_reached_while_the_user_thinks() -> None:
+    """What the user agreed to is skipped where its limit was reached meanwhile."""
+    desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=Limits(partial_replans=1))
+    first, second = await desk.consider(), await desk.consider()
+    assert (await desk.execute(first)).executed
+    record = await desk.execute(second)
+    assert (record.executed, record.override_reason, record.result) == (False, "limit", "skipped")
+    assert desk.manager.counts.total == 1
+
+
 async def test_d8_should_override() -> None:
     """What would override a decision can be asked beforehand."""
     desk = Desk(limits=Limits(partial_replans=0))
@@ -346,6 +356,18 @@ async def test_e4_question_without_replan() -> None:
     await desk.execute(request)
     assert (desk.manager.counts.clarifications, desk.manager.counts.total) == (2, 1)
     assert (await desk.consider(GOAL, Cause())).ruling.questions == ()
+
+
+async def test_e4_question_beside_a_refused_replan() -> None:
+    """A question beside a replan that a limit forbids is asked with what is decided instead, and counted once."""
+    ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
+    desk = Desk(says(**ask), says("retry"), limits=Limits(partial_replans=0))
+    considered = await desk.consider()
+    assert (considered.ruling.kind, considered.ruling.questions) == ("execute", ("Which?",))
+    assert desk.manager.counts.clarifications == 1
+    desk = Desk(says(**ask), says("retry", **ask), limits=Limits(partial_replans=0))
+    assert (await desk.consider()).ruling.questions == ("Which?",)
+    assert desk.manager.counts.clarifications == 1
 
 
 async def test_f1_record() -> None:

@@ -181,10 +181,10 @@ class ReplanManager:
         began = self._clock.now()
         self._tell("deciding")
         reply = await self.request_llm_decision(self._request(phase, given, cause))
-        first = self._ruled(phase, cause, reply, began)
+        first = self._ruled(self._considered(phase, cause, reply, self._ruling(reply, cause), began=began))
         if not first.ruling.escalates:
             return first
-        return await self.escalate(first, given, first.ruling.reason) or first
+        return await self._another(first, given, first.ruling.reason, first.ruling.questions) or first
 
     async def escalate(self, refused: Consideration, given: JsonObject, reason: str) -> Consideration | None:
         """What the model decides instead of a replan that cannot be done, or that failed (E1, E3).
@@ -197,6 +197,11 @@ class ReplanManager:
         Returns:
             Another decision; None when the model gives none, or was told already: then a person must know.
         """
+        return await self._another(refused, given, reason, ())
+
+    async def _another(
+        self, refused: Consideration, given: JsonObject, reason: str, questions: tuple[str, ...]
+    ) -> Consideration | None:
         mark = refused.ruling.fingerprint
         loops = refused.ruling.override == "loop"
         if refused.instead_of is not None or (loops and mark in self._counts.told):
@@ -210,7 +215,10 @@ class ReplanManager:
         if reply.decision is None:
             self._tell("idle")
             return None
-        return self._ruled(refused.phase, refused.cause, reply, began, instead_of=refused.replan_id)
+        other = self._ruling(reply, refused.cause, questions)
+        return self._ruled(
+            self._considered(refused.phase, refused.cause, reply, other, began=began, instead_of=refused.replan_id)
+        )
 
     async def request_llm_decision(self, request: DecisionRequest) -> Reply:
         """Ask for a decision; the model is told once what was wrong with its reply. Nothing usable is no decision."""
@@ -223,7 +231,8 @@ class ReplanManager:
     async def execute_replan(self, considered: Consideration, apply: Apply, *, resumed: bool = False) -> DecisionRecord:
         """Carry out a replan: that its ruling lets be executed, or that the user agreed to.
 
-        It is counted before it begins and however it ends. What goes wrong is on record and goes no further.
+        It is counted before it begins and however it ends. What goes wrong is on record and goes no further. Limits
+        that were reached since it was considered hold: then it is skipped.
 
         Args:
             considered: the replan.
@@ -238,6 +247,9 @@ class ReplanManager:
         if decision is None or considered.ruling.kind not in ("execute", "execute_with_warning", "ask"):
             raise ValueError(f"{considered.replan_id} is not to be executed: {considered.ruling.reason}")
         if not resumed:
+            ruling = rule(decision, self.limits, self._counts, considered.cause)
+            if ruling.escalates:  # while the user thought about it, others were executed
+                return self.record_decision(considered.model_copy(update={"ruling": ruling}), executed=False)
             self._counts = self._counts.spend(decision, considered.cause)
         self._tell("applying", considered)
         began, error = self._clock.now(), ""
@@ -292,21 +304,23 @@ class ReplanManager:
         except LLMReplyInvalid as error:
             return Reply(None, _explained(completion, str(error))), completion.text
 
-    def _ruled(
-        self, phase: Phase, cause: Cause, reply: Reply, began: float, *, instead_of: str | None = None
-    ) -> Consideration:
-        """A reply with what becomes of it; settled unless it is to be executed or a person decides."""
+    def _ruling(self, reply: Reply, cause: Cause, questions: tuple[str, ...] = ()) -> Ruling:
+        """What becomes of a reply; questions that are still to be asked, and are counted, stay with it."""
         if reply.decision is None:
-            ruling = Ruling("continue", f"there is no decision: {reply.problem}")
-        else:
-            decision = normalise(reply.decision).decision
-            ruling = rule(decision, self.limits, self._counts, cause)
-            if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
-                self._counts = self._counts.ask()  # a request is counted when it is executed
-        considered = self._considered(phase, cause, reply, ruling, began=began, instead_of=instead_of)
-        if not (ruling.executes or ruling.kind == "ask"):
+            return Ruling("continue", f"there is no decision: {reply.problem}")
+        decision = normalise(reply.decision).decision
+        ruling = rule(decision, self.limits, self._counts, cause)
+        if questions:
+            return replace(ruling, questions=ruling.questions or questions)
+        if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
+            self._counts = self._counts.ask()  # a request is counted when it is executed
+        return ruling
+
+    def _ruled(self, considered: Consideration) -> Consideration:
+        """A decision that is to be executed, or about which a person decides; any other is settled."""
+        if not (considered.ruling.executes or considered.ruling.kind == "ask"):
             return self._settle(considered)
-        self._tell("awaiting_user" if ruling.kind == "ask" else "generating", considered)
+        self._tell("awaiting_user" if considered.ruling.kind == "ask" else "generating", considered)
         return considered
 
     def _considered(
