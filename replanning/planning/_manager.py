@@ -177,7 +177,7 @@ class ReplanManager:
         if closed := why_closed(phase, self.limits, self._counts, cause):
             blocks = spent_lineage(self.limits, self._counts, cause)
             ruling = Ruling("continue", f"no model was asked: {closed}", blocks=blocks)
-            return self._settle(self._considered(phase, cause, Reply(None), ruling, began=self._clock.now()))
+            return self._ruled(self._considered(phase, cause, Reply(None), ruling, began=self._clock.now()))
         began = self._clock.now()
         self._tell("deciding")
         reply = await self.request_llm_decision(self._request(phase, given, cause))
@@ -318,9 +318,10 @@ class ReplanManager:
 
     def _ruled(self, considered: Consideration) -> Consideration:
         """A decision that is to be executed, or about which a person decides; any other is settled."""
-        if not (considered.ruling.executes or considered.ruling.kind == "ask"):
-            return self._settle(considered)
-        self._tell("awaiting_user" if considered.ruling.kind == "ask" else "generating", considered)
+        if considered.ruling.executes or considered.ruling.kind == "ask":
+            self._tell("awaiting_user" if considered.ruling.kind == "ask" else "generating", considered)
+        else:
+            self.record_decision(considered, executed=False)
         return considered
 
     def _considered(
@@ -338,10 +339,6 @@ class ReplanManager:
             seconds=self._clock.now() - began,
             instead_of=instead_of,
         )
-
-    def _settle(self, considered: Consideration) -> Consideration:
-        self.record_decision(considered, executed=False)
-        return considered
 
     def _tell(
         self, stage: ReplanStage, considered: Consideration | None = None, record: DecisionRecord | None = None
