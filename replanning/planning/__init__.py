@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from replanning.planning._building import (
+    joined,
+    known_arguments,
+    missing_arguments,
+    parts_of,
+    problems_of,
+    revised,
+    tasks_of,
+)
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._limits import (
     Cause,
@@ -15,7 +24,29 @@ from replanning.planning._limits import (
     rule,
 )
 from replanning.planning._manager import Apply, DecisionPrompts, DecisionRequest, ReplanManager, Reply
+from replanning.planning._outputs import (
+    Action,
+    ActionPlan,
+    CannotDecompose,
+    CompletionReply,
+    ExecutionReply,
+    FunctionCall,
+    GoalUnderstanding,
+    InterventionSummary,
+    PlanningReply,
+    PlanRevision,
+    Reflection,
+    ReflectionReply,
+    RequiresHumanIntervention,
+    Subtask,
+    Summary,
+    TaskDecomposition,
+    UnclearGoal,
+    parse_planning,
+    parse_reply,
+)
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+from replanning.planning._prompts import ReplanPromptBuilder
 from replanning.planning._replan_records import (
     Consideration,
     DecisionRecord,
@@ -23,37 +54,66 @@ from replanning.planning._replan_records import (
     ReplanStage,
     ReplanStatistics,
 )
+from replanning.planning._templates import prompt_templates
 
 __all__ = [
     "ALLOWED",
     "LEVELS",
     "TARGETS",
+    "Action",
+    "ActionPlan",
     "Apply",
+    "CannotDecompose",
     "Cause",
+    "CompletionReply",
     "Consideration",
     "Counts",
     "DecisionPrompts",
     "DecisionRecord",
     "DecisionRequest",
+    "ExecutionReply",
+    "FunctionCall",
+    "GoalUnderstanding",
+    "InterventionSummary",
     "Limits",
     "Normalised",
     "Override",
     "Phase",
+    "PlanRevision",
+    "PlanningReply",
+    "Reflection",
+    "ReflectionReply",
     "ReplanDecision",
     "ReplanManager",
     "ReplanNote",
+    "ReplanPromptBuilder",
     "ReplanStage",
     "ReplanStatistics",
     "ReplanType",
     "Reply",
+    "RequiresHumanIntervention",
     "Ruling",
     "RulingKind",
+    "Subtask",
+    "Summary",
+    "TaskDecomposition",
+    "UnclearGoal",
     "carried_over",
     "decision_model",
     "fingerprint",
+    "joined",
     "keeps_finished",
+    "known_arguments",
+    "missing_arguments",
     "normalise",
     "open_types",
     "parse_decision",
+    "parse_planning",
+    "parse_reply",
+    "parts_of",
+    "problems_of",
+    "prompt_templates",
+    "revised",
     "rule",
+    "tasks_of",
 ]
