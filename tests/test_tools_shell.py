@@ -188,7 +188,7 @@ async def test_missing_program(command: str):
     with pytest.raises(ToolUnavailable) as caught:
         await use(shell(command))
     assert str(caught.value) == (
-        "tool 't' needs the program 'no-such-program'; which is not on the PATH; install it, or use another tool"
+        "tool 't' needs the program 'no-such-program', which is not on the PATH; install it, or use another tool"
     )
     assert not isinstance(caught.value, TransientError)
 

@@ -110,8 +110,8 @@ def _failure(call: ToolCall, finished: Finished) -> Exception:
     if code in tool.transient:
         return TransientCommandFailed(tool.name, tool.command or "", code, stderr)
     if code == _NOT_FOUND and (program := _unknown_program(tool.name, stderr)):
-        advice = "which is not on the PATH; install it, or use another tool"
-        return ToolUnavailable(tool.name, f"the program {program!r}", advice)
+        need = f"the program {program!r}, which is not on the PATH"
+        return ToolUnavailable(tool.name, need, "install it, or use another tool")
     return CommandFailed(tool.name, tool.command or "", code, stderr)
 
 
