@@ -124,7 +124,7 @@ def settlement(asked: QuestionAsked, closing: QuestionAnswered) -> Settlement:
     who = closing.by or "a person"
     return Settlement(
         changes,
-        closing.comment if alternative is None else alternative.reason,
+        closing.comment or f"changes by {who}" if alternative is None else alternative.reason,
         (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout",
         chosen,
         "abort" if aborts else "execute" if changes else "keep",

@@ -349,13 +349,15 @@ async def test_reject() -> None:
 
 
 async def test_modify() -> None:
-    """A person's own changes are applied in place of all candidates."""
+    """A person's own changes are applied in place of all candidates, and without a comment the reason says whose."""
     async with VirtualClock() as clock:
         mine = (SkipTask(task_id="a"), AddTask(task=Task(id="instead"), before=("b",)))
         engine = asking(clock, gate=ScriptedGate([Answer("modify", "ada", changes=mine)]))
         result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, result.outputs) == ("succeeded", {"a": None, "b": "b", "instead": "instead"})
-    assert [(r.by, r.chosen, r.changes) for r in result.revisions] == [("person:ada", None, mine)]
+    (revision,) = result.revisions
+    assert (revision.by, revision.chosen, revision.changes) == ("person:ada", None, mine)
+    assert revision.reason == "changes by ada"
 
 
 async def test_changes_that_do_not_fit() -> None:
