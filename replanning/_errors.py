@@ -133,9 +133,9 @@ class UnknownAttempt(_UnknownError):
 
 
 class UnknownQuestion(_UnknownError):
-    """No question of the run has this id."""
+    """No open question of the run has this id: it was never asked, or was answered already."""
 
-    what = "question"
+    what = "open question"
 
 
 class UnknownRun(_UnknownError):

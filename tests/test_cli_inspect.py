@@ -335,7 +335,7 @@ def test_answer_waits_for_resume() -> None:
     assert "go on with: replanning resume asking --store runs/history.db" in call("approve", "asking", "--by", "eve")
     assert "approve by eve waits to be taken" in call("pending")
     assert "go on     replanning resume asking" in call("status", "asking")
-    assert "it was answered already" in call("reject", "asking.q1", code=1)
+    assert "there is no open question 'asking.q1'; it was answered already" in call("reject", "asking.q1", code=1)
 
 
 def test_bad_choices() -> None:
