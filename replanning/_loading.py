@@ -87,6 +87,18 @@ def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", ma
         raise PlanError(_located(error.problems, text, format, source)) from None
 
 
+def in_file(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
+    """Problems of the plan that was loaded from a file, with line and column; as they are if it has changed since."""
+    source = str(path)
+    written: Format = "json" if source.lower().endswith(".json") else "yaml"
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+        read_document(text, format=written)
+        return _located(problems, text, written, source)
+    except (OSError, UnicodeDecodeError, PlanError):
+        return list(problems)
+
+
 def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_SIZE) -> JsonValue:  # noqa: A002 # likewise
     """The JSON value that a YAML or JSON text holds; None where the text is empty.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from replanning._clock import Environment
-from replanning._errors import JournalCorrupt, StoreError
+from replanning._errors import JournalCorrupt, StoreError, UnknownRun
 from replanning._ids import QuestionId, RunId
 from replanning._interfaces import Lease, RunStore
 from replanning._journal import LEASE, Journal
@@ -18,16 +18,13 @@ from replanning._ledger import Ledger
 from replanning._leftovers import kill_left_behind
 from replanning._lifecycle import Lifecycle, Past
 from replanning._live import LivePlan
+from replanning._observations import GoalChanged, PersonAsked, ProcessStarted, ResourceUpdated
 from replanning._plan import JsonObject, Plan, Task
 from replanning._records import (
     Contained,
-    GoalChanged,
     OutcomeKnown,
-    PersonAsked,
     PlanningNoted,
-    ProcessStarted,
     Record,
-    ResourceUpdated,
     Revised,
     RunOpened,
     RunResumed,
@@ -158,7 +155,7 @@ class Opener:
         except StoreError:
             try:
                 untouched = next(iter(self.store.read(run)), None) is None
-            except StoreError:
+            except (StoreError, UnknownRun):  # the latter where nothing can have this id
                 untouched = False
             if not untouched:
                 raise

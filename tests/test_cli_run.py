@@ -204,11 +204,12 @@ def test_ctrl_c_pauses(tmp_path: Path, number: signal.Signals) -> None:
     with Started(tmp_path, "run", "plan.yaml", "--run-id", "r") as started:
         started.until("hold started")
         started.signal(number)
-        started.until("pausing")
+        started.until(f"pausing: {number.name} was received; waiting for 1 task to finish; once more stops it at once")
         gate.open()
         code, out = started.end()
 
     assert code == 3
+    assert f"paused: {number.name} was received\n" in out
     assert "replanning resume r" in out
     assert lines(tmp_path / "log") == ["hold"]
     assert cli(tmp_path, "resume", "r").returncode == 0

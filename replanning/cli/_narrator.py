@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -168,7 +169,8 @@ class Narrator:
     def _paused(self, event: RunPaused) -> Line:
         running = self._view().counts[TaskState.RUNNING]
         waits = f"; waiting for {running} task{'s' * (running != 1)} to finish" if running else ""
-        return Line("‖", f"pausing: {_brief(event.reason)}{waits}", "yellow")
+        once_more = "; once more stops it at once" if running and event.reason in _SIGNALS else ""
+        return Line("‖", f"pausing: {_brief(event.reason)}{waits}{once_more}", "yellow")
 
     def _resumed(self, event: RunResumed) -> Line:
         return Line("▶", "the run goes on", "cyan")
@@ -179,6 +181,8 @@ class Narrator:
     def _contained(self, event: Contained) -> Line:
         return Line("✗", f"{event.where} failed, the run goes on: {_brief(event.error)}", "yellow")
 
+
+_SIGNALS: Final = frozenset(f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM))
 
 _TELLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
     AttemptStarted: Narrator._started,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replanning import Plan, PlanError
-from replanning._loading import plan_schema
+from replanning._loading import in_file, plan_schema
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show, show_json
 from replanning.errors import Problem
@@ -42,7 +42,7 @@ def _check(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
         plan = Plan.load(path)
     except PlanError as error:
         return None, list(error.problems), []
-    return plan, check_tools(plan), check_machine(plan)
+    return plan, in_file(check_tools(plan), path), check_machine(plan)
 
 
 def _document(problem: Problem) -> dict[str, str]:

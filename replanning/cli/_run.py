@@ -26,6 +26,7 @@ from replanning import (
 from replanning._config import load_settings
 from replanning._engine import drive
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
+from replanning._loading import in_file
 from replanning._plan import JsonObject
 from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
@@ -195,7 +196,7 @@ def load_for_run(path: str, options: RunOptions) -> Plan:
             )
         )
     if problems := check_tools(plan):
-        raise PlanError(problems)
+        raise PlanError(in_file(problems, path))
     if not options.quiet:
         for note in check_machine(plan):
             say(f"note: {note.message}")
@@ -341,7 +342,7 @@ async def _on_signals(run: PlanRun, scope: anyio.CancelScope) -> None:
         first = True
         async for number in signals:
             if first:
-                run.pause(f"{number.name} was received; once more stops at once what still runs")
+                run.pause(f"{number.name} was received")
             else:
                 scope.cancel()
             first = False
