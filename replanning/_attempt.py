@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Never, Self
 
 from replanning._errors import NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
+from replanning._observations import Failure, Usage
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
-from replanning._records import Failure, Usage
 from replanning._taskgraph import Results
 
 if TYPE_CHECKING:

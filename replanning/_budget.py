@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replanning._errors import BudgetExceeded
+from replanning._observations import Usage
 from replanning._plan import Budget
-from replanning._records import Usage
 
 
 class Spending:

@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 
 from pydantic import BaseModel
 
-from replanning._records import Usage
+from replanning._observations import Usage
 
 Finish = Literal["stop", "length", "refusal", "other"]
 """Why an answer ended: complete, cut at the token limit, declined, or something else."""

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from replanning._ids import AttemptId, TaskId
+from replanning._observations import Failure
 from replanning._plan import JsonValue, Task
-from replanning._records import Failure
 from replanning._states import SATISFIED, TaskState
 
 _READY = TaskState.READY

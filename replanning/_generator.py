@@ -17,8 +17,9 @@ from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
 from replanning._meter import Charge, RunMeter
+from replanning._observations import Usage
 from replanning._plan import Goal
-from replanning._records import Candidate, Usage
+from replanning._records import Candidate
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runti
 from replanning._changes import Alternative, PlanChange
 from replanning._completions import UNMETERED, Meter
 from replanning._ids import QuestionId, RunId, TaskId
+from replanning._observations import Observation, Usage
 from replanning._plan import JsonObject
-from replanning._records import Body, Candidate, Observation, Record, RunStatus, Usage, Verdict
+from replanning._records import Body, Candidate, Record, RunStatus, Verdict
 from replanning._triggers import Trigger
 
 if TYPE_CHECKING:

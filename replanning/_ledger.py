@@ -11,15 +11,13 @@ from replanning._changes import AddTask, ReplaceTask, changes_hash, touched
 from replanning._confidence import source_key
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
 from replanning._live import OUTCOMES
+from replanning._observations import Charged, GoalChanged, PersonAsked, RunQuiescent
 from replanning._plan import Budget
 from replanning._records import (
     AlternativesConsidered,
     Body,
-    Charged,
     Decided,
-    GoalChanged,
     OutcomeKnown,
-    PersonAsked,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -27,7 +25,6 @@ from replanning._records import (
     Revised,
     RunEnded,
     RunPaused,
-    RunQuiescent,
     RunResumed,
     TriggerAttached,
     TriggerDropped,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from replanning._ids import RunId
-from replanning._records import AttemptFailed, AttemptSucceeded, ProcessStarted, Record
+from replanning._observations import AttemptFailed, AttemptSucceeded, ProcessStarted
+from replanning._records import Record
 from replanning.history._owner import place
 
 IDEMPOTENCY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"

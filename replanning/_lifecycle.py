@@ -18,17 +18,10 @@ from replanning._interfaces import Clock
 from replanning._journal import Journal
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
+from replanning._observations import ConditionEvaluated, Failure, RunQuiescent
 from replanning._plan import Task
 from replanning._recorder import Recorder
-from replanning._records import (
-    ConditionEvaluated,
-    Failure,
-    Record,
-    RunEnded,
-    RunQuiescent,
-    RunStatus,
-    TriggerDropped,
-)
+from replanning._records import Record, RunEnded, RunStatus, TriggerDropped
 from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
 from replanning._triggers import Trigger

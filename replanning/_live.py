@@ -25,27 +25,21 @@ from replanning._errors import (
 )
 from replanning._ids import TaskId
 from replanning._inverse import inverse
-from replanning._plan import Plan, Task, ToolSpec
-from replanning._records import (
+from replanning._observations import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     ConditionEvaluated,
     ContextUpdated,
-    Decided,
     FactsObserved,
     Failure,
     GoalChanged,
-    QuestionAnswered,
-    QuestionAsked,
-    Record,
     ResourceUpdated,
-    Revised,
-    RunEnded,
 )
+from replanning._plan import Plan, Task, ToolSpec
+from replanning._records import Body, Decided, QuestionAnswered, QuestionAsked, Record, Revised, RunEnded
 from replanning._references import resolve
 from replanning._states import TaskEvent, TaskState, transition
 from replanning._taskgraph import TaskGraph

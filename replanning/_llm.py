@@ -18,8 +18,8 @@ from replanning._clock import Environment
 from replanning._completions import Completion, Finish, LLMCall, LLMOptions
 from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut, ReplanningError
 from replanning._extraction import json_in
+from replanning._observations import Usage
 from replanning._prices import PRICES, PriceTable
-from replanning._records import Usage
 from replanning._redaction import Redactor
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from replanning._budget import Spending
 from replanning._completions import Completion, LLMCall
 from replanning._errors import LLMRejected, LLMUnavailable
-from replanning._records import Usage
+from replanning._observations import Usage
 from replanning._spans import Spans
 
 _UNBILLED: Final = (LLMRejected, LLMUnavailable)

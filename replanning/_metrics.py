@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry.metrics import Meter
 
 from replanning import _spans as names
-from replanning._records import (
-    AlternativesConsidered,
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    Body,
-    Decided,
-    Record,
-)
+from replanning._observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
+from replanning._records import AlternativesConsidered, Body, Decided, Record
 
 if TYPE_CHECKING:
     from replanning._lifecycle import Lifecycle

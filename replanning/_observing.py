@@ -8,9 +8,10 @@ from replanning._errors import NotRunning
 from replanning._ids import TaskId
 from replanning._lifecycle import Lifecycle
 from replanning._live import LivePlan
+from replanning._observations import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, ResourceUpdated
 from replanning._patterns import normalise_fact
 from replanning._plan import Goal, JsonObject, JsonValue
-from replanning._records import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, PlanningNoted, ResourceUpdated
+from replanning._records import PlanningNoted
 from replanning._redaction import Redactor
 
 

@@ -10,17 +10,8 @@ import anyio
 from replanning._errors import StoreError
 from replanning._interfaces import Clock
 from replanning._journal import Journal
-from replanning._records import (
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptSucceeded,
-    Body,
-    Contained,
-    Failure,
-    PlanningNoted,
-    RunEnded,
-    RunPaused,
-)
+from replanning._observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, Failure
+from replanning._records import Body, Contained, PlanningNoted, RunEnded, RunPaused
 from replanning._timer import Timer
 
 FIRST_PAUSE = 0.1

@@ -13,8 +13,8 @@ from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, Status, Stat
 
 from replanning import _spans as names
 from replanning._interfaces import Clock
+from replanning._observations import Usage
 from replanning._plan import JsonValue
-from replanning._records import Usage
 from replanning._redaction import Redactor
 
 MAX_TEXT: Final = 1_000

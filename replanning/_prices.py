@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from replanning._records import Usage
+from replanning._observations import Usage
 
 _EDITION: Final = re.compile(r"[-@:](?:latest|\d{8}|\d{4}-\d{2}-\d{2})$")
 """How services name the edition of a model: `gpt-4o-2024-08-06`."""

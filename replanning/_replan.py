@@ -16,14 +16,11 @@ from replanning._entries import Entry
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TaskId, TriggerId
+from replanning._observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
 from replanning._policy import Decision, ReplanPolicy
 from replanning._questions import Questions
 from replanning._records import (
     AlternativesConsidered,
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptSucceeded,
-    AttemptTimedOut,
     Candidate,
     Contained,
     Decided,

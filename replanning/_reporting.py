@@ -14,8 +14,7 @@ from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttem
 from replanning._ids import AttemptId, TaskId
 from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
-from replanning._plan import JsonValue
-from replanning._records import (
+from replanning._observations import (
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
@@ -27,6 +26,7 @@ from replanning._records import (
     ProcessStarted,
     Usage,
 )
+from replanning._plan import JsonValue
 from replanning._redaction import Redactor
 from replanning._retry import next_attempt
 from replanning._states import TaskState

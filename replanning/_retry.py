@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replanning._entries import Entry
+from replanning._observations import Failure
 from replanning._plan import Retry
-from replanning._records import Failure
 
 _MAX_DELAY = 3600.0
 _MOST_DOUBLINGS = 62

@@ -14,15 +14,10 @@ from replanning._errors import NotRunning
 from replanning._ids import ReplanId, RunId, TaskId, TriggerId
 from replanning._lifecycle import Lifecycle
 from replanning._lineage import ReplanningInfo, replanning_info
+from replanning._observations import Usage
 from replanning._observing import PlanObservations
 from replanning._plan import JsonValue, Plan, Task
-from replanning._records import (
-    Record,
-    Revised,
-    RunPaused,
-    RunStatus,
-    Usage,
-)
+from replanning._records import Record, Revised, RunPaused, RunStatus
 from replanning._redaction import Redactor
 from replanning._reporting import Codec, PlanReports
 from replanning._spans import UNTRACED, Spans

@@ -12,18 +12,15 @@ from replanning._confidence import source_key
 from replanning._errors import LeaseLost, PlanError, StoreError
 from replanning._interfaces import Message, Outcome
 from replanning._lifecycle import Lifecycle, Past
-from replanning._plan import JsonObject
-from replanning._records import (
+from replanning._observations import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Contained,
-    OutcomeKnown,
-    Record,
     ResourceUpdated,
-    RunResumed,
 )
+from replanning._plan import JsonObject
+from replanning._records import Contained, OutcomeKnown, Record, RunResumed
 from replanning._run import PlanRun
 from replanning._states import TaskState
 from replanning._version import __version__

@@ -17,15 +17,17 @@ from replanning._completions import Completion, LLMCall
 from replanning._entries import Entry
 from replanning._ids import AttemptId, QuestionId, ReplanId, TaskId
 from replanning._live import LivePlan
-from replanning._pen import MAX_CONTENT, Handler, Pen
-from replanning._plan import JsonValue
-from replanning._records import (
-    AlternativesConsidered,
+from replanning._observations import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
+)
+from replanning._pen import MAX_CONTENT, Handler, Pen
+from replanning._plan import JsonValue
+from replanning._records import (
+    AlternativesConsidered,
     Body,
     Decided,
     QuestionAnswered,

@@ -16,8 +16,9 @@ from replanning import _spans as names
 from replanning._changes import PlanChange
 from replanning._completions import LLMCall
 from replanning._ids import AttemptId, ReplanId, RunId
+from replanning._observations import Charged, Usage
 from replanning._pen import MAX_CONTENT, Handler, Pen, nanoseconds
-from replanning._records import Charged, Contained, Record, RunEnded, Usage
+from replanning._records import Contained, Record, RunEnded
 from replanning._span_parts import AttemptSpans, ReplanSpans, chat
 from replanning._spans import Answered, Completed, Spans
 from replanning._triggers import Trigger

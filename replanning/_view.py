@@ -13,8 +13,8 @@ from replanning._draft import Draft
 from replanning._entries import NOT_MET
 from replanning._errors import Problem, StaleView
 from replanning._ids import TaskId
+from replanning._observations import Failure
 from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
-from replanning._records import Failure
 from replanning._states import FINISHED, TaskState
 from replanning._world import World, world_of
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from replanning._clock import SystemClock
 from replanning._errors import ChangeRefused, PlanError, UnknownTask
 from replanning._loading import MAX_SIZE, read_document
+from replanning._observations import GoalChanged, PersonAsked
 from replanning._plan import Goal, JsonObject
-from replanning._records import AnswerRefused, Decided, GoalChanged, PersonAsked, QuestionAnswered, Record, Verdict
+from replanning._records import AnswerRefused, Decided, QuestionAnswered, Record, Verdict
 from replanning._redaction import Redactor
 from replanning._wording import did_you_mean
 from replanning.changes import parse_changes

@@ -9,16 +9,15 @@ from typing import Any
 
 from replanning._changes import AbortRun
 from replanning._ids import QuestionId, ReplanId, RunId, TriggerId
+from replanning._observations import Charged, GoalChanged, Usage
 from replanning._plan import Goal, Plan
 from replanning._records import (
     AlternativesConsidered,
     AnswerRefused,
     Body,
     Candidate,
-    Charged,
     Decided,
     DecisionKind,
-    GoalChanged,
     OutcomeKnown,
     QuestionAnswered,
     QuestionAsked,
@@ -30,7 +29,6 @@ from replanning._records import (
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
-    Usage,
 )
 from replanning._triggers import Trigger
 from replanning.history._metrics import ReplanMetrics, measure

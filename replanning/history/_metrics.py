@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from replanning._records import Candidate, Usage
+from replanning._observations import Usage
+from replanning._records import Candidate
 from replanning.history._replans import ReplanEvent
 
 UNDECIDED = "undecided"

@@ -7,8 +7,9 @@ from typing import Literal
 
 from replanning._changes import PlanChange
 from replanning._ids import QuestionId, ReplanId
+from replanning._observations import Usage
 from replanning._plan import Goal
-from replanning._records import Candidate, DecisionKind, Usage
+from replanning._records import Candidate, DecisionKind
 from replanning._triggers import Trigger
 
 Result = Literal["success", "failure", "unknown"]

@@ -12,8 +12,9 @@ from replanning._ids import QuestionId, RunId, TaskId
 from replanning._interfaces import Question, RunInfo, RunStore
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
+from replanning._observations import Usage
 from replanning._plan import Budget
-from replanning._records import QuestionAsked, Record, RunOpened, Usage
+from replanning._records import QuestionAsked, Record, RunOpened
 from replanning._settings import Settings
 from replanning._states import TaskState
 from replanning.history._owner import is_free

@@ -17,8 +17,8 @@ from replanning._changes import (
     RetryTask,
     SkipTask,
 )
+from replanning._observations import Usage
 from replanning._plan import Goal, Task
-from replanning._records import Usage
 from replanning._triggers import Trigger
 
 LONGEST: Final = 300
