@@ -184,6 +184,23 @@ class ReplanPromptBuilder:
         """What the model is told about its role (J23); it says nothing of the run."""
         return self._templates["system"]
 
+    def wanted(self, kind: str, given: JsonObject) -> str:
+        """The prompt of a kind: of a phase, `revision` or `completion`.
+
+        Raises:
+            KeyError: there is no such kind.
+        """
+        kinds = {
+            "goal_understanding": self.goal_understanding,
+            "task_decomposition": self.task_decomposition,
+            "action_sequence": self.action_sequence,
+            "execution": self.execution,
+            "reflection": self.reflection,
+            "revision": self.revision,
+            "completion": self.completion,
+        }
+        return kinds[kind](given)
+
     def goal_understanding(self, given: JsonObject) -> str:
         """Asks what is wanted, and how to see that it is reached."""
         return self._phase(Phase.GOAL_UNDERSTANDING, given, strategy=self._strategy())
