@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 
 from replanning._interfaces import Clock, Exporter
+from replanning._plugins import load
 from replanning._records import Contained, Record
 from replanning._redaction import Redactor
 from replanning._run import PlanRun
@@ -23,6 +24,15 @@ LIMIT: Final = 5.0
 """Seconds for which an exporter may hold up the closing of a run, and then of the engine."""
 
 _log = logging.getLogger("replanning")
+
+
+def exporters_of(wanted: Sequence[Exporter | str]) -> tuple[Exporter, ...]:
+    """The exporters that are wanted; those that are named are made without arguments.
+
+    Raises:
+        PluginError: a plugin is missing or does not load.
+    """
+    return tuple(load("exporters", one)() if isinstance(one, str) else one for one in wanted)
 
 
 class Delivery:

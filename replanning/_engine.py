@@ -16,7 +16,7 @@ from replanning._attempt import Work, Worker
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
-from replanning._delivery import Delivery, close_exporters
+from replanning._delivery import Delivery, close_exporters, exporters_of
 from replanning._errors import NotRunning, ReplanningError, StoreError, UnknownQuestion, UnknownRun, Unstorable
 from replanning._evaluation import PlanEvaluator
 from replanning._generator import AlternativeGenerator
@@ -26,12 +26,13 @@ from replanning._lifecycle import Past
 from replanning._llm import LLMProvider
 from replanning._monitor import PlanMonitor
 from replanning._opening import Opener, redactor_for
+from replanning._outcomes import OutcomeWatch, PastOutcomes
 from replanning._plan import JsonObject, Plan
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
 from replanning._records import Contained, Verdict
 from replanning._redaction import Redactor
-from replanning._replan import PastOutcomes, Replanner
+from replanning._replan import Replanner
 from replanning._reporting import Codec
 from replanning._run import PlanRun, RunResult
 from replanning._services import opened
@@ -72,7 +73,7 @@ class ReplanningEngine:
         evaluator: measures progress and health.
         generator: obtains alternatives, instead of one made of `providers`.
         policy: decides, instead of one made of `settings`.
-        exporters: are told of everything that happens, after it is on record.
+        exporters: are told of everything that happens, after it is on record: objects, or plugins by name.
         environment: time, chance and ids.
         tracer_provider: where spans go; when left out, where an exporter wants them, or the globally configured one.
         meter_provider: where metrics go; likewise.
@@ -92,7 +93,7 @@ class ReplanningEngine:
         evaluator: PlanEvaluator | None = None,
         generator: AlternativeGenerator | None = None,
         policy: ReplanPolicy | None = None,
-        exporters: Sequence[Exporter] = (),
+        exporters: Sequence[Exporter | str] = (),
         environment: Environment | None = None,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
@@ -110,7 +111,7 @@ class ReplanningEngine:
         self._asked = Asked(self.settings, environment, redactor)
         self.generator = generator or AlternativeGenerator(self._asked.each(providers), scorer=scorer)
         self.policy = policy or ReplanPolicy(self.settings)
-        self.exporters = tuple(exporters)
+        self.exporters = exporters_of(exporters)
         telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
         parts = environment, redactor, codec, telemetry
         self._opener = Opener(self.store, self.settings, *parts)
@@ -253,14 +254,14 @@ class ReplanningEngine:
         run = await start()
         life = run._life
         questions = Questions(run, self.gate, durable=self.store.durable)
-        past = PastOutcomes(run, self._earlier)
+        past, outcomes = PastOutcomes(life, self._earlier), OutcomeWatch(life)
         replanner = Replanner(
             run, self.generator, self.policy, questions, observe_only=self.mode == "observe", past=past
         )
 
         def look_again(past: Past) -> None:
             self.monitor.detect_again(run, past)
-            replanner.look_again(past.cause)
+            outcomes.look_again(past.cause)
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             if life.end is None:

@@ -39,6 +39,7 @@ from replanning._spans import UNTRACED, Spans
 from replanning._telemetry import Telemetry
 from replanning._turns import in_turns
 from replanning._version import __version__
+from replanning._wording import shown
 from replanning.history._owner import owner_id
 
 _SLICE: Final = 100
@@ -75,7 +76,10 @@ class Opener:
 
         Raises:
             StoreError: the store does not take it, or has a run of this id.
+            TypeError: it is no plan, but the name of a file, say.
         """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"expected a Plan, got {shown(plan)}; Plan.load reads a file, Plan.parse a text")
         run = RunId(run_id or self.environment.new_id())
         plan, missing = await self._clean(plan)
         settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})

@@ -512,6 +512,12 @@ async def test_unknown_provider() -> None:
         ReplanningEngine([object()])  # type: ignore[list-item]
 
 
+async def test_no_plan() -> None:
+    """Whoever gives the name of a file in place of a plan is told how a file is read."""
+    with pytest.raises(TypeError, match=r"expected a Plan, got 'plan.yaml'; Plan.load reads a file"):
+        await ReplanningEngine().execute("plan.yaml", failing())  # type: ignore[arg-type] # that is the mistake
+
+
 async def test_fork() -> None:
     """A fork starts a new run from the moment a revision had been applied, with the results of that moment."""
     engine = ReplanningEngine([Proposer(again)])

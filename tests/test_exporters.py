@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
-from replanning.errors import SettingsError
+from replanning.errors import PluginError, SettingsError
 from replanning.events import AttemptFailed, Contained, Failure, Record, RunEnded, RunOpened
 from replanning.exporters.console import ConsoleExporter
 from replanning.history import MemoryStore
@@ -197,6 +197,14 @@ async def test_console_lines() -> None:
         "22:13:23.250 run-1 10 outcome-known r1",
         "22:13:23.250 run-1 11 run-ended succeeded: every required task is done",
     ]
+
+
+async def test_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """An exporter may be named as a provider may; a name that none has is refused, with those that there are."""
+    await ReplanningEngine(exporters=["console"]).execute(chain("a"), failing())
+    assert "run-ended succeeded" in capsys.readouterr().err
+    with pytest.raises(PluginError, match=r"no plugin 'consol' among the exporters; installed are: console"):
+        ReplanningEngine(exporters=["consol"])
 
 
 @pytest.mark.parametrize("place", ["stderr", "stdout"])
