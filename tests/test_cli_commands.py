@@ -47,7 +47,9 @@ from tests.cli_parts import (
         (["run", "plan.yaml", "--run-id", "a/b"], "'a/b' cannot be the id of a run: it has a path separator"),
         (["resume", "r"], "there are no runs in"),
         (["pause", "r"], "there are no runs in"),
-        (["simulate", "plan.yaml", "--fail", "nobody"], "there is no task or tool 'nobody'"),
+        (["simulate", "plan.yaml", "--fail", "nobody"], "settings are not valid (1 problem): --fail: there is no task"),
+        (["simulate", "plan.yaml", "--hang", "one=2"], "--hang one: a chance goes from 0 to 1, got 2.0"),
+        (["status", "--store", "sqlit:runs.db"], "no store 'sqlit' is installed; installed are: jsonl, memory, sqlite"),
         (["simulate", "plan.yaml", "--flaky", "one=often"], "expected TASK or TASK=CHANCE"),
         (["jump"], "jump"),
     ],
@@ -176,7 +178,8 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 def test_version(tmp_path: Path) -> None:
     """The version is that of the installed package."""
     assert answer(tmp_path, "version")["replanning"] == __version__
-    assert cli(tmp_path, "version").stdout.startswith(f"replanning {__version__}")
+    for wanted in ("version", "--version"):
+        assert cli(tmp_path, wanted).stdout.startswith(f"replanning {__version__}")
 
 
 @pytest.mark.parametrize("command", ["demo", "run", "resume", "pause", "validate", "schema", "simulate", "providers"])

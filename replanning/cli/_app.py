@@ -71,6 +71,25 @@ app = typer.Typer(
     ),
 )
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from replanning.cli._plugins import show_version
+
+        show_version(as_json=False)
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json.")
 ]

@@ -8,7 +8,7 @@ from functools import partial
 from replanning import Plan, ReplanningEngine
 from replanning._asked import REPAIR
 from replanning._config import load_settings
-from replanning._errors import Problem, SettingsError
+from replanning._errors import PlanError, Problem, SettingsError
 from replanning._llms import AUTO, is_llm
 from replanning.cli._options import ExitCode
 from replanning.cli._output import console, plain, show_json
@@ -46,7 +46,7 @@ def simulate_plan(
     loaded = load_settings(settings).settings
     engine = partial(ReplanningEngine, _without_models(provider_names(providers, loaded)), settings=loaded)
     chances = {kind: _chances(kind, given) for kind, given in faults.items()}
-    schedule = FaultSchedule(fail=chances["fail"], flaky=chances["flaky"], hang=chances["hang"])
+    schedule = _schedule(plan, chances)
     report = simulate(plan, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=workers)
     if as_json:
         show_json(report.document())
@@ -78,6 +78,20 @@ def _chances(kind: str, given: Sequence[str]) -> dict[str, float]:
     if problems:
         raise SettingsError(problems)
     return chances
+
+
+def _schedule(plan: Plan, chances: Mapping[str, Mapping[str, float]]) -> FaultSchedule:
+    """What goes wrong; where that does not suit the plan, an option is at fault and not the plan."""
+    schedule = FaultSchedule(fail=chances["fail"], flaky=chances["flaky"], hang=chances["hang"])
+    try:
+        schedule.check(plan)
+    except PlanError as error:
+        problems = [
+            Problem(problem.place.replace("faults.", "--", 1).replace(".", " ", 1), problem.message)
+            for problem in error.problems
+        ]
+        raise SettingsError(problems) from None
+    return schedule
 
 
 def _show(report: SimulationReport, plan: Plan) -> None:

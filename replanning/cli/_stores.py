@@ -32,10 +32,17 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
 
 
 def _kind(place: str) -> tuple[str, str]:
-    """The name of the store plugin and its place."""
+    """The name of the store plugin and its place.
+
+    Raises:
+        StoreError: it looks like the name of a plugin, and none is installed under it.
+    """
     name, colon, rest = place.partition(":")
     if colon and name in installed("stores"):
         return name, rest
+    if len(name) > 1 and name.replace("-", "_").isidentifier() and rest:  # one letter may be a drive
+        known = ", ".join(installed("stores"))
+        raise StoreError(f"no store {name!r} is installed; installed are: {known}; for a file write {'./' + place!r}")
     if place == "memory":
         return "memory", ""
     if place.endswith((".jsonl", "/")) or Path(place).is_dir():
