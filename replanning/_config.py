@@ -28,6 +28,9 @@ FILES: Final = ("replanning.yaml", ".replanning.yaml")
 """Looked for where the program runs, when no file is named."""
 
 SECTION: Final = "replanning"
+PLANNING: Final = "planning"
+"""The section of planning mode, beside the other."""
+
 MAX_SIZE: Final = 1024 * 1024
 """Largest settings file, in bytes."""
 
@@ -116,12 +119,19 @@ def _from_file(path: Path | None, problems: list[Problem]) -> dict[str, _Given]:
         raise SettingsError(
             [Problem(str(path), f"expected a mapping with the section {SECTION!r}, got {shown(document)}")]
         )
-    unknown = f"there is no section of this name; known is {SECTION!r}"
-    problems += [Problem(f"{path} {name}", unknown) for name in document if name != SECTION]
-    flat = dict(_flat(document.get(SECTION), (), _tables()))
-    wanted = {(SECTION, *steps[:length]) for steps in flat for length in range(len(steps) + 1)}
+    unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
+    problems += [Problem(f"{path} {name}", unknown) for name in document if name not in (SECTION, PLANNING)]
+    inner = document.get(SECTION)
+    if isinstance(inner, dict) and PLANNING in inner:
+        problems.append(Problem(f"{path} {SECTION}.{PLANNING}", f"{PLANNING!r} is a section of its own; move it out"))
+        document[SECTION] = {key: value for key, value in inner.items() if key != PLANNING}
+    # Where each stands in the file, by the steps of its key.
+    flat = {steps: ((SECTION, *steps), value) for steps, value in _flat(document.get(SECTION), (), _tables())}
+    if PLANNING in document:
+        flat |= {s: (s, value) for s, value in _flat(document[PLANNING], (PLANNING,), _tables())}
+    wanted = {stands[:length] for stands, _ in flat.values() for length in range(1, len(stands) + 1)}
     lines = positions(yaml_tokens(text), wanted)
-    return {place(steps): _Given(value, _at(path, lines.get((SECTION, *steps)))) for steps, value in flat.items()}
+    return {place(steps): _Given(value, _at(path, lines.get(stands))) for steps, (stands, value) in flat.items()}
 
 
 def _read(path: Path) -> str:
@@ -196,6 +206,13 @@ _VARIABLES: Final[tuple[tuple[str, str, Callable[[str], JsonValue]], ...]] = (
     ("REPLANNING_LLM_BASE_URL", "llm.base_url", _text),
     ("REPLANNING_LLM_FALLBACK", "llm.fallback", _names),
     ("REPLANNING_LLM_OLLAMA", "llm.ollama", _flag),
+    ("PLANNING_ENABLED", "planning.enabled", _flag),
+    ("PLANNING_STRATEGY", "planning.strategy", _text),
+    ("PLANNING_MAX_SUBTASKS", "planning.max_subtasks", _whole),
+    ("REFLECTION_ENABLED", "planning.reflection.enabled", _flag),
+    ("REFLECTION_INTERVAL", "planning.reflection.trigger_interval", _whole),
+    ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions", _whole),
+    ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans", _whole),
 )
 
 
@@ -215,7 +232,8 @@ def _keys(model: type[BaseModel], lead: str = "") -> dict[str, bool]:
     """Every key, and whether it is a section."""
     found: dict[str, bool] = {}
     names = {field: key for key, field in _RENAMED.items()}
-    for name, field in model.model_fields.items():
+    for field_name, field in model.model_fields.items():
+        name = field.alias or field_name
         key = names.get(f"{lead}{name}", f"{lead}{name}")
         section = _section(field.annotation)
         found[key] = section is not None
@@ -228,7 +246,8 @@ def _keys(model: type[BaseModel], lead: str = "") -> dict[str, bool]:
 def _tables(model: type[BaseModel] = Settings, lead: str = "") -> frozenset[str]:
     """The keys that stand for mappings whose names are anybody's, such as those of models, with dots in them."""
     found: set[str] = set()
-    for name, field in model.model_fields.items():
+    for field_name, field in model.model_fields.items():
+        name = field.alias or field_name
         section = _section(field.annotation)
         if get_origin(field.annotation) is dict:
             found.add(f"{lead}{name}")

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from replanning._plan import Budget, Retry
+from replanning._planning_settings import PlanningSettings
 from replanning._redaction import problem_with
 from replanning._triggers import TriggerKind
 
@@ -102,6 +103,14 @@ class TimeoutSettings(_Section):
     replan: Duration = 30.0
 
 
+class JudgeSettings(_Section):
+    """Whether what work comes to is judged, how often a task may be run for it, and how long judging may take."""
+
+    enabled: bool = True
+    max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
+    timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
+
+
 class PriceSettings(_Section):
     """What a million tokens of a model cost, in the currency of the budget."""
 
@@ -169,6 +178,7 @@ class Settings(_Section):
     retry: Retry = Retry()
     timeout: TimeoutSettings = TimeoutSettings()
     failure_threshold: int = Field(default=1, ge=1)
+    judge: JudgeSettings = JudgeSettings()
     better_path: BetterPathSettings = BetterPathSettings()
     approval: ApprovalSettings = ApprovalSettings()
     limits: LimitSettings = LimitSettings()
@@ -180,3 +190,6 @@ class Settings(_Section):
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
     store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is tried again.")
     capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")
+    planning: PlanningSettings = Field(
+        default=PlanningSettings(), description="Planning mode; in the file, a section beside this one."
+    )

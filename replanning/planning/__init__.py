@@ -11,6 +11,7 @@ from replanning.planning._building import (
     revised,
     tasks_of,
 )
+from replanning.planning._coordinator import PlanningCoordinator
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._limits import (
     Cause,
@@ -54,6 +55,7 @@ from replanning.planning._replan_records import (
     ReplanStage,
     ReplanStatistics,
 )
+from replanning.planning._state import PlanningState, PlanVersion
 from replanning.planning._templates import prompt_templates
 
 __all__ = [
@@ -80,7 +82,10 @@ __all__ = [
     "Override",
     "Phase",
     "PlanRevision",
+    "PlanVersion",
+    "PlanningCoordinator",
     "PlanningReply",
+    "PlanningState",
     "Reflection",
     "ReflectionReply",
     "ReplanDecision",

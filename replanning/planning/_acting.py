@@ -1,0 +1,140 @@
+"""The actions of planning mode as the work of their tasks: find the arguments, use the tool, judge what came of it."""
+
+from __future__ import annotations
+
+from replanning._attempt import TaskContext, Work
+from replanning._changes import AddTask
+from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid
+from replanning._plan import JsonObject, JsonValue, Task
+from replanning._states import WAITING, TaskState
+from replanning.planning._building import missing_arguments
+from replanning.planning._decision import ReplanDecision
+from replanning.planning._limits import Cause
+from replanning.planning._making import reason_of
+from replanning.planning._outputs import ExecutionReply, ReflectionReply, parse_reply
+from replanning.planning._phases import Phase, ReplanType
+from replanning.planning._session import PlanningFailed, Session, UnexpectedResult
+from replanning.planning._steps import about, again, is_action, reflection_of
+
+
+class Acting:
+    """Executes the planned actions of a run.
+
+    Args:
+        session: the run.
+        work: uses a tool.
+    """
+
+    def __init__(self, session: Session, work: Work) -> None:
+        self._session = session
+        self._work = work
+
+    def __repr__(self) -> str:
+        return f"<Acting of {self._session.run!r}>"
+
+    async def __call__(self, task: Task, context: TaskContext) -> object:
+        """Execute an action.
+
+        Raises:
+            UnexpectedResult: the model judges that it is to be done again.
+            Exception: whatever the tool raises.
+        """
+        session = self._session
+        ready = await self._ready(task, context)
+        context.arguments = ready.arguments
+        output = await self._work(ready, context)
+        name = session.state.name_of(session.run.live.entry(task.id).root)
+        session.manager.action_succeeded(name)
+        if self._is_due():
+            await self._look_back(task, context, name, output)
+        return output
+
+    async def _ready(self, task: Task, context: TaskContext) -> Task:
+        """The task with its tool and all arguments; those that the plan leaves open are asked for now (J11)."""
+        said = about(task)
+        spec = self._session.tools.get(str(said.get("tool", task.tool)))
+        if task.tool is not None or spec is None:
+            return task
+        known = said.get("arguments")
+        given: JsonObject = dict(known) if isinstance(known, dict) else {}
+        if missing_arguments(spec, given):
+            given = await self._asked(task, context, spec.name, given)
+        return task.model_copy(update={"tool": spec.name, "arguments": given})
+
+    async def _asked(self, task: Task, context: TaskContext, tool: str, given: JsonObject) -> JsonObject:
+        session = self._session
+        spec = session.tools[tool]
+        action: JsonObject = {
+            "id": session.state.name_of(task.id),
+            "tool": tool,
+            "purpose": task.goal or "",
+            "expected_outcome": about(task).get("expected_outcome", ""),
+            "arguments": given,
+        }
+        told: JsonObject = {**session.basis(task), "action": action}
+
+        def read(text: str) -> JsonObject:
+            call = parse_reply(text, ExecutionReply).function_call
+            if call.name != tool:
+                raise LLMReplyInvalid(f"the tool of this action is {tool!r}, not {call.name!r}")
+            if lacking := missing_arguments(spec, {**given, **call.arguments}):
+                raise LLMReplyInvalid(f"the arguments {list(lacking)} are missing")
+            return {**given, **call.arguments}
+
+        found = await session.ask("execution", told, ExecutionReply, read, repairs=1)
+        session.note("call", {"task": context.attempt_id, "arguments": found})
+        return found
+
+    # Looking back
+
+    def _is_due(self) -> bool:
+        """Whether the model is to look at what was just done (J7)."""
+        settings = self._session.settings
+        if settings.judge_on == "every_action":
+            return True
+        every = settings.reflection.trigger_interval if settings.reflection.enabled else 0
+        done = sum(is_action(e.task) and e.state is TaskState.DONE for e in self._session.run.live) + 1
+        return bool(every) and done % every == 0
+
+    async def _look_back(self, task: Task, context: TaskContext, name: str, output: object) -> None:
+        """Have an executed action judged, and change the plan where that is decided; errors are passed over (E5)."""
+        session = self._session
+        action: JsonObject = {"id": name, "expected_outcome": about(task).get("expected_outcome", "")}
+        given: JsonObject = {**session.basis(task), "action": action, "result": _json(output)}
+        if session.settings.reflection.enabled:
+            await self._reflect(name, given)
+        considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=name))
+        decision = considered.decision
+        if decision is None or not considered.ruling.executes:
+            return
+        if decision.replan_type is ReplanType.RETRY:
+            session.note("judged", {"task": context.attempt_id, "considered": considered.model_dump(mode="json")})
+            raise UnexpectedResult(decision.reasoning or "the model judges that it is to be done again")
+
+        async def apply(decision: ReplanDecision) -> None:
+            live = session.run.live
+            assert decision.target_phase is not None
+            said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id}
+            tasks = again(live, decision.target_phase, said=said, depends_on=[task.id])
+            waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
+            before = tuple(filter(None, [*waiting, reflection_of(live)]))  # nothing outdated is done meanwhile
+            changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
+            session.run.apply(changes, reason=reason_of(decision))
+
+        await session.manager.execute_replan(considered, apply)
+
+    async def _reflect(self, name: str, given: JsonObject) -> None:
+        session = self._session
+        try:
+            reply = await session.ask(
+                "reflection", given, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
+            )
+        except (LLMError, BudgetExceeded, PlanningFailed) as error:
+            session.note("reflection", {"action": name, "error": str(error)})
+        else:
+            session.note("reflection", {"action": name, **reply.model_dump(mode="json", exclude_none=True)})
+            given["reflection"] = reply.model_dump(mode="json", exclude_none=True)
+
+
+def _json(output: object) -> JsonValue:
+    return output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)

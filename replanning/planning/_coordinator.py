@@ -1,0 +1,244 @@
+"""Planning mode from a goal to its end: a run whose first tasks are the phases, carried out like any other run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from replanning._attempt import TaskContext, Work
+from replanning._clock import Environment
+from replanning._engine import ReplanningEngine, drive
+from replanning._errors import NotRunning
+from replanning._interfaces import Exporter, HumanGate, RunStore
+from replanning._llm import LLMProvider
+from replanning._plan import Goal, Plan, Task, ToolSpec
+from replanning._planning_settings import PlanningSettings
+from replanning._run import PlanRun, RunResult
+from replanning._settings import AlternativeSettings, LimitSettings, Settings
+from replanning.planning._acting import Acting
+from replanning.planning._making import Making
+from replanning.planning._recovery import Recovery
+from replanning.planning._session import Session
+from replanning.planning._state import PlanningState
+from replanning.planning._steps import about, first_plan, is_action, phase_of
+
+_LOOK: Final = 5.0
+"""Seconds between looks at whether somebody has answered."""
+
+_PROPOSING: Final = 150.0
+"""Seconds that deciding about a failed task may take; each call of the model has a limit of its own."""
+
+
+class PlanningCoordinator:
+    """Takes a goal to its end: a model understands it, takes it apart, plans the actions, and judges every phase.
+
+    ::
+
+        coordinator = PlanningCoordinator(settings, model, plan.tools, "Make the failing test pass", work=executor)
+        if not await coordinator.execute_with_planning():
+            print(coordinator.result.reason, coordinator.state.completion)
+
+    Args:
+        config: the settings.
+        llm_client: the language model.
+        tools: what may be used, and nothing else.
+        task: the goal, in words or with criteria.
+        work: executes an action with its tool, such as a `ToolExecutor`; None where nothing is to be executed.
+        gate: asks a person; without one, questions are kept in the store.
+        store: keeps the journal.
+        exporters: are told of everything that happens.
+        environment: time, chance and ids.
+        workers: how many tasks run at once at most.
+        patient: whether to wait, as long as settings say, for answers that come through the store where there is no
+            gate; else it is assumed at once what the model would assume.
+
+    Attributes:
+        engine: through which everything is done.
+        run: the run, once there is one.
+    """
+
+    def __init__(
+        self,
+        config: Settings,
+        llm_client: LLMProvider,
+        tools: Sequence[ToolSpec],
+        task: str | Goal,
+        *,
+        work: Work | None = None,
+        gate: HumanGate | None = None,
+        store: RunStore | None = None,
+        exporters: Sequence[Exporter] = (),
+        environment: Environment | None = None,
+        workers: int = 8,
+        patient: bool = True,
+    ) -> None:
+        self.settings = config
+        self._llm, self._work, self._workers, self._patient = llm_client, work, workers, patient
+        self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in tools}
+        self._goal = task if isinstance(task, Goal) else Goal(objective=task)
+        environment = environment if environment is not None else Environment()
+        self._clock = environment.clock
+        self._gate = gate
+        self._recovery = Recovery()
+        self.engine = ReplanningEngine(
+            [self._recovery],
+            settings=_for_engine(config),
+            gate=gate,
+            store=store,
+            exporters=exporters,
+            environment=environment,
+        )
+        self.run: PlanRun | None = None
+        self._session: Session | None = None
+        self._only_plan = False
+
+    def __repr__(self) -> str:
+        return f"<PlanningCoordinator {self._goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
+
+    @property
+    def planning(self) -> PlanningSettings:
+        """The settings of planning mode."""
+        return self.settings.planning
+
+    @property
+    def state(self) -> PlanningState:
+        """Everything that planning mode has put on record of the run."""
+        return PlanningState.of(self.engine.store.read(self._current.id))
+
+    @property
+    def result(self) -> RunResult:
+        """How the run came out, or stands.
+
+        Raises:
+            NotRunning: it has not been executed.
+        """
+        return self._current.result
+
+    @property
+    def _current(self) -> PlanRun:
+        if self.run is None:
+            raise NotRunning("nothing was executed yet: call execute_with_planning")
+        return self.run
+
+    async def execute_with_planning(self, run_id: str | None = None) -> bool:
+        """Take the goal to its end, or go on with a run that there is already (F11).
+
+        Args:
+            run_id: how to call the run; one that the store has is continued, and not planned anew.
+
+        Returns:
+            Whether the goal was achieved; else `result` and `state.completion` say why not.
+
+        Raises:
+            StoreError: the store does not take the run.
+        """
+        known = run_id is not None and any(info.run == run_id for info in self.engine.store.runs())
+        await self._carry_out(self._resumed(str(run_id)) if known else self._opened(run_id))
+        while await self._worth_resuming():
+            await self._carry_out(self._resumed(self._current.id))
+        return self.result.status == "succeeded"
+
+    async def make_plan(self, run_id: str | None = None) -> Plan | None:
+        """Only plan: the plan that would be executed, with all arguments; None where there is none.
+
+        Raises:
+            StoreError: the store does not take the run.
+        """
+        self._only_plan = True
+        try:
+            await self._carry_out(self._opened(run_id))
+        finally:
+            self._only_plan = False
+        plan = self._current.plan
+        tasks = [task for task in plan.tasks if is_action(task)]
+        phases = {task.id for task in plan.tasks if phase_of(task) is not None}
+        if not tasks:
+            return None
+        return Plan(goal=plan.goal, tools=plan.tools, tasks=tuple(_alone(task, phases) for task in tasks))
+
+    def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
+        return self.engine.open(first_plan(self._goal, tuple(self._tools.values())), run_id=run_id)
+
+    def _resumed(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
+        return self.engine.resume(run_id)
+
+    async def _carry_out(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
+        async with source as run:
+            self.run = run
+            session = self._recovery.session = Session(
+                run,
+                self._llm,
+                self.planning,
+                self._tools,
+                self._clock,
+                interactive=self._gate is not None,
+                complete=self._only_plan,
+                replans_per_lineage=self.settings.limits.replans_per_lineage,
+            )
+            making, acting = Making(session), Acting(session, self._work or _no_work)
+
+            async def work(task: Task, context: TaskContext) -> object:
+                if phase_of(task) is None:
+                    return await acting(task, context)
+                output = await making(task)
+                if self._only_plan and session.state.plan is not None:
+                    run.pause("only the plan was wanted")
+                return output
+
+            await drive(run, work, self._workers)
+
+    async def _worth_resuming(self) -> bool:
+        """Wait for the answer to what is unclear; once it is there, or time is up, the run goes on (E4)."""
+        goal, run = self.planning.replanning.goal_understanding, self._current
+        if run.result.status not in ("needs_human", "paused") or not goal.auto_assume_on_no_response:
+            return False
+        state, store = self.state, self.engine.store
+        open_questions = self.engine.pending(run.id)
+        unclear = [q for q in open_questions if q.id in state.questions and _is_unclear(state, q.id)]
+        if not unclear or len(unclear) < len(open_questions):
+            return False
+        if run.result.status == "paused" and "in time" not in run.result.reason:
+            return False
+        due = min(state.held[state.questions[q.id]].due or 0.0 for q in unclear)
+        while self._patient and (left := due - self._clock.now()) > 0 and not store.inbox(run.id):
+            await self._clock.sleep(min(_LOOK, left))
+        if not store.inbox(run.id):
+            for question in unclear:
+                self.engine.answer(question.id, "reject", by="timeout")
+        return True
+
+
+def _for_engine(settings: Settings) -> Settings:
+    """The engine's settings: what planning mode has ruled on is not weighed again, and its own limits count."""
+    planning = settings.planning.replanning
+    minutes = planning.goal_understanding.auto_assume_timeout_minutes
+    most = 4 * planning.overall.max_total_replans + 20
+    changed: dict[str, object] = {
+        "enabled": True,
+        "alternatives": AlternativeSettings(
+            min_confidence=0, min_llm_confidence=0, human_approval_threshold=0, require_approval=False
+        ),
+        "approval": settings.approval.model_copy(
+            update={"timeout": 60 * minutes, "on_timeout": "pause", "always_for": ()}
+        ),
+        "limits": LimitSettings(replans_per_lineage=most),
+        "timeout": settings.timeout.model_copy(update={"replan": _PROPOSING}),
+        "cooldown": 0.0,
+    }
+    return settings.model_copy(update=changed)
+
+
+def _is_unclear(state: PlanningState, question: str) -> bool:
+    return state.held[state.questions[question]].why == "clarification"
+
+
+def _alone(task: Task, phases: set[str]) -> Task:
+    """An action as a task of a plan without phases."""
+    waits = tuple(dep for dep in task.depends_on if dep not in phases)
+    said = {name: value for name, value in about(task).items() if name not in ("by", "tool")}
+    return task.model_copy(update={"depends_on": waits, "metadata": {"planning": said}})
+
+
+async def _no_work(task: Task, _: TaskContext) -> object:
+    raise NotRunning(f"{task.id!r} cannot be executed: no work was given")

@@ -1,0 +1,349 @@
+"""The phases of planning mode as the work of their tasks: understand, decompose, plan, reflect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from replanning._changes import AddTask
+from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid
+from replanning._ids import TaskId
+from replanning._plan import JsonObject, JsonValue, Task
+from replanning._view import PlanView
+from replanning.planning._building import missing_arguments, problems_of, revised, tasks_of
+from replanning.planning._decision import ReplanDecision
+from replanning.planning._outputs import (
+    ActionPlan,
+    CompletionReply,
+    PlanningReply,
+    ReflectionReply,
+    TaskDecomposition,
+    parse_planning,
+    parse_reply,
+)
+from replanning.planning._phases import Phase, ReplanType, keeps_finished
+from replanning.planning._replan_records import Consideration
+from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._state import PlanVersion
+from replanning.planning._steps import about, again, finished_tasks, install, phase_of, phase_task
+
+_NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
+
+
+class Making:
+    """Does the phases of a run, and what is decided after each.
+
+    Args:
+        session: the run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __repr__(self) -> str:
+        return f"<Making of {self._session.run!r}>"
+
+    async def __call__(self, task: Task) -> JsonObject:
+        """Do a phase; what was done of it before an interruption is not done again.
+
+        Raises:
+            PlanningHeld: a person must decide.
+            PlanningFailed: it came to nothing.
+            LLMError: the model cannot be asked.
+            BudgetExceeded: asking it does not fit what is left of the budget.
+        """
+        phase = phase_of(task)
+        assert phase is not None
+        session, state = self._session, self._session.state
+        accepted = about(task).get("accept")
+        output = state.outputs.get(str(accepted or task.id))
+        if output is None:
+            output = await self._output(phase, task)
+        if task.id not in state.outputs:
+            session.note("output", {"task": task.id, "phase": phase.value, "value": output})
+        if phase is Phase.REFLECTION:
+            return await self._conclude(task, output, accepted=bool(accepted))
+        if not accepted and not await self._goes_on(task, phase, output):
+            return output
+        if phase is Phase.ACTION_SEQUENCE:
+            self._install(task, output, accepted=bool(accepted))
+        return output
+
+    async def _output(self, phase: Phase, task: Task) -> JsonObject:
+        match phase:
+            case Phase.GOAL_UNDERSTANDING:
+                return await self.understand(task)
+            case Phase.TASK_DECOMPOSITION:
+                return await self.decompose(task)
+            case Phase.ACTION_SEQUENCE:
+                return await self.sequence(task)
+        return await self.reflect(task)
+
+    # The phases
+
+    async def understand(self, task: Task) -> JsonObject:
+        """What the goal is; where the model says that it is unclear, what it could infer, and why (J31)."""
+        session = self._session
+        given = session.basis(task)
+
+        def read(text: str) -> PlanningReply:
+            return parse_planning(text, Phase.GOAL_UNDERSTANDING)
+
+        reply = await session.ask(Phase.GOAL_UNDERSTANDING, given, PlanningReply, read, repairs=REPAIRS)
+        understood: JsonObject = {"main_objective": session.run.live.goal.objective}
+        if reply.goal_understanding is not None:
+            understood = reply.goal_understanding.model_dump(mode="json")
+        return understood if reply.error is None else {**understood, "unclear": reply.error.model_dump(mode="json")}
+
+    async def decompose(self, task: Task) -> JsonObject:
+        """The subtasks; a goal that cannot be taken apart as it is calls for a coarser split (J32)."""
+        session = self._session
+
+        def read(text: str) -> TaskDecomposition:
+            reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
+            found = reply.task_decomposition
+            if found is None:
+                why = reply.error.message if reply.error is not None else "there is none"
+                raise LLMReplyInvalid(f"a decomposition is needed, be it a coarse one of what is possible ({why})")
+            most, tools = session.settings.max_subtasks, session.tools.values()
+            if problems := problems_of(found, tools=tools, max_subtasks=most):
+                raise LLMReplyInvalid("; ".join(map(str, problems)))
+            return found
+
+        given = session.basis(task)
+        found = await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)
+        return found.model_dump(mode="json")
+
+    async def sequence(self, task: Task) -> JsonObject:
+        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced."""
+        session, decomposition, target = self._session, self._decomposition(task), _target(task)
+        revises = target is Phase.EXECUTION and session.state.plan is not None
+        finished = self._finished(task)
+
+        def read(text: str) -> JsonObject:
+            planned = _without(_revision(text) if revises else _actions(text), finished)
+            subtasks = revised(decomposition, planned, finished) if revises else decomposition
+            if problems := self._problems(planned, subtasks, finished):
+                raise LLMReplyInvalid("; ".join(problems))
+            return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
+
+        given = session.basis(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
+        if revises:
+            return await session.ask("revision", given, ReflectionReply, read, repairs=REPAIRS)
+        return await session.ask(Phase.ACTION_SEQUENCE, given, PlanningReply, read, repairs=REPAIRS)
+
+    async def reflect(self, task: Task) -> JsonObject:
+        """Whether the goal was achieved; where nobody can tell, that is what comes of it (E5)."""
+        session = self._session
+        given = session.basis(task)
+        try:
+            reply = await session.ask(
+                "completion",
+                given,
+                CompletionReply,
+                lambda text: parse_reply(text, CompletionReply),
+                repairs=1,
+            )
+        except (LLMError, BudgetExceeded, PlanningFailed) as error:
+            return {"not_judged": str(error)}
+        return reply.model_dump(mode="json")
+
+    def _decomposition(self, task: Task) -> TaskDecomposition:
+        """The subtasks that actions are planned for: those of the plan, unless they were made anew."""
+        session, plan = self._session, self._session.state.plan
+        keeps = plan is not None and keeps_finished(_target(task))
+        found = plan.decomposition if plan is not None and keeps else session.output(Phase.TASK_DECOMPOSITION)
+        return TaskDecomposition.model_validate(found, strict=False)
+
+    def _finished(self, task: Task) -> dict[str, str]:
+        earlier = {name: live for plan in self._session.state.plans for name, live in plan.tasks.items()}
+        return finished_tasks(self._session.run.live, earlier, _target(task))
+
+    def _problems(self, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]) -> list[str]:
+        session, tools = self._session, self._session.tools
+        most = session.settings.max_subtasks + len(finished)
+        problems = problems_of(subtasks, planned, tools=tools.values(), max_subtasks=most, finished=finished)
+        if problems or not session.complete:
+            return list(map(str, problems))
+        lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
+        return [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
+
+    # What follows
+
+    async def _goes_on(self, task: Task, phase: Phase, output: JsonObject) -> bool:
+        """Have the model judge a phase; false where it is done again."""
+        session = self._session
+        given: JsonObject = {**session.basis(task), "result": output}
+        considered = await session.judge(task.id, phase, given)
+        return not await self._replanned(task, phase, considered)
+
+    async def _replanned(self, task: Task, phase: Phase, considered: Consideration) -> bool:
+        """Do what was decided after a phase; whether that is another round of it."""
+        session, ruling, decision = self._session, considered.ruling, considered.decision
+        asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+        if ruling.questions:
+            if ruling.executes:
+                await session.manager.execute_replan(considered, _nothing)
+            target = decision.target_phase if decision is not None and ruling.executes and not asks else phase
+            session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
+        if ruling.kind == "ask":
+            assert decision is not None
+            text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
+            session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
+        if ruling.escalates:
+            session.no_way(task.id, ruling.reason)
+        if not ruling.executes:
+            return False
+        return await self._execute(task, phase, considered)
+
+    async def _execute(self, task: Task, phase: Phase, considered: Consideration) -> bool:
+        session, live = self._session, self._session.run.live
+        if any(about(entry.task).get("replan") == considered.replan_id for entry in live):
+            return True  # it was, before the run was interrupted
+
+        async def apply(decision: ReplanDecision) -> None:
+            said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id}
+            assert decision.target_phase is not None
+            if phase is Phase.REFLECTION:
+                tasks = again(live, decision.target_phase, said=said, depends_on=[task.id])
+                name = PlanView(live).fresh_id(TaskId(Phase.REFLECTION))
+                tasks = (*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], said))
+                changes = [AddTask(task=new) for new in tasks]
+            else:
+                tasks = again(live, decision.target_phase, phase, said=said, depends_on=[task.id])
+                before = tuple(entry.id for entry in live if task.id in entry.task.depends_on and not entry.removed)
+                changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
+            session.run.apply(changes, reason=reason_of(decision))
+
+        stage = session.state
+        begun = stage.stage == "applying" and stage.latest == considered
+        record = await session.manager.execute_replan(considered, apply, resumed=begun)
+        if record.result != "failure":
+            return True
+        other = await session.manager.escalate(considered, {}, record.error)
+        if other is not None and other.ruling.executes:
+            return await self._execute(task, phase, other)
+        session.no_way(task.id, f"the replan failed: {record.error}")
+        return False
+
+    def _install(self, task: Task, output: JsonObject, *, accepted: bool) -> None:
+        """Put the planned actions into the live plan."""
+        session, state = self._session, self._session.state
+        if any(about(entry.task).get("by") == task.id for entry in session.run.live):
+            return  # they were, before the run was interrupted
+        number, finished = len(state.plans) + 1, self._finished(task)
+        action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+        subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
+        prefix, tools = "" if number == 1 else f"v{number}.", session.tools.values()
+        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        planned = [self._marked(one, task) for one in made]
+        self._check_danger(task, planned, accepted=accepted)
+        found = install(session.run.live, planned, prefix, finished, by=task.id)
+        version = PlanVersion(
+            number=number,
+            task=task.id,
+            reason=str(about(task).get("reason", "")),
+            decomposition=subtasks.model_dump(mode="json"),
+            action_plan=action_plan.model_dump(mode="json"),
+            tasks=found.tasks,
+            kept=tuple(finished),
+        )
+        session.note("plan", version.model_dump(mode="json"))
+        session.run.apply(found.changes, reason=version.reason or "the plan was made")
+
+    def _marked(self, one: Task, by: Task) -> Task:
+        """An action with the phase that planned it, and with the time that its tool may take where it names none."""
+        metadata: JsonObject = {**one.metadata, "planning": {**about(one), "by": by.id}}
+        spec = self._session.tools.get(str(about(one).get("tool")))
+        limit = spec.timeout if spec is not None and one.tool is None and one.timeout is None else one.timeout
+        asked = self._session.llm.timeout if one.tool is None and limit is not None else 0
+        changed: dict[str, object] = {"metadata": metadata, "timeout": None if limit is None else limit + asked}
+        return one.model_copy(update=changed)
+
+    def _check_danger(self, task: Task, planned: list[Task], *, accepted: bool) -> None:
+        """Have a person agree before something dangerous comes into the plan (J39)."""
+        tools = self._session.tools
+        uses = [str(about(body).get("tool", body.tool)) for one in planned for body in _bodies(one)]
+        dangerous = [name for name in dict.fromkeys(uses) if name in tools and tools[name].dangerous]
+        if dangerous and not accepted:
+            text = f"the plan uses tools that may do harm: {', '.join(dangerous)}; carry it out?"
+            self._session.hold(task.id, "dangerous", text, target=None, considered=None)
+
+    async def _conclude(self, task: Task, output: JsonObject, *, accepted: bool) -> JsonObject:
+        """Judge what was achieved: revise the plan, end, or leave it to a person (E5, J36)."""
+        session = self._session
+        if accepted:
+            session.note("completion", {**output, "phase": "completion", "status": "accepted"})
+            return output
+        given: JsonObject = {**session.basis(task), "result": output}
+        considered = await session.judge(task.id, Phase.REFLECTION, given)
+        decision = considered.decision
+        if considered.ruling.override in ("limit", "loop"):
+            self._leave_to_person(task, output, considered.ruling.reason, considered)
+        if await self._replanned(task, Phase.REFLECTION, considered):
+            return output
+        summary = output.get("summary")
+        if "not_judged" in output or not isinstance(summary, dict):
+            self._leave_to_person(task, output, f"{_NOT_JUDGED}: {output.get('not_judged')}", considered)
+        elif not summary.get("goal_achieved") or getattr(decision, "evaluation_result", None) == "failure":
+            why = considered.ruling.reason if decision is None else decision.reasoning
+            self._leave_to_person(task, output, f"the goal was not achieved: {why}", considered)
+        session.note("completion", {**output, "status": "success"})
+        return output
+
+    def _leave_to_person(self, task: Task, output: JsonObject, reason: str, considered: Consideration) -> None:
+        decision, summary = considered.decision, output.get("summary")
+        outcomes = summary.get("key_outcomes") if isinstance(summary, dict) else ()
+        wanted = decision.recommended_actions if decision is not None else ()
+        self._session.intervene(reason, wanted, _texts(outcomes))
+        text = f"{reason}; is what there is good enough?"
+        self._session.hold(task.id, "intervention", text, target=None, considered=None)
+
+
+def reason_of(decision: ReplanDecision) -> str:
+    """Why something is done again, for whoever does it."""
+    parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
+    return " | ".join(part for part in parts if part) or str(decision.replan_type)
+
+
+def _target(task: Task) -> Phase:
+    return Phase(str(about(task).get("target", Phase.GOAL_UNDERSTANDING)))
+
+
+def _actions(text: str) -> ActionPlan:
+    found = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
+    if found is None:
+        raise LLMReplyInvalid("expected an action plan")
+    return found
+
+
+def _revision(text: str) -> ActionPlan:
+    found = parse_reply(text, ReflectionReply).plan_revision
+    if found is None:
+        raise LLMReplyInvalid("expected 'plan_revision' with an updated action plan")
+    return found.updated_action_plan
+
+
+def _without(planned: ActionPlan, finished: Mapping[str, str]) -> ActionPlan:
+    """A plan without what is done already.
+
+    Raises:
+        LLMReplyInvalid: nothing would be left.
+    """
+    actions = tuple(action for action in planned.actions if action.task_id not in finished)
+    order = tuple(name for name in planned.execution_order if name not in finished)
+    if not actions:
+        raise LLMReplyInvalid("every task of this plan is done already; plan what is to be done instead of what failed")
+    return planned.model_copy(update={"actions": actions, "execution_order": order})
+
+
+def _bodies(task: Task) -> tuple[Task, ...]:
+    return (task, *(Task(id=task.id, **dict(fallback)) for fallback in task.fallbacks))
+
+
+def _texts(value: JsonValue | tuple[()]) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list) else ()
+
+
+async def _nothing(decision: ReplanDecision) -> None:
+    """What asking the user does to the plan."""

@@ -1,0 +1,240 @@
+"""What becomes of tasks of planning mode that failed, as alternatives for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replanning._changes import AbortRun, AddTask, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning._ids import TaskId
+from replanning._interfaces import ReplanRequest
+from replanning._plan import JsonObject, JsonValue, Task
+from replanning._states import STUCK
+from replanning._triggers import HumanRequest
+from replanning._view import TaskView
+from replanning.planning._decision import ReplanDecision
+from replanning.planning._limits import Cause
+from replanning.planning._making import reason_of
+from replanning.planning._phases import Phase, ReplanType
+from replanning.planning._replan_records import Consideration
+from replanning.planning._session import PlanningFailed, PlanningHeld, Session
+from replanning.planning._state import Held, Why
+from replanning.planning._steps import about, accepted, again, phase_of, reflection_of
+
+_SURE = 0.9
+"""What is proposed has been ruled on already; the engine need not weigh it again."""
+
+
+class Recovery:
+    """Proposes what planning mode decides about tasks that failed, and about what people ask for.
+
+    Attributes:
+        name: as which it is on record.
+        session: the run.
+    """
+
+    name: str = "planning"
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<Recovery of {self.session.run.id if self.session else 'nothing'}>"
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """The way on for the first task that failed; the others are considered after that."""
+        if self.session is None:
+            return []
+        stuck = any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
+        tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
+        for task in tasks:
+            if task.state in STUCK:
+                found = self._phase(task) if phase_of(task.task) else await self._action(task, request, stuck=stuck)
+                return [found] if found is not None else []
+        for trigger in request.triggers:
+            if isinstance(trigger, HumanRequest):
+                return await self._feedback(trigger, request)
+        return []
+
+    # Phases
+
+    def _phase(self, task: TaskView) -> Alternative | None:
+        """A phase that waits for a person, or has come to nothing."""
+        assert self.session is not None
+        held = self.session.state.held.get(task.id)
+        if held is None:
+            reason = task.failure.message if task.failure is not None else "it failed"
+            return _way([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
+        if not held.verdict:
+            return _way(self._agreed(task.task, held), held.text, ask=held.text)
+        return self._declined(task.task, held)
+
+    def _agreed(self, task: Task, held: Held, **more: bool) -> list[PlanChange]:
+        """What is done when a person agrees."""
+        assert self.session is not None
+        live = self.session.run.live
+        if held.target is None:
+            return [ReplaceTask(task_id=task.id, tasks=(accepted(live, task),))]
+        said: JsonObject = {"reason": held.text, "after": task.id, **more}
+        phase = phase_of(task)
+        if phase is Phase.REFLECTION:
+            return self._reflected(task, held, said)
+        last = phase if phase is not None else Phase.ACTION_SEQUENCE
+        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=said))]
+
+    def _reflected(self, task: Task, held: Held, said: JsonObject) -> list[PlanChange]:
+        """The same for a reflection: the plan is revised, or it is looked at once more."""
+        assert self.session is not None
+        live, target = self.session.run.live, held.target
+        once_more = accepted(live, task)
+        metadata: JsonObject = {"planning": {"phase": Phase.REFLECTION.value, **said}}
+        tasks = () if target in (None, Phase.REFLECTION) else again(live, target, said=said)
+        waits = tuple(one.id for one in tasks[-1:])
+        once_more = once_more.model_copy(update={"metadata": metadata, "depends_on": waits})
+        return [ReplaceTask(task_id=task.id, tasks=(*tasks, once_more))]
+
+    def _declined(self, task: Task, held: Held) -> Alternative | None:
+        """A person did not agree, or nobody answered in time."""
+        assert self.session is not None
+        if (
+            held.why == "clarification"
+            and self.session.settings.replanning.goal_understanding.auto_assume_on_no_response
+        ):
+            assumptions = held.assumptions or ("what is most likely meant",)
+            told: list[JsonValue] = [*assumptions, *(f"nobody answered: {question}" for question in held.questions)]
+            self.session.note("assumed", {"questions": list(held.questions), "assumptions": told})
+            return _way(
+                self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {'; '.join(assumptions)}"
+            )
+        if held.why == "approval":
+            changes: list[PlanChange] = [ReplaceTask(task_id=task.id, tasks=(accepted(self.session.run.live, task),))]
+            return _way(changes, "the replan was declined: what there is counts")
+        return None
+
+    # Actions
+
+    async def _action(self, task: TaskView, request: ReplanRequest, *, stuck: bool) -> Alternative | None:
+        """An action that failed: its fallback, else what the model decides."""
+        session = self.session
+        assert session is not None
+        held = session.state.held.get(task.id)
+        if held is not None and held.verdict and stuck:
+            return self._action_declined(task, held)
+        if task.task.fallbacks:
+            return _way([self._fallback(task, request)], f"the declared fallback of {task.id}")
+        if stuck:
+            return None
+        name = session.state.name_of(task.root)
+        error = task.failure.message if task.failure is not None else "it failed"
+        action: JsonObject = {"id": name, "expected_outcome": about(task.task).get("expected_outcome", "")}
+        given: JsonObject = {**session.basis(task.task), "action": action, "errors": error}
+        subject = TaskId(f"{task.id}#{task.attempts}")
+        considered = await session.judge(subject, Phase.EXECUTION, given, Cause(error, action=name, lineage=name))
+        return await self._follow(task, considered, given, request)
+
+    def _action_declined(self, task: TaskView, held: Held) -> Alternative | None:
+        assert self.session is not None
+        if held.why == "clarification":
+            self.session.note("assumed", {"questions": list(held.questions), "assumptions": list(held.assumptions)})
+            return _way(self._replan(task, held.target, held.text, "assumed"), "nobody answered")
+        return None
+
+    @staticmethod
+    def _fallback(task: TaskView, request: ReplanRequest) -> PlanChange:
+        first, *rest = task.task.fallbacks
+        own = {key: value for key, value in about(task.task).items() if key not in ("tool", "arguments", "missing")}
+        fields: JsonObject = first.model_dump(mode="json", exclude_defaults=True)
+        said = {**own, **about(Task.model_validate({**fields, "id": task.id})), "fallback_of": task.id}
+        left: list[JsonValue] = [one.model_dump(mode="json", exclude_defaults=True) for one in rest]
+        new = request.view.fresh_id(task.id)
+        one = Task.model_validate({**fields, "id": new, "fallbacks": left, "metadata": {"planning": said}})
+        return ReplaceTask(task_id=task.id, tasks=(one,))
+
+    async def _follow(
+        self, task: TaskView, considered: Consideration, given: JsonObject, request: ReplanRequest
+    ) -> Alternative | None:
+        session, ruling, decision = self.session, considered.ruling, considered.decision
+        assert session is not None
+        follows = ruling.executes or ruling.kind == "ask"
+        if not ruling.questions and (decision is None or not follows):
+            return self._no_way(task, f"{task.id} failed, and nothing was decided that helps: {ruling.reason}")
+        reason = ruling.reason if decision is None else reason_of(decision)
+        target = None if decision is None or not follows else decision.target_phase
+        retries = decision is not None and decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
+        changes = self._replan(task, None if retries else target, reason, considered.replan_id)
+        way = _way(changes, reason)
+        if ruling.questions or ruling.kind == "ask":
+            return self._asking(task, considered, way, None if retries else target)
+
+        async def apply(_: ReplanDecision) -> None:
+            if problem := request.check(way):
+                raise PlanningFailed(problem)
+
+        record = await session.manager.execute_replan(considered, apply)
+        if record.result != "failure":
+            return way
+        other = await session.manager.escalate(considered, given, record.error)
+        if other is not None and other.ruling.executes:
+            return await self._follow(task, other, given, request)
+        return self._no_way(task, f"the replan failed: {record.error}")
+
+    def _asking(self, task: TaskView, considered: Consideration, way: Alternative, target: Phase | None) -> Alternative:
+        """The same after a person has agreed, or has answered what is unclear."""
+        assert self.session is not None
+        questions = considered.ruling.questions
+        text = "\n".join(questions) or f"{way.reason} ({considered.ruling.reason}); do it?"
+        try:
+            why: Why = "clarification" if questions else "approval"
+            self.session.hold(task.id, why, text, target=target, considered=considered)
+        except PlanningHeld:
+            return way.model_copy(update={"ask": text})
+
+    def _replan(self, task: TaskView, target: Phase | None, reason: str, replan: str) -> list[PlanChange]:
+        """What is done instead of a failed action: the same again, or the phases from a target on."""
+        assert self.session is not None
+        if target is None:
+            return [RetryTask(task_id=task.id)]
+        said: JsonObject = {"reason": reason, "replan": replan, "after": task.id}
+        return [ReplaceTask(task_id=task.id, tasks=again(self.session.run.live, target, said=said))]
+
+    def _no_way(self, task: TaskView, reason: str) -> Alternative:
+        """What is done where no way on was found; a failed action is never passed over in silence (E1, E3)."""
+        assert self.session is not None
+        leave = SkipTask(task_id=task.id, reason=reason)
+        try:
+            self.session.no_way(task.id, reason)
+        except PlanningHeld:
+            return _way([leave], reason, ask=f"{reason}; go on without it?")
+        except PlanningFailed:
+            return _way([AbortRun(reason=reason)], reason)
+        return _way([leave], f"{reason}; it is assumed that the rest can do without")
+
+    # People
+
+    async def _feedback(self, trigger: HumanRequest, request: ReplanRequest) -> list[Alternative]:
+        """What a person says is a reflection (J8)."""
+        session = self.session
+        assert session is not None
+        reflection = reflection_of(session.run.live)
+        if reflection is None:
+            return []
+        session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
+        given: JsonObject = {"feedback": trigger.reason, "executed": session.progress()}
+        considered = await session.manager.consider(Phase.REFLECTION, given, Cause(error=trigger.reason))
+        decision = considered.decision
+        if decision is None or not considered.ruling.executes or decision.target_phase is None:
+            return []
+        said: JsonObject = {"reason": f"{trigger.reason} | {reason_of(decision)}", "replan": considered.replan_id}
+        tasks = again(session.run.live, decision.target_phase, said=said)
+        adds: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
+        way = _way([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
+
+        async def apply(_: ReplanDecision) -> None:
+            if problem := request.check(way):
+                raise PlanningFailed(problem)
+
+        record = await session.manager.execute_replan(considered, apply)
+        return [way] if record.result != "failure" else []
+
+
+def _way(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
+    return Alternative(changes=tuple(changes), reason=reason, confidence=_SURE, ask=ask)

@@ -1,0 +1,263 @@
+"""One run of planning mode in this process: what it remembers, whom it asks, and what it puts on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn, TypeVar
+
+from pydantic import BaseModel
+
+from replanning._completions import LLMOptions
+from replanning._errors import LLMReplyInvalid, ReplanningError
+from replanning._ids import TaskId
+from replanning._interfaces import Clock
+from replanning._llm import LLMProvider
+from replanning._meter import RunMeter
+from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._planning_settings import PlanningSettings
+from replanning._run import PlanRun
+from replanning.planning._limits import Cause, Limits
+from replanning.planning._manager import ReplanManager
+from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention
+from replanning.planning._phases import Phase
+from replanning.planning._prompts import ReplanPromptBuilder
+from replanning.planning._replan_records import Consideration, ReplanNote
+from replanning.planning._state import Held, PlanningState, Why
+from replanning.planning._steps import about, is_action, is_done, phase_of
+from replanning.planning._templates import prompt_templates
+
+REPAIRS: Final = 3
+"""How often a model is told what is wrong with a plan before that is given up (E2)."""
+
+_LONGEST: Final = 2_000
+"""Characters of an output or error that a model gets to see."""
+
+Answer = TypeVar("Answer")
+
+
+class PlanningFailed(ReplanningError):
+    """A phase has come to nothing, and the run with it."""
+
+
+class PlanningHeld(ReplanningError):
+    """A task cannot go on until a person has decided; what they are asked is on record."""
+
+
+class UnexpectedResult(ReplanningError):
+    """An action was executed, but it did not come to what it is for."""
+
+
+class Session:
+    """What the phases, the actions and the recovery of one run share.
+
+    Args:
+        run: the run.
+        llm: who is asked.
+        settings: of planning mode.
+        tools: those that may be used.
+        clock: time.
+        interactive: whether there is somebody to ask.
+        complete: whether every argument must be planned, because nothing is executed.
+        replans_per_lineage: how often a task and what replaced it may be replanned.
+    """
+
+    def __init__(
+        self,
+        run: PlanRun,
+        llm: LLMProvider,
+        settings: PlanningSettings,
+        tools: Mapping[str, ToolSpec],
+        clock: Clock,
+        *,
+        interactive: bool,
+        complete: bool,
+        replans_per_lineage: int,
+    ) -> None:
+        self.run, self.llm, self.settings, self.tools, self.clock = run, llm, settings, tools, clock
+        self.interactive, self.complete = interactive, complete
+        self.prompts = ReplanPromptBuilder(
+            prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
+        )
+        self._state = PlanningState()
+        life = run._life
+        meter = RunMeter("planning", life.ledger.spending, run.charge, run._spans)
+        self._options = LLMOptions(system=self.prompts.system(), meter=meter)
+        state = self.state
+        self.manager = ReplanManager(
+            llm,
+            self.prompts,
+            Limits.of(settings, replans_per_lineage=replans_per_lineage),
+            counts=state.counts,
+            records=state.records,
+            note=self._on_replan,
+            options=self._options,
+        )
+
+    @property
+    def state(self) -> PlanningState:
+        """What the journal tells by now."""
+        for record in self.run._life.journal.store.read(self.run.id, after=self._state.seq):
+            self._state.fold(record)
+        return self._state
+
+    def note(self, kind: str, data: JsonObject) -> None:
+        """Put something on record, as long as the run goes on."""
+        if self.run._life.end is None:
+            self.run.note(kind, data)
+
+    def _on_replan(self, note: ReplanNote) -> None:
+        self.note("replan", note.model_dump(mode="json"))
+
+    async def ask(
+        self, kind: str, given: JsonObject, schema: type[BaseModel], read: Callable[[str], Answer], *, repairs: int
+    ) -> Answer:
+        """What a model answers, in the shape that is wanted.
+
+        Raises:
+            PlanningFailed: it has not given a usable answer, however often it was told why.
+            LLMError: it cannot be asked.
+            BudgetExceeded: asking it does not fit what is left of the budget.
+        """
+        problem, rejected = "", list[JsonValue]()
+        for _ in range(repairs + 1):
+            options = LLMOptions(system=self._options.system, meter=self._options.meter, schema=schema)
+            self._see_tools()
+            completion = await self.llm.complete_detailed(
+                self.prompts.wanted(kind, {**given, "rejected": rejected}), options
+            )
+            try:
+                return read(completion.text)
+            except LLMReplyInvalid as error:
+                problem = str(error)
+            rejected = [{"reply": completion.text[:_LONGEST], "problem": problem}]
+        raise PlanningFailed(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
+
+    # What is told of where things stand
+
+    def output(self, phase: Phase) -> JsonObject:
+        """What a phase came to last; empty where it did not come to anything yet."""
+        live = self.run.live
+        found = [
+            value for task, value in self.state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase
+        ]
+        return found[-1] if found else {}
+
+    def basis(self, task: Task) -> JsonObject:
+        """What every phase is told: what is wanted, what is known, and why it is done again."""
+        state, goal = self.state, self.run.live.goal
+        request: JsonObject = {"task": goal.objective}
+        if goal.success_criteria:
+            request["success_criteria"] = list(goal.success_criteria)
+        given: JsonObject = {
+            "request": request,
+            "context": dict(self.run.live.context),
+            "answers": [{k: v for k, v in one.model_dump(mode="json").items() if v} for one in state.clarified],
+            "goal_understanding": self.output(Phase.GOAL_UNDERSTANDING),
+            "task_decomposition": self.output(Phase.TASK_DECOMPOSITION),
+            "action_plan": state.plan.action_plan if state.plan is not None else {},
+            "why": about(task).get("reason", ""),
+            "executed": self.progress(),
+        }
+        return {name: value for name, value in given.items() if value}
+
+    def _see_tools(self) -> None:
+        """Tell the model which tools are available now."""
+        live = self.run.live.tools
+        self.prompts.tools = tuple(live.get(name, tool) for name, tool in self.tools.items())
+
+    def progress(self) -> list[JsonValue]:
+        """The actions so far, with what came of them."""
+        live, state = self.run.live, self.state
+        found: list[JsonValue] = []
+        for entry in live:
+            if is_action(entry.task) and not entry.removed:
+                one: JsonObject = {
+                    "task": state.name_of(entry.id),
+                    "tool": entry.task.tool or str(about(entry.task).get("tool", "")),
+                    "state": entry.state.value,
+                }
+                if entry.output is not None:
+                    one["output"] = _brief(entry.output)
+                if entry.failure is not None:
+                    one["error"] = _brief(entry.failure.message)
+                found.append(one)
+        return found
+
+    def finished(self) -> tuple[int, int]:
+        """How many actions are done, and how many have failed and were not made good."""
+        entries = [entry for entry in self.run.live if is_action(entry.task) and entry.parent is None]
+        done = sum(is_done(self.run.live, entry) for entry in entries)
+        return done, sum(e.failure is not None and not is_done(self.run.live, e) for e in entries)
+
+    # What a person must decide
+
+    def hold(
+        self, task: TaskId, why: Why, text: str, *, target: Phase | None, considered: Consideration | None
+    ) -> NoReturn:
+        """Stop a task until a person has decided.
+
+        Raises:
+            PlanningHeld: always.
+        """
+        decision = considered.decision if considered is not None else None
+        minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
+        held = Held(
+            task=task,
+            why=why,
+            text=text,
+            target=target,
+            questions=considered.ruling.questions if considered is not None and why == "clarification" else (),
+            assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
+            due=self.clock.now() + 60 * minutes,
+        )
+        self.note("held", held.model_dump(mode="json"))
+        raise PlanningHeld(text)
+
+    def no_way(self, task: TaskId, reason: str) -> None:
+        """Do what is to be done where a replan is wanted, cannot be, and no other way was found (E1).
+
+        Raises:
+            PlanningHeld: a person decides.
+            PlanningFailed: the run ends.
+        """
+        match self.settings.on_no_alternative or ("wait" if self.interactive else "abort"):
+            case "assume":
+                text = f"{reason}: what there is counts"
+                self.note("assumed", {"questions": [], "assumptions": [text]})
+            case "wait":
+                self.intervene(reason)
+                self.hold(task, "no_alternative", reason, target=None, considered=None)
+            case _:
+                self.intervene(reason)
+                raise PlanningFailed(reason)
+
+    def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:
+        """Put on record that a person must look after this, and where things stand (J36)."""
+        done, failed = self.finished()
+        counts = self.manager.counts
+        summary = InterventionSummary(
+            goal_achieved=False,
+            tasks_completed=done,
+            tasks_failed=failed,
+            key_outcomes=outcomes,
+            revision_attempts=counts.plan_revisions,
+            reason=reason,
+            current_state=f"{done} actions are done, {failed} have failed; {counts.total} replans were made",
+            recommendations=recommendations,
+        )
+        self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))
+
+    async def judge(self, task: TaskId, phase: Phase, given: JsonObject, cause: Cause | None = None) -> Consideration:
+        """Whether to replan after a task; not asked again where the run was interrupted after that."""
+        self._see_tools()
+        known = self.state.judged.get(task)
+        if known is not None:
+            return known
+        considered = await self.manager.consider(phase, given, cause)
+        self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
+        return considered
+
+
+def _brief(value: JsonValue) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [... {len(text) - _LONGEST} characters left out]"

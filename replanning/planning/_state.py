@@ -1,0 +1,186 @@
+"""Where a run of planning mode stands: a fold over its journal, JSON as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from replanning._changes import touched
+from replanning._ids import TaskId
+from replanning._plan import JsonObject
+from replanning._records import PlanningNoted, QuestionAnswered, QuestionAsked, Record
+from replanning.planning._limits import Counts
+from replanning.planning._phases import Phase
+from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote, ReplanStage
+
+Why = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
+"""Why a task waits for a person."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PlanVersion(_Part):
+    """A plan as a model made it.
+
+    Attributes:
+        number: from 1.
+        task: the phase task that made it.
+        reason: why it replaces the one before; empty for the first.
+        decomposition: the subtasks.
+        action_plan: the actions.
+        tasks: the task of the live plan that each of its tasks is, by the name in the plan.
+        kept: the names of those that an earlier plan has done, or is doing.
+    """
+
+    number: int
+    task: str
+    reason: str = ""
+    decomposition: JsonObject
+    action_plan: JsonObject
+    tasks: dict[str, str] = {}
+    kept: tuple[str, ...] = ()
+
+
+class Held(_Part):
+    """A task that stopped because a person must decide.
+
+    Attributes:
+        task: which.
+        why: what they must decide about.
+        text: what they are asked.
+        target: the phase that is done again if they agree; None where what there is counts then.
+        questions: what is to be clarified.
+        assumptions: what is assumed where nobody answers.
+        due: when nobody is waited for any longer, in seconds since the epoch.
+        verdict: what they answered; empty before.
+    """
+
+    task: str
+    why: Why
+    text: str
+    target: Phase | None = None
+    questions: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    due: float | None = None
+    verdict: str = ""
+
+
+class Clarified(_Part):
+    """What was asked, and what a person answered or was assumed instead."""
+
+    questions: tuple[str, ...]
+    answer: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+class PlanningState(_Part):
+    """Everything that planning mode remembers of a run.
+
+    Attributes:
+        seq: the number of the last record that it knows.
+        stage: how far the latest replan has come (F2).
+        counts: what was spent of the limits.
+        latest: the latest decision.
+        records: what became of the decisions, oldest first (F1).
+        judged: the latest decision about each task.
+        outputs: what the phases came to, by their tasks.
+        plans: the plans that were made, oldest first.
+        held: the tasks that wait, or waited, for a person.
+        questions: the task that each question to a person is about.
+        clarified: what was asked and answered, oldest first.
+        calls: the arguments that were found for actions, by their tasks.
+        reflections: what the model thought of executed actions.
+        completion: how it ended, in the form of the specification (J13, J36).
+    """
+
+    seq: int = 0
+    stage: ReplanStage = "idle"
+    counts: Counts = Counts()
+    latest: Consideration | None = None
+    records: list[DecisionRecord] = []
+    judged: dict[str, Consideration] = {}
+    outputs: dict[str, JsonObject] = {}
+    plans: list[PlanVersion] = []
+    held: dict[str, Held] = {}
+    questions: dict[str, str] = {}
+    clarified: list[Clarified] = []
+    calls: dict[str, JsonObject] = {}
+    reflections: list[JsonObject] = []
+    completion: JsonObject | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Self:
+        """The state after these records, which begin with the first."""
+        state = cls()
+        for record in records:
+            state.fold(record)
+        return state
+
+    def fold(self, record: Record) -> None:
+        """Take in a record; those that do not concern planning mode are passed over."""
+        self.seq = record.seq
+        body = record.body
+        if isinstance(body, PlanningNoted):
+            self._noted(body.type, body.data)
+        elif isinstance(body, QuestionAsked):
+            changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
+            for task in (task for task in touched(changes) if task in self.held):
+                self.questions[body.question] = task
+        elif isinstance(body, QuestionAnswered) and body.question in self.questions:
+            self._answered(self.held[self.questions[body.question]], body)
+
+    def _answered(self, held: Held, body: QuestionAnswered) -> None:
+        held.verdict = body.verdict
+        if held.why == "clarification" and body.verdict in ("approve", "modify") and body.comment:
+            self.clarified.append(Clarified(questions=held.questions, answer=body.comment))
+
+    def _noted(self, kind: str, data: JsonObject) -> None:
+        match kind:
+            case "replan":
+                self._replan(ReplanNote.model_validate(data, strict=False))
+            case "judged":
+                self.judged[str(data["task"])] = Consideration.model_validate(data["considered"], strict=False)
+            case "output":
+                self.outputs[str(data["task"])] = _object(data["value"])
+            case "plan":
+                self.plans.append(PlanVersion.model_validate(data, strict=False))
+            case "held":
+                held = Held.model_validate(data, strict=False)
+                self.held[held.task] = held
+            case "assumed":
+                self.clarified.append(Clarified.model_validate(data, strict=False))
+            case "call":
+                self.calls[str(data["task"])] = _object(data["arguments"])
+            case "reflection":
+                self.reflections.append(data)
+            case "completion":
+                self.completion = data
+
+    def _replan(self, note: ReplanNote) -> None:
+        self.stage, self.counts = note.stage, note.counts
+        self.latest = note.considered or self.latest
+        if note.record is not None:
+            self.records.append(note.record)
+
+    @property
+    def plan(self) -> PlanVersion | None:
+        """The plan that holds."""
+        return self.plans[-1] if self.plans else None
+
+    def name_of(self, task: TaskId | str) -> str:
+        """What the plan that made a task calls it; the task's own id where no plan made it."""
+        for plan in reversed(self.plans):
+            for name, live in plan.tasks.items():
+                if live == task:
+                    return name
+        return str(task)
+
+
+def _object(value: object) -> JsonObject:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,145 @@
+"""The tasks of a plan of planning mode, and how plans that models make are put into it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from replanning._changes import AddTask, PlanChange, SkipTask
+from replanning._entries import Entry
+from replanning._ids import TaskId
+from replanning._live import LivePlan
+from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
+from replanning._states import STUCK, WAITING, TaskState
+from replanning._view import PlanView
+from replanning.planning._phases import Phase, carried_over, keeps_finished
+
+KEY: Final = "planning"
+"""Where the metadata of a task says what it is in planning mode."""
+
+MAKING: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
+"""The phases that make a plan, in order."""
+
+_GOALS: Final[Mapping[Phase, str]] = {
+    Phase.GOAL_UNDERSTANDING: "Understand what is to be achieved",
+    Phase.TASK_DECOMPOSITION: "Take the goal apart into subtasks",
+    Phase.ACTION_SEQUENCE: "Plan the actions",
+    Phase.REFLECTION: "Judge whether the goal was achieved",
+}
+
+
+def about(task: Task) -> JsonObject:
+    """What the metadata of a task says of it in planning mode."""
+    found = task.metadata.get(KEY)
+    return found if isinstance(found, dict) else {}
+
+
+def phase_of(task: Task) -> Phase | None:
+    """The phase that a task is; None for an action."""
+    name = about(task).get("phase")
+    return Phase(str(name)) if name in list(_GOALS) else None
+
+
+def is_action(task: Task) -> bool:
+    """Whether a task is an action that a model planned."""
+    return bool(about(task)) and phase_of(task) is None
+
+
+def phase_task(phase: Phase, name: TaskId, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
+    """A task that is a phase; what is said of it tells it from one before."""
+    metadata: JsonObject = {KEY: {"phase": phase.value, **(said or {})}}
+    return Task(id=name, goal=_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
+
+
+def first_plan(goal: Goal, tools: Sequence[ToolSpec]) -> Plan:
+    """The plan with which a run of planning mode begins: its phases."""
+    tasks: list[Task] = []
+    for phase in (*MAKING, Phase.REFLECTION):
+        tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]]))
+    return Plan(goal=goal, tools=tuple(tools), tasks=tuple(tasks))
+
+
+def again(
+    live: LivePlan,
+    target: Phase,
+    last: Phase = Phase.ACTION_SEQUENCE,
+    *,
+    said: JsonObject,
+    depends_on: Sequence[TaskId] = (),
+) -> tuple[Task, ...]:
+    """The phases from a target on to the last one, as new tasks, each waiting for the one before."""
+    view, tasks = PlanView(live), list[Task]()
+    first = target if target in MAKING else Phase.ACTION_SEQUENCE
+    for phase in MAKING[MAKING.index(first) : MAKING.index(last) + 1]:
+        before = [tasks[-1].id] if tasks else depends_on
+        told: JsonObject = {**said, "keeps": keeps_finished(target), "target": target.value}
+        tasks.append(phase_task(phase, view.fresh_id(TaskId(phase.value)), before, told))
+    return tuple(tasks)
+
+
+def accepted(live: LivePlan, task: Task) -> Task:
+    """A phase once more that takes what it came to before as it is."""
+    phase = phase_of(task)
+    assert phase is not None
+    said = {name: value for name, value in about(task).items() if name in ("keeps", "target", "reason")}
+    return phase_task(phase, PlanView(live).fresh_id(task.id), (), {**said, "accept": task.id})
+
+
+def reflection_of(live: LivePlan) -> TaskId | None:
+    """The reflection that is still to come."""
+    waiting = [e.id for e in live if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed]
+    return waiting[-1] if waiting else None
+
+
+def is_done(live: LivePlan, entry: Entry) -> bool:
+    """Whether an action is done, by itself or by what replaced it."""
+    if entry.state is TaskState.DONE:
+        return phase_of(entry.task) is None
+    parts = [live.entry(task_id) for task_id in entry.replaced_by]
+    return entry.state is TaskState.REPLACED_BY_REPLAN and bool(parts) and all(is_done(live, part) for part in parts)
+
+
+class Installed(NamedTuple):
+    """How a plan is put into the live plan.
+
+    Attributes:
+        changes: what is done to that end.
+        tasks: the live task of each task of the plan, by its name there.
+    """
+
+    changes: tuple[PlanChange, ...]
+    tasks: dict[str, str]
+
+
+def install(
+    live: LivePlan, planned: Sequence[Task], prefix: str, finished: Mapping[str, str], *, by: TaskId
+) -> Installed:
+    """Put planned actions in the place of those that are not done yet (G8).
+
+    Args:
+        live: the plan under way.
+        planned: the new tasks; their ids begin with the prefix.
+        prefix: before every id.
+        finished: the live tasks that are kept, by their names in the plan.
+        by: the phase task that made it, for which the new ones wait.
+    """
+    ids = {task.id for task in planned}
+    tasks = {**finished, **{str(task.id).removeprefix(prefix): str(task.id) for task in planned}}
+    reflection = reflection_of(live)
+    before = () if reflection is None else (reflection,)
+    rooted = [
+        task if ids & set(task.depends_on) else task.model_copy(update={"depends_on": (*task.depends_on, by)})
+        for task in planned
+    ]
+    old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
+    left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
+    skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
+    return Installed((*(AddTask(task=task, before=before) for task in rooted), *skips), tasks)
+
+
+def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
+    """The tasks of the plan so far that are done, or being done, where a replan keeps what is done."""
+    known = {name: live.entry(TaskId(task_id)) for name, task_id in earlier.items()}
+    done = [name for name, entry in known.items() if is_done(live, entry) or entry.state is TaskState.RUNNING]
+    kept = carried_over(target, earlier, done, [name for name in known if name not in done])
+    return {name: earlier[name] for name in kept}
