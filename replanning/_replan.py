@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +17,8 @@ from replanning._entries import Entry
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TaskId, TriggerId
-from replanning._observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
+from replanning._moved_past import moved_past
+from replanning._outcomes import PastOutcomes
 from replanning._policy import Decision, ReplanPolicy
 from replanning._questions import Questions
 from replanning._records import (
@@ -25,20 +27,16 @@ from replanning._records import (
     Contained,
     Decided,
     DecisionKind,
-    OutcomeKnown,
     QuestionAnswered,
     Record,
-    Revised,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
 )
 from replanning._run import PlanRun
-from replanning._states import FINISHED, STUCK
-from replanning._triggers import ContextChanged, ResourceChanged, Trigger
+from replanning._triggers import Trigger
 from replanning._turns import in_turns
 from replanning._view import PlanView
-from replanning._world import world_of
 
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
@@ -84,9 +82,6 @@ class Replanner:
         self._considering: list[Trigger] = []
         self._held: dict[TriggerId, tuple[Entry, ...]] = {}
         self._work = anyio.Event()
-        self._life.observers[Revised].append(self._on_revised)
-        self._watching = False
-        self._watch_outcomes()
         self._life.observers[TriggerFired].append(self._on_trigger)
         self._life.observers[TriggerDropped].append(self._on_dropped)
         self._life.observers[QuestionAnswered].append(lambda record: self.requeue())
@@ -198,13 +193,6 @@ class Replanner:
                 how = revised.triggers, kind, "confident", revised.reason, revised.chosen, revised.by
                 self._life.commit(Decided(replan, *how))
 
-    def look_again(self, record: Record) -> None:
-        """Look at the last record of a run that is taken up again, from which its process may have concluded nothing."""
-        if isinstance(record.body, AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted):
-            self._on_attempt_ended(record)
-        elif isinstance(record.body, Revised):
-            self._on_revised(record)
-
     async def _wait_for_store(self) -> None:
         try:
             await self._life.store_back()
@@ -216,7 +204,7 @@ class Replanner:
 
     def _current(self, trigger: Trigger) -> bool:
         """Whether a trigger still holds; one that the plan has moved past is dropped."""
-        reason = moved_past(trigger, self._run)
+        reason = moved_past(trigger, self._run.live)
         if reason:
             self._drop(trigger, reason)
         return not reason
@@ -348,6 +336,8 @@ class Replanner:
         life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
         gate = self._questions.gated(generated.candidates)
         decision = self._policy.decide(triggers, generated.candidates, view, gate=gate)
+        if decision.blocks and notes:  # whoever has to do something must know what was tried in vain
+            decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
         changes: Sequence[PlanChange] = ()
         if decision.kind == "ask" and not self._observe_only:
             holds = holds_for(generated.candidates, triggers, life.live)
@@ -415,125 +405,8 @@ class Replanner:
         """The triggers that are done with: what was executed may have left out some of the tasks."""
         if decision.kind != "execute" or self._observe_only:
             return triggers
-        left = {t.id: t.tasks for t in triggers if t.kind in _LASTING and not moved_past(t, self._run)}
+        left = {t.id: t.tasks for t in triggers if t.kind in _LASTING and not moved_past(t, self._run.live)}
         done = set(touched(tuple(changes)))
         # What is considered anew must have become less, so that this comes to an end.
         less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if less else triggers
-
-    # What became of it
-
-    def _on_revised(self, record: Record) -> None:
-        self._watch_outcomes()
-        assert isinstance(record.body, Revised)
-        live, watching = self._run.live, self._life.ledger.watching
-        watched = (watching.get(live.entry(task_id).root) for task_id in touched(record.body.changes))
-        applied = next((a for a in watched if a is not None and a.replan == record.body.replan), None)
-        if applied is not None and all(self._run.live.entry(root).satisfied for root in applied.roots):
-            # After a skip nothing more will end that could tell: it has worked out at once.
-            self._life.observe(OutcomeKnown(applied.replan, True, 0.0))
-
-    def _watch_outcomes(self) -> None:
-        """Look at the ends of attempts, from the first alternative on whose outcome is wanted."""
-        if self._life.ledger.watching and not self._watching:
-            self._watching = True
-            for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted):
-                self._life.observers.setdefault(kind, []).append(self._on_attempt_ended)
-
-    def _on_attempt_ended(self, record: Record) -> None:
-        watching = self._life.ledger.watching
-        if not watching:
-            return
-        live = self._run.live
-        entry = live.entry(record.body.task)  # type: ignore[union-attr]
-        applied = watching.get(entry.root)
-        if applied is None:
-            return
-        failed = entry.state in STUCK
-        done = all(live.entry(root).satisfied for root in applied.roots)
-        if failed or done:
-            self._life.observe(OutcomeKnown(applied.replan, done, record.at - applied.at))
-
-
-class EarlierOutcomes(Protocol):
-    """Finds outcomes of earlier runs, oldest first."""
-
-    def __call__(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
-        """The outcomes of a tool, or of a capability."""
-        ...
-
-
-class PastOutcomes:
-    """Evidence of past success: this run's outcomes of a tool, then those of earlier runs, then its capability's.
-
-    By `source_key` it finds those of a source's alternatives.
-
-    Args:
-        run: whose outcomes come first.
-        earlier: finds outcomes of earlier runs by tool or capability.
-    """
-
-    def __init__(self, run: PlanRun, earlier: EarlierOutcomes) -> None:
-        self._run = run
-        self._earlier = earlier
-
-    def __call__(self, tool: str) -> Sequence[bool]:
-        """The last outcomes of a tool."""
-        live = self._run.live
-        own = list(live.outcomes.get(tool, ()) or self._run._life.ledger.earned.get(tool, ()))
-        if len(own) < 50:
-            own = [*self._earlier(tool=tool, capability=None), *own][-50:]
-        if own:
-            return own
-        spec = live.tools.get(tool)
-        if spec is None or spec.capability is None:
-            return ()
-        # The failures of a tool that is to be replaced say nothing about what replaces it.
-        failing = {live.entry(task_id).task.tool for task_id in live.stuck}
-        same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
-        found = [outcome for name in same for outcome in live.outcomes.get(name, ())]
-        return [*self._earlier(tool=None, capability=spec.capability), *found][-50:]
-
-
-def moved_past(trigger: Trigger, run: PlanRun) -> str:
-    """Why a trigger no longer holds; empty when it does."""
-    live = run.live
-    entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
-    if trigger.kind in ("task-failed", "timeout"):
-        return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
-    if trigger.kind == "goal-unreachable":
-        if trigger.revision != live.revision:
-            return "the plan has changed since"
-        return "" if live.quiescent else "something can run again"
-    if trigger.kind == "better-path-found" and trigger.revision != live.revision:
-        return "the plan has changed since"
-    if isinstance(trigger, ResourceChanged) and not _still_lacking(trigger, run):
-        return "the resource is there again"
-    if isinstance(trigger, ContextChanged) and trigger.goal:
-        return _reached_again(trigger, run)
-    if trigger.kind in ("context-changed", "resource-changed") and entries:
-        skipped = [entry for entry in entries if entry.state == "SKIPPED"]
-        if not skipped and all(entry.state in FINISHED for entry in entries):
-            return "nothing that still has to run depends on it"
-    if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
-        return "what is left can be done and reaches the goal again" if _valid(trigger, run) else ""
-    return ""
-
-
-def _valid(trigger: ContextChanged, run: PlanRun) -> bool:
-    return world_of(run.live, tasks=trigger.tasks, facts=trigger.facts).standing().valid
-
-
-def _reached_again(trigger: ContextChanged, run: PlanRun) -> str:
-    """Why what another goal lacked is no matter any more; empty where it is."""
-    live = run.live
-    lacking = live.missing_facts if live.plan.facts is None else world_of(live).standing().missing
-    return "" if lacking or not trigger.facts else "what is left reaches the goal"
-
-
-def _still_lacking(trigger: ResourceChanged, run: PlanRun) -> bool:
-    live = run.live
-    tool = live.tools.get(trigger.name)
-    if tool is not None:
-        return not tool.available
-    return any(not live.pool.possible(live.demand(live.entry(t).task)) for t in trigger.tasks if t in live)

@@ -8,19 +8,16 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import anyio.abc
 
-from replanning._confidence import source_key
 from replanning._errors import LeaseLost, PlanError, StoreError
-from replanning._interfaces import Message, Outcome
+from replanning._interfaces import Message
 from replanning._lifecycle import Lifecycle, Past
 from replanning._observations import (
-    AttemptFailed,
     AttemptInterrupted,
-    AttemptSucceeded,
-    AttemptTimedOut,
     ResourceUpdated,
 )
+from replanning._outcomes import OutcomeCollector
 from replanning._plan import JsonObject
-from replanning._records import Contained, OutcomeKnown, Record, RunResumed
+from replanning._records import Contained, RunResumed
 from replanning._run import PlanRun
 from replanning._states import TaskState
 from replanning._version import __version__
@@ -53,7 +50,7 @@ async def opened(
     """
     life = run._life
     failure: BaseException | None = None
-    outcomes = _Outcomes(run)
+    outcomes = OutcomeCollector(life)
     try:
         async with anyio.create_task_group() as group:
             if life.end is None:
@@ -182,36 +179,3 @@ def _change_goal(run: PlanRun, message: Message, goal: JsonObject, reason: str) 
         run._change_goal(goal, reason, message.by, message.id)
     except PlanError as error:
         run._life.observe(Contained(f"a request of {message.by or 'somebody'}", run._redactor.text(str(error))[:2000]))
-
-
-class _Outcomes:
-    """Collects how uses of tools end, and how alternatives work out, for later runs; written when the run is left."""
-
-    def __init__(self, run: PlanRun) -> None:
-        self._run = run
-        self._outcomes: list[Outcome] = []
-        observers = run._life.observers
-        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if run.live.users else ():
-            observers.setdefault(kind, []).append(self._note)
-        observers.setdefault(OutcomeKnown, []).append(self._note_alternative)
-
-    def _note_alternative(self, record: Record) -> None:
-        body = record.body
-        assert isinstance(body, OutcomeKnown)
-        source = self._run._life.ledger.sources.get(body.replan)
-        if source is not None:
-            self._outcomes.append(Outcome(source_key(source), None, body.succeeded, record.at))
-
-    def _note(self, record: Record) -> None:
-        live = self._run.live
-        name = live.entry(record.body.task).task.tool  # type: ignore[union-attr]
-        if name is not None:
-            spec = live.tools.get(name)
-            succeeded = isinstance(record.body, AttemptSucceeded)
-            self._outcomes.append(Outcome(name, spec.capability if spec else None, succeeded, record.at))
-
-    def save(self) -> None:
-        """Hand over what was collected; without it, later scores know less."""
-        if self._outcomes:
-            with suppress(StoreError):
-                self._run._life.journal.add_outcomes(self._outcomes)

@@ -1,0 +1,49 @@
+"""Whether the plan has moved past a trigger, which is then dropped."""
+
+from __future__ import annotations
+
+from replanning._live import LivePlan
+from replanning._states import FINISHED, STUCK
+from replanning._triggers import ContextChanged, ResourceChanged, Trigger
+from replanning._world import world_of
+
+
+def moved_past(trigger: Trigger, live: LivePlan) -> str:
+    """Why a trigger no longer holds; empty when it does."""
+    entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+    if trigger.kind in ("task-failed", "timeout"):
+        return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
+    if trigger.kind == "goal-unreachable":
+        if trigger.revision != live.revision:
+            return "the plan has changed since"
+        return "" if live.quiescent else "something can run again"
+    if trigger.kind == "better-path-found" and trigger.revision != live.revision:
+        return "the plan has changed since"
+    if isinstance(trigger, ResourceChanged) and not _still_lacking(trigger, live):
+        return "the resource is there again"
+    if isinstance(trigger, ContextChanged) and trigger.goal:
+        return _reached_again(trigger, live)
+    if trigger.kind in ("context-changed", "resource-changed") and entries:
+        skipped = [entry for entry in entries if entry.state == "SKIPPED"]
+        if not skipped and all(entry.state in FINISHED for entry in entries):
+            return "nothing that still has to run depends on it"
+    if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
+        return "what is left can be done and reaches the goal again" if _valid(trigger, live) else ""
+    return ""
+
+
+def _valid(trigger: ContextChanged, live: LivePlan) -> bool:
+    return world_of(live, tasks=trigger.tasks, facts=trigger.facts).standing().valid
+
+
+def _reached_again(trigger: ContextChanged, live: LivePlan) -> str:
+    """Why what another goal lacked is no matter any more; empty where it is."""
+    lacking = live.missing_facts if live.plan.facts is None else world_of(live).standing().missing
+    return "" if lacking or not trigger.facts else "what is left reaches the goal"
+
+
+def _still_lacking(trigger: ResourceChanged, live: LivePlan) -> bool:
+    tool = live.tools.get(trigger.name)
+    if tool is not None:
+        return not tool.available
+    return any(not live.pool.possible(live.demand(live.entry(t).task)) for t in trigger.tasks if t in live)
