@@ -12,11 +12,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 from replanning._plan import JsonValue
 
-_HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e]")
+_HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
+"""What may not stand as it is; letters and digits of all languages can be seen."""
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
 """Text that JSON holds as it is."""
 
@@ -55,11 +58,17 @@ def _trimmed(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
 def _text(text: str, room: int) -> tuple[str, int]:
     if len(text) + 2 <= room and _PLAIN.fullmatch(text):
         return text, len(text) + 2
-    head = text[: max(0, room)]
-    if len(head) == len(text) and (size := len(encoded(head))) <= room:
-        return text, size
-    end = bisect_right(range(len(head) + 1), room - 2, key=lambda n: len(encoded(head[:n])) - 2) - 1
-    return f"{head[: max(0, end)]}… [cut: {len(text)} characters in all]", max(room, 40)
+    sizes = list(accumulate(map(_size, text[: max(0, room)]), initial=0))
+    if len(sizes) > len(text) and sizes[-1] + 2 <= room:
+        return text, sizes[-1] + 2
+    end = bisect_right(sizes, room - 2) - 1
+    return f"{text[: max(0, end)]}… [cut: {len(text)} characters in all]", max(room, 40)
+
+
+@lru_cache(maxsize=4096)
+def _size(char: str) -> int:
+    """What a character takes in JSON; each stands for itself."""
+    return len(encoded(char)) - 2
 
 
 def _number(value: float | None) -> tuple[JsonValue, int]:

@@ -262,15 +262,29 @@ class ReplanPromptBuilder:
         told: dict[str, JsonValue] = {kind: given[kind] for kind in GIVEN if kind in given}
         told["tools"] = [_tool(tool) for tool in self.tools[:_MOST]]
         told["other"] = [{key: value} for key, value in islice(given.items(), _MOST) if key not in {*GIVEN, "tools"}]
-        sections = [self._section(kind, value) for kind, value in told.items() if value not in (None, "", [], {})]
-        return fitted(sections, self._size - len(asked), CUT_FIRST) + asked
+        room = self._size - len(asked)
+        return fitted(self._sections(told, room), room, CUT_FIRST) + asked
 
-    def _section(self, kind: str, value: JsonValue) -> DataSection:
+    def _sections(self, told: Mapping[str, JsonValue], room: int) -> list[DataSection]:
+        """What is told, by and large as much as there is room for: what would be cut first is looked at last."""
+        found: dict[str, DataSection] = {}
+        for kind in reversed(CUT_FIRST):
+            if told.get(kind) not in (None, "", [], {}):
+                found[kind] = self._section(kind, told[kind], room)
+                room -= found[kind].size
+        return [found[kind] for kind in told if kind in found]
+
+    def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:
         values = _values(value)
         kept = values[-_MOST:][::-1] if kind in _LATEST_FIRST else values[:_MOST]
         room = min(6 * _PLAIN if kind in _WHOLE else 2 * _PLAIN if len(kept) == 1 else _PLAIN, self._size // 6)
-        lines = [encoded(trimmed(self._clean(trimmed(each, 8 * room)), room)) for each in kept]
-        return DataSection(kind, lines, left_out=len(values) - len(kept))
+        lines: list[str] = []
+        for each in kept:
+            if left <= 0:
+                break
+            lines.append(encoded(trimmed(self._clean(trimmed(each, 8 * room)), room)))
+            left -= len(lines[-1]) + 1
+        return DataSection(kind, lines, left_out=len(values) - len(lines))
 
 
 def _values(value: JsonValue) -> list[JsonValue]:
