@@ -7,10 +7,12 @@ import json
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from replanning._errors import ChangeRefused, Problem
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
+from replanning._wording import did_you_mean, shown
 
 
 class _Change(BaseModel):
@@ -187,10 +189,24 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
     except ValidationError as error:
         raise ChangeRefused(
             [
-                Problem("changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]), e["msg"])
-                for e in error.errors(include_url=False, include_context=False)
+                Problem("changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]), _message(e))
+                for e in error.errors(include_url=False)
             ]
         ) from None
 
 
+def _message(details: ErrorDetails) -> str:
+    match details["type"]:
+        case "missing":
+            return f"{details['loc'][-1]!r} is missing"
+        case "union_tag_invalid":
+            given = details["ctx"]["tag"]
+            hint = did_you_mean(given, _KINDS)
+            return f"there is no kind of change {shown(given)}; known are {', '.join(_KINDS)}{hint and f'; {hint}'}"
+        case "union_tag_not_found":
+            return f"its `kind` is missing; known are {', '.join(_KINDS)}"
+    return details["msg"]
+
+
+_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
 _CHANGES: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

@@ -111,7 +111,7 @@ def test_any_changes_are_read_back(data: st.DataObject) -> None:
 
 
 def test_what_is_no_change() -> None:
-    """Each thing that is no change is named with its place."""
+    """Each thing that is no change is named with its place, and with the kinds of change that there are."""
     data = [{"kind": "skip"}, {"kind": "explode"}, {"kind": "retry", "task_id": "a", "delay": -1}, "skip a"]
     with pytest.raises(ChangeRefused) as caught:
         parse_changes(data)
@@ -121,5 +121,10 @@ def test_what_is_no_change() -> None:
         "changes[2].retry.delay",
         "changes[3]",
     ]
+    missing, unknown, *_ = (problem.message for problem in caught.value.problems)
+    assert missing == "'task_id' is missing"
+    assert unknown.startswith("there is no kind of change 'explode'; known are add, remove, replace, modify")
+    with pytest.raises(ChangeRefused, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
+        parse_changes([{"kind": "skp", "task_id": "a"}])
     with pytest.raises(ChangeRefused, match="changes: Input should be a valid tuple"):
         parse_changes({"kind": "abort"})
