@@ -203,6 +203,14 @@ def test_what_is_configured(tmp_path: Path) -> None:
     )
 
 
+def test_the_key_that_is_there(tmp_path: Path) -> None:
+    """A key is said to be in its variable only where that is set: a server of one's own may need none."""
+    shown = " ".join(cli(tmp_path, "providers", OPENAI_API_KEY="k").stdout.split())
+    assert "key in OPENAI_API_KEY" in shown
+    assert "http://127.0.0.1:11434" in shown
+    assert "key in OLLAMA_API_KEY" not in shown
+
+
 def test_what_the_settings_name(tmp_path: Path) -> None:
     """A model in a name and the model of the settings are shown, and `auto` is what it finds."""
     named = listed(tmp_path, REPLANNING_PROVIDER="openai:gpt-x, repair", OPENAI_API_KEY="k", ANTHROPIC_API_KEY="k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -59,7 +60,7 @@ class Plugin:
         if self.kind != MODEL or self.state == "broken":
             return self.problem or self.value
         parts = [self.model or "no model", f"at {self.address}" if self.address else ""]
-        parts += [f"key in {self.key}" if self.key and self.key not in self.problem else "", self.problem]
+        parts += [f"key in {self.key}" if self.key in os.environ and self.key not in self.problem else "", self.problem]
         if self.answers:
             parts.append(f"answers in {self.seconds:.1f} s")
         return ", ".join(filter(None, parts))
