@@ -57,14 +57,19 @@ _PIECE: Final = 500
 MAX_NAME: Final = 200
 """Longest id or name, in characters."""
 
+COMMAND: Final = "$ "
+"""How an entry of `acceptance` begins that is a command; any other is for people and language models."""
+
 _NAME: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
 _TEXT: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
+_SAID: Final = rf"{_TEXT[:-1]}[^\s\x00-\x1f\x7f-\x9f]{_TEXT[1:]}"
+"""Text that is more than whitespace."""
 
 _Name = StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_NAME)
 Name = Annotated[str, _Name]
 Id = Annotated[TaskId, _Name]
 Text = Annotated[str, StringConstraints(pattern=_TEXT)]
-Fact = Annotated[str, StringConstraints(min_length=1, pattern=_TEXT), AfterValidator(normalise_fact)]
+Fact = Annotated[str, StringConstraints(min_length=1, pattern=_SAID), AfterValidator(normalise_fact)]
 Amount = Annotated[float, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -217,7 +222,9 @@ class TaskBody(Document):
     idempotent: Flag = Field(default=False, description="Whether running it twice does no harm.")
     fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
-    acceptance: tuple[Text, ...] = Field(default=(), description="How to see that it was done well.")
+    acceptance: tuple[Text, ...] = Field(
+        default=(), description="How to see that it was done well: in words, or as a command after `$ `."
+    )
     resources: Mapping[Name, Amount] = Field(default_factory=dict, description="Resources beyond what its tool takes.")
     metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
 

@@ -66,6 +66,8 @@ def _message(details: ErrorDetails) -> str:
             return "must not be empty"
         case "string_too_long":
             return f"has {len(value)} characters, at most {limits['max_length']} are allowed"
+        case "string_pattern_mismatch" if not value.strip():
+            return "must be more than whitespace"
         case "string_pattern_mismatch" if value != value.strip():
             return f"{shown(value)} must not begin or end with whitespace"
         case "string_pattern_mismatch":

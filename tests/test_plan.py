@@ -84,6 +84,15 @@ def test_facts_have_one_spelling():
     assert plan.facts == ("on( a,b )",)
 
 
+@pytest.mark.parametrize("blank", [" ", "\u2003", "\u2028", " \t\n"])
+def test_blank_facts(blank: str):
+    """A fact of nothing but whitespace is refused, as what would be left of it in the journal could not be read again."""
+    with pytest.raises(PlanError) as caught:
+        plan_of(facts=[blank], goal={"objective": "x", "facts": [blank]})
+    problems = {problem.place: problem.message for problem in caught.value.problems}
+    assert problems == dict.fromkeys(["goal.facts[0]", "facts[0]"], "must be more than whitespace")
+
+
 def test_grounding():
     """Facts before, after and no longer after a use are its tool's patterns filled with the arguments."""
     move = ToolSpec(
