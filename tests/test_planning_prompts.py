@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replanning import Settings, ToolSpec
+from replanning import ToolSpec
+from replanning._planning_settings import PlanningSettings
+from replanning.interfaces import JsonObject
 from replanning.planning import (
     ALLOWED,
     Cause,
@@ -35,25 +38,27 @@ TOOLS = (
     ToolSpec(name="wipe", kind="shell", command="wipe", dangerous=True),
 )
 KINDS = (*Phase, "revision", "completion")
-FULL = {kind: f"the {kind} itself" for kind in GIVEN if kind not in ("refused", "rejected", "phase", "cause")}
+FULL: JsonObject = {kind: f"the {kind} itself" for kind in GIVEN if kind not in ("refused", "rejected", "phase", "cause")}
 
 
 def builder(tools=TOOLS, **planning):
     """A builder as planning mode makes it."""
     options = {name: planning.pop(name) for name in ("size", "clean") if name in planning}
-    return ReplanPromptBuilder(prompt_templates(), Settings(planning=planning).planning, tools, **options)
+    return ReplanPromptBuilder(prompt_templates(), PlanningSettings(**planning), tools, **options)
 
 
 def request(phase, told=None, **fields):
     """A decision that a model is asked for."""
     cause, limits, counts = Cause("no such file", "fix", "fix"), Limits(), Counts(total=3, regenerations=1)
     left = open_types(phase, limits, counts, cause)
-    return replace(DecisionRequest(phase, FULL if told is None else told, cause, left, counts, limits), **fields)
+    asked = DecisionRequest(phase, {}, cause, left, counts, limits)
+    return replace(asked, given=FULL if told is None else told, **fields)
 
 
 def sections(prompt):
     """The data of a prompt by kind, each a list of values; what is not JSON on a line fails."""
-    found, lines = {}, None
+    found: dict[str, list[Any]] = {}
+    lines: list[Any] | None = None
     for line in prompt.split("\n"):
         if (tag := re.fullmatch(r"<(/?)(\w+)>", line)) and not tag[1]:
             assert lines is None
@@ -189,8 +194,13 @@ def test_e2_an_unusable_reply_is_shown_with_what_is_wrong():
 def test_j10_each_prompt_states_the_format_of_its_reply(kind):
     """Each prompt ends with the reply that is wanted, in its envelope with phase and comment."""
     asked = question(builder().wanted(kind, FULL))
-    envelope = {**dict.fromkeys(Phase, "planning"), Phase.EXECUTION: "execution", Phase.REFLECTION: "reflection"}
-    phase = {**envelope, "revision": "reflection", "completion": "completion"}[kind]
+    envelopes = {
+        "execution": "execution",
+        "reflection": "reflection",
+        "revision": "reflection",
+        "completion": "completion",
+    }
+    phase = envelopes.get(kind, "planning")
     assert f'Answer: {{"phase": "{phase}", "comment": ' in asked
 
 
@@ -198,7 +208,9 @@ def test_j10_each_prompt_states_the_format_of_its_reply(kind):
 def test_j2_the_shown_reply_is_one_that_is_read(phase):
     """The reply that a planning prompt shows is read by the parser of its phase."""
     prompt = builder().wanted(phase, {})
-    assert parse_planning(prompt[prompt.index('{"phase"') :].split("\n\n")[0].replace('"..."', '"x"'), phase)
+    assert (
+        parse_planning(prompt[prompt.index('{"phase"') :].split("\n\n")[0].replace('"..."', '"x"'), phase).error is None
+    )
 
 
 def test_j23_the_system_prompt_sets_the_rules_and_tells_nothing_of_the_run():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from replanning._checks import check_task
@@ -36,17 +36,17 @@ def problems_of(
         decomposition: the subtasks.
         action_plan: the actions; None where they are not planned yet.
         tools: the tools that may be used.
-        max_subtasks: how many subtasks there may be.
+        max_subtasks: how many subtasks there may be beside those that are finished.
         finished: subtasks that were done before, of this decomposition or not: they may be depended on, and not planned.
     """
-    done = tuple(dict.fromkeys(finished))
+    done = {name: name for name in finished}
     library = {tool.name: tool for tool in tools}
-    problems = [*_count(decomposition, max_subtasks), *_subtasks(decomposition, library, done)]
+    left = _left(decomposition, done)
+    problems = [*_count(left, max_subtasks), *_subtasks(decomposition, library, done)]
     if action_plan is None:
         return problems
-    left = [subtask for subtask in decomposition.subtasks if subtask.id not in done]
     problems += [*_order(action_plan, left), *_actions(action_plan, left, library, done)]
-    return problems or _references(_built(action_plan, left, library, _Ids("", {name: name for name in done})), done)
+    return problems or _references(_built(action_plan, left, library, _Ids("", done)), done)
 
 
 def tasks_of(
@@ -75,12 +75,16 @@ def tasks_of(
         PlanError: something is wrong; with everything that is.
     """
     library, done = {tool.name: tool for tool in tools}, finished or {}
-    limit = len(decomposition.subtasks)
-    problems = problems_of(decomposition, action_plan, tools=library.values(), max_subtasks=limit, finished=done)
-    if problems:
+    left = _left(decomposition, done)
+    problems = [
+        *_subtasks(decomposition, library, done),
+        *_order(action_plan, left),
+        *_actions(action_plan, left, library, done),
+    ]
+    tasks = () if problems else _built(action_plan, left, library, _Ids(prefix, done))
+    if problems := problems or _references(tasks, done.values()):
         raise PlanError(problems)
-    left = [subtask for subtask in decomposition.subtasks if subtask.id not in done]
-    return _built(action_plan, left, library, _Ids(prefix, done))
+    return tasks
 
 
 def revised(
@@ -140,14 +144,19 @@ def known_arguments(body: TaskBody) -> JsonObject:
     return known if body.tool is None and isinstance(known, dict) else body.arguments
 
 
-def _count(decomposition: TaskDecomposition, most: int) -> Iterator[Problem]:
-    if (count := len(decomposition.subtasks)) > most:
+def _left(decomposition: TaskDecomposition, done: Container[str]) -> list[Subtask]:
+    """The subtasks that are to be done."""
+    return [subtask for subtask in decomposition.subtasks if subtask.id not in done]
+
+
+def _count(subtasks: Sequence[Subtask], most: int) -> Iterator[Problem]:
+    if (count := len(subtasks)) > most:
         text = f"there are {count} subtasks, at most {most} are allowed; merge those that belong together"
         yield Problem("task_decomposition.subtasks", text)
 
 
 def _subtasks(
-    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], done: Sequence[str]
+    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], done: Collection[str]
 ) -> Iterator[Problem]:
     at, hints = "task_decomposition.subtasks", Hints()
     for index, subtask in enumerate(decomposition.subtasks):
@@ -187,7 +196,7 @@ def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Pro
 
 
 def _actions(
-    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], done: Sequence[str]
+    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], done: Collection[str]
 ) -> Iterator[Problem]:
     hints = Hints()
     known = dict.fromkeys(subtask.id for subtask in subtasks)
@@ -220,10 +229,10 @@ def _known(action: Action, library: Mapping[str, ToolSpec]) -> str:
     return f"; there is {names}" if names else "; there are no tools at all"
 
 
-def _references(tasks: Sequence[Task], done: Sequence[str]) -> list[Problem]:
+def _references(tasks: Sequence[Task], done: Iterable[str]) -> list[Problem]:
     """References to what is not there, or not there in time; the rest is known to be sound."""
     whole = [task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
-    before = [Task(id=TaskId(name)) for name in done]
+    before = [Task(id=TaskId(name)) for name in dict.fromkeys(done)]
     return [Problem("action_plan.actions", problem.message) for problem in _sound([*whole, *before])]
 
 
