@@ -268,7 +268,7 @@ class ReplanningEngine:
                 with suppress(StoreError):  # then it is done when the store works again
                     replanner.conclude()
                 questions.rearm(group)
-                replanner.requeue()
+                replanner.queue.refill()
             group.start_soon(replanner.run)
             group.start_soon(deliver)
             delivery.begin(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -13,10 +14,9 @@ import anyio.lowlevel
 
 from replanning._answers import holds_for
 from replanning._changes import AbortRun, PlanChange, touched
-from replanning._entries import Entry
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
-from replanning._ids import ReplanId, TaskId, TriggerId
+from replanning._ids import ReplanId, TriggerId
 from replanning._moved_past import moved_past
 from replanning._outcomes import PastOutcomes
 from replanning._policy import Decision, ReplanPolicy
@@ -28,21 +28,16 @@ from replanning._records import (
     Decided,
     DecisionKind,
     QuestionAnswered,
-    Record,
-    TriggerAttached,
     TriggerDropped,
-    TriggerFired,
 )
 from replanning._run import PlanRun
+from replanning._trigger_queue import TriggerQueue
 from replanning._triggers import Trigger
 from replanning._turns import in_turns
 from replanning._view import PlanView
 
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
-
-_HOLDING = ("context-changed", "resource-changed")
-"""Kinds of trigger that come before anything has failed."""
 
 _LASTING = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause stays until the plan is changed where it lies."""
@@ -77,95 +72,38 @@ class Replanner:
         self._questions = questions
         self._observe_only = observe_only
         self._past = past
-        self._queue: list[Trigger] = []
-        self._deferred: dict[TriggerId, Trigger] = {}
-        self._considering: list[Trigger] = []
-        self._held: dict[TriggerId, tuple[Entry, ...]] = {}
-        self._work = anyio.Event()
-        self._life.observers[TriggerFired].append(self._on_trigger)
-        self._life.observers[TriggerDropped].append(self._on_dropped)
-        self._life.observers[QuestionAnswered].append(lambda record: self.requeue())
+        self.queue = TriggerQueue(self._life, holds=not observe_only)
+        self._life.observers[QuestionAnswered].append(lambda record: self.queue.refill())
 
     def __repr__(self) -> str:
-        return f"<Replanner of {self._run.id!r} queued={len(self._queue)} deferred={len(self._deferred)}>"
+        return f"<Replanner of {self._run.id!r} queue={self.queue!r}>"
 
     @property
     def busy(self) -> bool:
         """Whether something is being decided, is about to be, or a person is being asked."""
-        return bool(self._considering) or bool(self._queue) or bool(self._deferred) or self._questions.waiting
-
-    def requeue(self) -> None:
-        """Take up the triggers that are recorded as undecided and wait for nobody, as after a resume."""
-        ledger = self._life.ledger
-        parked = {t for attached in ledger.attached.values() for t in attached}
-        elsewhere = {trigger.id for trigger in self._considering} | self._deferred.keys() | parked
-        self._queue = [trigger for trigger in ledger.open.values() if trigger.id not in elsewhere]
-        for trigger in self._queue:
-            self._hold(trigger)
-        self._work.set()
+        return self.queue.busy or self._questions.waiting
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
         for turn in count(1):
             if not turn % _DECISIONS_PER_CHECKPOINT:
                 await anyio.lowlevel.checkpoint()
-            while not self._queue:
-                self._work = anyio.Event()
-                await self._work.wait()
+            await self.queue.wait()
             try:
                 await in_turns(self._run.live.hashing())
                 await self._consider_next()
             finally:
-                self._considering = []
-                self._let_go()
+                self.queue.done()
             self._life.check()
 
-    # Taking triggers in
-
-    def _on_trigger(self, record: Record) -> None:
-        assert isinstance(record.body, TriggerFired)
-        self._enqueue(record.body.trigger)
-
-    def _enqueue(self, trigger: Trigger) -> None:
-        self._queue.append(trigger)
-        self._hold(trigger)
-        self._work.set()
-
-    def _hold(self, trigger: Trigger) -> None:
-        """Hand out nothing that has lost what it needs, or comes before that, while a way on is looked for."""
-        if trigger.kind in _HOLDING and trigger.id not in self._held and not self._observe_only:
-            live = self._run.live
-            self._held[trigger.id] = held = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
-            live.hold(held)
-
-    def _let_go(self) -> None:
-        """Give free what was held for triggers that are decided, or wait for something else."""
-        waiting = {trigger.id for trigger in (*self._queue, *self._considering)}
-        for trigger_id in [trigger_id for trigger_id in self._held if trigger_id not in waiting]:
-            self._run.live.release(self._held.pop(trigger_id))
-            self._life.wake()
-
-    def _on_dropped(self, record: Record) -> None:
-        assert isinstance(record.body, TriggerDropped)
-        dropped = record.body.trigger
-        self._queue = [trigger for trigger in self._queue if trigger.id != dropped]
-
-    def _drop(self, trigger: Trigger, reason: str) -> None:
-        self._life.commit(TriggerDropped(trigger.id, reason))
-
     async def _consider_next(self) -> None:
-        trigger = self._queue.pop(0)
-        if self._life.end is not None:
-            return  # whoever resumes the run finds it on record
-        self._considering = [trigger]
+        trigger = self.queue.take()
+        if trigger is None:
+            return
         try:
             self.conclude()
-            if trigger.id not in self._life.ledger.open:
-                return
-            if not self._current(trigger) or self._deferred_for_cooldown(trigger) or self._attached(trigger):
-                return
-            self._considering = self._coalesce(trigger)
-            await self._replan(self._considering)
+            if triggers := self.queue.gather(trigger):
+                await self._replan(triggers)
         except Unstorable as error:  # what was proposed cannot be put on record, however often it is tried
             self._give_up(error)
         except (StoreError, NotRunning):
@@ -176,7 +114,7 @@ class Replanner:
     def _give_up(self, error: Exception) -> None:
         where = "replanning"
         self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
-        for failed in self._considering:
+        for failed in self.queue.taken:
             self._life.observe(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
 
     def conclude(self) -> None:
@@ -194,83 +132,10 @@ class Replanner:
                 self._life.commit(Decided(replan, *how))
 
     async def _wait_for_store(self) -> None:
-        try:
+        with suppress(NotRunning):  # the run has ended, and nothing more is decided
             await self._life.store_back()
-        except NotRunning:
-            self._queue.clear()
-        else:
-            self._considering = []
-            self.requeue()  # what was recorded before the store failed need not be done again
-
-    def _current(self, trigger: Trigger) -> bool:
-        """Whether a trigger still holds; one that the plan has moved past is dropped."""
-        reason = moved_past(trigger, self._run.live)
-        if reason:
-            self._drop(trigger, reason)
-        return not reason
-
-    def _deferred_for_cooldown(self, trigger: Trigger) -> bool:
-        """Put a repetition off until the cooldown of its fingerprint is over."""
-        acted = self._life.ledger.acted.get(trigger.fingerprint)
-        due = None if acted is None else acted + self._life.settings.cooldown
-        if due is not None and trigger.kind == "goal-unreachable":
-            self._drop(trigger, "the same was decided before, and nothing has changed since")
-            return True
-        if due is None or due <= self._life.clock.now():
-            return False
-        same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
-        if same is not None:
-            self._drop(trigger, f"the same trigger waits for its cooldown as {same.id}")
-            return True
-        self._deferred[trigger.id] = trigger
-        self._life.timer.at(due, lambda: self._release(trigger))
-        return True
-
-    def _release(self, trigger: Trigger) -> None:
-        self._deferred.pop(trigger.id)
-        self._enqueue(trigger)
-
-    def _attached(self, trigger: Trigger) -> bool:
-        """Let a trigger wait with an open question about the same tasks."""
-        questions = self._life.ledger.questions
-        if not questions or trigger.kind in ("goal-unreachable", "human-request"):
-            return False
-        footprint = self._footprint(trigger)
-        for asked in questions.values():
-            if not footprint.isdisjoint(asked.holds):
-                self._life.commit(TriggerAttached(asked.question, trigger.id))
-                return True
-        return False
-
-    def _coalesce(self, first: Trigger) -> list[Trigger]:
-        """The first trigger with all waiting ones whose footprints overlap."""
-        batch = [first]
-        if not self._queue:
-            return batch
-        footprint = self._footprint(first)
-        rest: list[Trigger] = []
-        waiting, self._queue = self._queue, []
-        for trigger in waiting:
-            if trigger.id in self._life.ledger.open and self._current(trigger):
-                other = self._footprint(trigger)
-                if footprint.isdisjoint(other):
-                    rest.append(trigger)
-                else:
-                    batch.append(trigger)
-                    footprint |= other
-        self._queue[:0] = rest
-        return batch
-
-    def _footprint(self, trigger: Trigger) -> set[TaskId]:
-        live = self._run.live
-        found: set[TaskId] = set()
-        stack = [task_id for task_id in trigger.tasks if task_id in live]
-        while stack:
-            task_id = stack.pop()
-            if task_id not in found:
-                found.add(task_id)
-                stack.extend(live.waiting_for(task_id))
-        return found
+            self.queue.taken = []
+            self.queue.refill()  # what was recorded before the store failed need not be done again
 
     # Deciding and applying
 
@@ -303,7 +168,7 @@ class Replanner:
                 generated = await self._generator.generate(request, setting, life.settings)
             except StaleView:
                 # Somebody edited the plan while providers were asked: what still holds is asked anew.
-                triggers = [trigger for trigger in triggers if self._current(trigger)]
+                triggers = [trigger for trigger in triggers if self.queue.current(trigger)]
                 continue
             if life.end is None:
                 self._decide_if_current(replan, triggers, generated, began)
@@ -311,7 +176,7 @@ class Replanner:
 
     def _decide_if_current(self, replan: ReplanId, triggers: list[Trigger], generated: Generated, began: float) -> None:
         """Decide, unless an edit made while providers were asked has settled the matter."""
-        held = [trigger for trigger in triggers if self._current(trigger)]
+        held = [trigger for trigger in triggers if self.queue.current(trigger)]
         if held:
             with self._life.together():
                 self._decide(replan, held, generated, generated.view, began)
@@ -397,7 +262,7 @@ class Replanner:
         done = {trigger.id for trigger in settled}
         for trigger in triggers:
             if trigger.id not in done:
-                self._enqueue(trigger)
+                self.queue.add(trigger)
 
     def _settled(
         self, triggers: Sequence[Trigger], decision: Decision, changes: Sequence[PlanChange]
