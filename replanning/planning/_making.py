@@ -190,7 +190,10 @@ class Making:
             assert decision is not None
             text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
             session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
-        if ruling.escalates:
+        if ruling.escalates and asks:  # enough was asked: what is not clear by now is assumed
+            told: list[JsonValue] = list(getattr(decision, "assumptions_to_make", ())) or ["what is most likely meant"]
+            session.note("assumed", {"questions": [], "assumptions": told})
+        elif ruling.escalates:
             session.no_way(task.id, ruling.reason)
         if not ruling.executes:
             return False

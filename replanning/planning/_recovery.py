@@ -214,14 +214,16 @@ class Recovery:
         """What a person says is a reflection (J8)."""
         session = self.session
         assert session is not None
-        reflection = reflection_of(session.run.live)
-        if reflection is None:
-            return []
         session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
+        if reflection_of(session.run.live) is None:
+            return []
         given: JsonObject = {"feedback": trigger.reason, "executed": session.progress()}
         considered = await session.manager.consider(Phase.REFLECTION, given, Cause(error=trigger.reason))
-        decision = considered.decision
+        decision, reflection = considered.decision, reflection_of(session.run.live)
         if decision is None or not considered.ruling.executes or decision.target_phase is None:
+            return []
+        if reflection is None:  # it has begun meanwhile, and is told of the feedback
+            session.manager.record_decision(considered, executed=False)
             return []
         said: JsonObject = {"reason": f"{trigger.reason} | {reason_of(decision)}", "replan": considered.replan_id}
         tasks = again(session.run.live, decision.target_phase, said=said)

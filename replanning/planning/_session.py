@@ -7,6 +7,7 @@ from typing import Final, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
+from replanning._clock import Environment
 from replanning._completions import LLMOptions
 from replanning._errors import LLMReplyInvalid, ReplanningError
 from replanning._ids import TaskId
@@ -91,6 +92,7 @@ class Session:
             records=state.records,
             note=self._on_replan,
             options=self._options,
+            environment=Environment(clock=clock),
         )
 
     @property
@@ -155,6 +157,7 @@ class Session:
             "goal_understanding": self.output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": self.output(Phase.TASK_DECOMPOSITION),
             "action_plan": state.plan.action_plan if state.plan is not None else {},
+            "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": about(task).get("reason", ""),
             "executed": self.progress(),
         }

@@ -1,0 +1,462 @@
+"""Planning mode from a goal to its end, with a scripted model, scripted tools, and time that does not pass."""
+
+from __future__ import annotations
+
+from random import Random
+
+import anyio
+import pytest
+
+from replanning import Answer, Settings, Task
+from replanning.events import RunEnded
+from replanning.history import MemoryStore
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.planning import Phase, PlanningState
+from replanning.testing import ScriptedGate, VirtualClock, broken_promises
+from tests.planning_parts import (
+    ACTIONS,
+    GOAL,
+    SUBTASKS,
+    TOOLS,
+    USUAL,
+    Desk,
+    Model,
+    Replies,
+    action,
+    coordinator,
+    go_on,
+    kind_of,
+    replan,
+    revision,
+    summary,
+)
+
+pytestmark = pytest.mark.anyio
+
+MISSING = FileNotFoundError("no such file: news.txt")
+UNCLEAR = replan(
+    "clarification_request",
+    clarification_needed=True,
+    clarification_questions=["Which people?"],
+    assumptions_to_make=["everybody"],
+)
+MAKING = ["goal_understanding", "task_decomposition", "action_sequence"]
+SEEDS = 100
+
+
+# The basic flow
+
+
+async def test_basic_flow() -> None:
+    """The model understands, decomposes, plans and judges after each phase, and what it planned is executed in order."""
+    model, desk = Model(), Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        done = await planning.execute_with_planning()
+
+    assert done
+    asked = [kind for phase in MAKING for kind in (phase, f"decision:{phase}")]
+    assert model.asked == [*asked, "completion", "decision:reflection"]
+    assert desk.used == [("write", "write"), ("post", "post")]
+    assert planning.result.outputs["post"] == "news"
+    assert planning.state.completion is not None
+    assert planning.state.completion["status"] == "success"
+    assert broken_promises(list(planning.engine.store.read(planning.result.run))) == []
+
+
+async def test_arguments_that_are_not_planned_are_asked_for_when_they_are_needed() -> None:
+    """An action without arguments gets them from the model when it is executed, also text that looks like a reference."""
+    later: JsonObject = {"current_task": "write", "function_call": {"name": "write", "arguments": {"text": "a ${b"}}}
+    wrong: JsonObject = {"current_task": "write", "function_call": {"name": "format-disk", "arguments": {}}}
+    planned: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}, action("post", "post")]}
+    model, desk = Model({"action_sequence": planned, "execution": (wrong, later)}), Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        done = await planning.execute_with_planning()
+
+    assert done
+    assert planning.result.outputs["write"] == "a ${b"
+    assert model.asked.count("execution") == 2
+
+
+async def test_only_plan() -> None:
+    """A plan that is only made has every action with its arguments, stands by itself, and nothing was executed."""
+    model, desk = Model(), Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        plan = await planning.make_plan()
+
+    assert plan is not None
+    assert [(task.id, task.tool, task.depends_on) for task in plan.tasks] == [
+        ("write", "write", ()),
+        ("post", "post", ("write",)),
+    ]
+    assert desk.used == []
+
+
+async def test_tools_that_are_not_on_the_list_are_not_planned() -> None:
+    """A plan with a tool that was not given is refused, and the model is told which there are."""
+    foreign: JsonObject = {"actions": [action("write", "rm-rf"), action("post", "post")]}
+    model, desk = Model({"action_sequence": (foreign, ACTIONS)}), Desk()
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, desk).execute_with_planning()
+
+    assert {tool for _, tool in desk.used} == {"write", "post"}
+
+
+async def test_j39_something_dangerous_needs_a_person() -> None:
+    """A plan with a dangerous tool is not carried out before a person has agreed."""
+    tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
+    desk, store = Desk(), MemoryStore()
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(), clock, desk, tools=tools, store=store)
+        assert not await planning.execute_with_planning("r")
+        assert planning.result.status == "needs_human"
+        assert desk.used == []
+        planning.engine.answer(planning.engine.pending("r")[0].id, "approve", by="eve")
+        assert await coordinator(Model(), clock, desk, tools=tools, store=store).execute_with_planning("r")
+
+    assert desk.used == [("write", "write"), ("post", "post")]
+
+
+# Failures
+
+
+async def test_reflection_on_error() -> None:
+    """When an action fails, the model is asked, and what it decides is done: here, once more."""
+    model, desk = Model({"decision:execution": replan("retry")}), Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("write", "write"), ("post", "post")]
+    (record,) = [record for record in planning.state.records if record.executed]
+    assert (record.phase, record.replan_type, record.result) == (Phase.EXECUTION, "retry", "success")
+
+
+async def test_file_not_found_recovery() -> None:
+    """A missing file leads to a partial replan, whose new actions take the place of what failed and what follows."""
+    instead = revision(action("write", "shout"), action("post", "post"))
+    model = Model({"decision:execution": replan("partial_replan"), "revision": instead})
+    desk = Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
+    assert [plan.kept for plan in planning.state.plans] == [(), ()]
+
+
+async def test_g8_what_is_done_is_kept_by_a_partial_replan() -> None:
+    """A partial replan keeps what is done, and a failed task is not among that."""
+    model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
+    desk = Desk({"post": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("post", "post"), ("v2.post", "shout")]
+    assert planning.state.plans[-1].kept == ("write",)
+
+
+@pytest.mark.parametrize("kind", ["task_redecomposition", "goal_revision"])
+async def test_g8_another_decomposition_starts_clean(kind: str) -> None:
+    """A new decomposition or goal keeps nothing: everything is done again, under new ids."""
+    model, desk = Model({"decision:execution": (replan(kind), go_on())}), Desk({"post": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("post", "post"), ("v2.write", "write"), ("v2.post", "post")]
+
+
+async def test_a_declared_fallback_goes_first() -> None:
+    """A fallback strategy that names a tool is used without asking the model, and costs no replan."""
+    planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
+    model, desk = Model({"action_sequence": planned}), Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "shout", "post"]
+    assert planning.state.counts.total == 0
+
+
+async def test_e3_a_failed_action_is_not_passed_over() -> None:
+    """Where the model decides nothing about a failure and nobody can be asked, the run ends and says why."""
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(), clock, Desk({"write": [MISSING]}))
+        assert not await planning.execute_with_planning()
+
+    assert planning.result.status == "aborted"
+    assert "write failed, and nothing was decided that helps" in planning.result.reason
+
+
+async def test_d4_retries_are_limited() -> None:
+    """A model that wants to retry for ever is stopped by the limit, and asked once for another way."""
+    model, desk = Model({"decision:execution": replan("retry")}), Desk({"write": [MISSING] * 50})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert not await planning.execute_with_planning()
+
+    assert len(desk.used) == 4
+    assert "the limit of 3 retries" in planning.result.reason
+
+
+# Revisions
+
+
+async def test_two_revisions_then_success() -> None:
+    """Two revisions after reflection are carried out, and the third look finds the goal achieved."""
+    wants = replan("plan_revision")
+    more = (revision(action("fix", "shout")), revision(action("polish", "shout")))
+    model, desk = Model({"decision:reflection": (wants, wants, go_on()), "revision": more}), Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [task for task, _ in desk.used] == ["write", "post", "v2.fix", "v3.polish"]
+    assert [plan.number for plan in planning.state.plans] == [1, 2, 3]
+    assert planning.state.counts.plan_revisions == 2
+
+
+async def test_j36_revisions_used_up() -> None:
+    """When the revisions are used up and the goal is not achieved, the run ends with a summary that asks for a person."""
+    more = (revision(action("fix", "shout")), revision(action("polish", "shout")))
+    replies: Replies = {
+        "decision:reflection": replan("plan_revision"),
+        "revision": more,
+        "completion": summary(achieved=False),
+    }
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(replies), clock)
+        assert not await planning.execute_with_planning()
+
+    assert planning.result.status == "needs_human"
+    completion = planning.state.completion
+    assert completion is not None
+    assert completion["status"] == "requires_human_intervention"
+    told = completion["summary"]
+    assert isinstance(told, dict)
+    assert (told["revision_attempts"], told["tasks_completed"], told["goal_achieved"]) == (2, 4, False)
+
+
+# People
+
+
+async def test_e4_nobody_answers() -> None:
+    """Nobody answers what is unclear: after 30 minutes it is assumed, on record, and the run goes on."""
+    model = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert await planning.execute_with_planning()
+        assert clock.elapsed == pytest.approx(1800)
+
+    (clarified,) = planning.state.clarified
+    assert clarified.assumptions[0] == "everybody"
+
+
+async def test_e4_somebody_answers() -> None:
+    """An answer is told to the model, which understands the goal anew with it."""
+    seen: list[str] = []
+    script = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    gate = ScriptedGate([Answer("approve", by="eve", comment="only the neighbours")])
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, gate=gate)
+        assert await planning.execute_with_planning()
+        assert clock.elapsed < 1800
+
+    again = [prompt for prompt in seen if kind_of(prompt) == "goal_understanding"][1]
+    assert "only the neighbours" in again
+
+
+async def test_j8_what_a_person_says_is_a_reflection() -> None:
+    """A request of a person during the run is judged like a reflection, and revises the plan within its limit."""
+    replies: Replies = {
+        "decision:reflection": (replan("plan_revision"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
+    async with VirtualClock() as clock:
+
+        class Busy(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                if not self.used and planning.run is not None:
+                    planning.run.request_replan("louder, please", by="eve")
+                    await clock.sleep(5)
+                return await super().__call__(task, context)
+
+        desk = Busy()
+        planning = coordinator(Model(replies), clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert ("v2.post", "shout") in desk.used
+
+
+# Going on
+
+
+async def test_f11_a_plan_is_continued() -> None:
+    """A run that was paused is taken up with its plan and its counts: no phase is done again, nothing executed twice."""
+    store, desk = MemoryStore(), Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        first = coordinator(Model({"decision:execution": replan("retry")}), clock, desk, store=store)
+
+        async def stop(event: object) -> None:
+            if first.run is not None and desk.used:
+                first.run.pause("enough for today")
+
+        first.engine.monitor.on(object, stop)
+        assert not await first.execute_with_planning("r")
+        assert first.result.status == "paused"
+        before = first.state
+        model = Model({"decision:execution": replan("retry")})
+        second = coordinator(model, clock, desk, store=store)
+        assert await second.execute_with_planning("r")
+
+    assert before.plan is not None
+    assert not set(model.asked) & set(MAKING)
+    assert second.state.counts.total == 1
+    assert second.state.plans == before.plans
+
+
+async def test_f2_the_state_is_json() -> None:
+    """The state of planning mode can be written as JSON and read back, and is what the journal tells."""
+    model = Model({"decision:execution": replan("retry")})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
+        await planning.execute_with_planning()
+
+    state = planning.state
+    assert PlanningState.model_validate_json(state.model_dump_json()) == state
+    assert state.counts.retries == {}
+    assert state.counts.total == 1
+
+
+# Models that misbehave
+
+
+def nonsense(rng: Random) -> JsonValue:
+    """What a model says that does not know what it was asked for."""
+    bad: list[JsonValue] = [
+        "",
+        "I would rather not.",
+        "{",
+        '{"replan_decision": {"replan_needed": "false"}}',
+        "[1, 2",
+        {"replan_decision": {"replan_needed": True, "confidence": 85, "reasoning": 1, "replan_type": "full_replan"}},
+        {"subtasks": [{"id": "a", "description": "a", "dependencies": ["a"]}]},
+        {"actions": [{"task_id": "nobody", "tool": "nothing"}]},
+        "<think>" * 50,
+    ]
+    return rng.choice(bad)
+
+
+def decided(rng: Random) -> JsonValue:
+    """A decision of any type, allowed or not, sure or not, with or without questions."""
+    kinds = [
+        "clarification_request",
+        "goal_revision",
+        "task_redecomposition",
+        "action_regeneration",
+        "partial_replan",
+        "full_replan",
+        "retry",
+        "plan_revision",
+        "none",
+    ]
+    asked: list[JsonValue] = [[], ["Which?"], ["Which?", "When?"]]
+    return go_on(
+        replan_needed=rng.random() < 0.7,
+        replan_type=rng.choice(kinds),
+        confidence=rng.choice([0, 0.3, 0.4, 0.5, 0.79, 0.8, 1]),
+        reasoning=rng.choice(["so", "because", f"reason {rng.choice('abc')}"]),
+        clarification_needed=rng.random() < 0.3,
+        clarification_questions=rng.choice(asked),
+        target_phase=rng.choice([None, "execution", "goal_understanding", "reflection"]),
+        replan_level=rng.choice([None, 1, 3, 5]),
+    )
+
+
+def misbehaving(seed: int) -> Model:
+    """A model that answers at random, sometimes well."""
+    rng = Random(seed)
+
+    class Wild(Model):
+        def __call__(self, prompt: str) -> JsonValue:
+            kind = kind_of(prompt)
+            self.asked.append(kind)
+            if rng.random() < 0.15:
+                return nonsense(rng)
+            if kind.startswith("decision"):
+                return decided(rng)
+            wild: dict[str, JsonValue] = {
+                "revision": revision(action(rng.choice(["write", "post", "more"]), "shout")),
+                "completion": summary(achieved=rng.random() < 0.5),
+                "execution": {"current_task": "x", "function_call": {"name": "write", "arguments": {}}},
+                "reflection": {"reflection": {"action_id": "x", "status": "failure"}},
+            }
+            return wild.get(kind, USUAL.get(kind))
+
+    return Wild()
+
+
+def within_limits(state: PlanningState) -> bool:
+    """Whether no limit of the default settings was exceeded."""
+    counts = state.counts
+    return (
+        counts.total <= 10
+        and counts.clarifications <= 2
+        and counts.redecompositions <= 3
+        and counts.regenerations <= 3
+        and counts.partial_replans <= 2
+        and counts.plan_revisions <= 2
+        and all(number <= 3 for number in (*counts.retries.values(), *counts.lineages.values()))
+    )
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_models_that_misbehave(seed: int) -> None:
+    """Whatever a model replies, no limit is exceeded, and the run comes to an end that it can state."""
+    rng = Random(seed)
+    desk = Desk({name: [MISSING] * rng.randrange(4) for name in ("write", "post", "shout")})
+    model = misbehaving(seed)
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        with anyio.fail_after(60):
+            await planning.execute_with_planning()
+        result, state = planning.result, planning.state
+        records = list(planning.engine.store.read(result.run))
+
+    assert result.reason
+    assert within_limits(state), state.counts
+    assert len(model.asked) < 150
+    assert sum(isinstance(record.body, RunEnded) for record in records) >= 1
+    assert result.status in ("succeeded", "failed", "aborted", "needs_human", "paused")
+    assert result.status != "succeeded" or (state.completion or {}).get("status") == "success"
+    assert broken_promises(records) == []
+
+
+def test_the_settings_of_the_file(tmp_path: object) -> None:
+    """The section `planning` of the settings file, and variables, reach the coordinator, each key under its own name."""
+    from pathlib import Path
+
+    from replanning._config import load_settings
+
+    assert isinstance(tmp_path, Path)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "planning:\n  strategy: simple\n  replanning:\n    global: {max_total_replans: 4}\n", encoding="utf-8"
+    )
+    loaded = load_settings(path, {"REFLECTION_INTERVAL": "0"})
+
+    planning = loaded.settings.planning
+    assert (planning.strategy, planning.replanning.overall.max_total_replans) == ("simple", 4)
+    assert planning.reflection.trigger_interval == 0
+    assert loaded.sources["planning.replanning.global.max_total_replans"].startswith(f"{path}:4")
+    assert Settings().planning.enabled
+    assert GOAL != SUBTASKS
