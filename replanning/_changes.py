@@ -140,11 +140,27 @@ def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     return tuple(task.id for tasks in added for task in tasks)
 
 
+_MOST_HASHED: Final = 16
+
+_HASHED: Final[dict[int, tuple[tuple[PlanChange, ...], str]]] = {}
+"""The last hashes, for the very same changes: they are judged, then applied, then remembered as tried."""
+
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
+    known = _HASHED.get(id(changes))
+    if known is not None and known[0] is changes:
+        return known[1]
+    if len(_HASHED) >= _MOST_HASHED:
+        _HASHED.clear()
+    found = _hash(changes)
+    _HASHED[id(changes)] = changes, found
+    return found
+
+
+def _hash(changes: tuple[PlanChange, ...]) -> str:
     names: dict[str, str] = {}
     for change in changes:
         new = change.tasks if isinstance(change, ReplaceTask) else (change.task,) if isinstance(change, AddTask) else ()

@@ -43,12 +43,13 @@ class Draft:
     Staging looks at the tasks that the changes touch, not at the whole plan.
     """
 
-    def __init__(self, graph: TaskGraph, changes: Sequence[PlanChange], at: float = 0.0) -> None:
+    def __init__(self, graph: TaskGraph, changes: Sequence[PlanChange]) -> None:
+        self.changes = tuple(changes)
         self.problems: list[Problem] = []
         self.staging = Staging(graph)
         self.place = ""
         self._graph = graph
-        self._at = at
+        self._at = 0.0
         self._steps: list[Callable[[TaskGraph], None]] = []
         self._notes: list[str] = []
         for index, change in enumerate(changes):
@@ -56,8 +57,9 @@ class Draft:
             self.stage(change)
         self.problems += unsound(self.staging, sound_so_far=not self.problems)
 
-    def commit(self) -> None:
-        """Carry the changes out."""
+    def commit(self, at: float) -> None:
+        """Carry the changes out now, at a time from which the delay of a retry counts."""
+        self._at = at
         for birth in self.staging.births.values():
             commit.create(self._graph, birth.task, birth.parent)
         for step in self._steps:
@@ -116,7 +118,7 @@ class Draft:
             new = task
             if ids.keys().isdisjoint(task.depends_on):
                 deps = tuple(dict.fromkeys([*inherited, *task.depends_on]))
-                new = task.model_copy(update={"depends_on": deps})
+                new = task if deps == task.depends_on else task.model_copy(update={"depends_on": deps})
             self.staging.bring_in(new, change.task_id, self.place)
             foreign = [dep for dep in task.depends_on if dep not in ids and dep not in inherited]
             self.staging.edges += [Edge(task.id, dep, self.place) for dep in foreign]
@@ -167,8 +169,10 @@ class Draft:
         state = self.staging.state(task_id)
         if self._event(task_id, TaskEvent.REVIVE, "be retried"):
             self.staging.revive(task_id, state, self.place)
-            due = self._at + change.delay if change.delay else None
-            self._steps.append(partial(commit.retry, task_id=task_id, due=due))
+            self._steps.append(partial(self._commit_retry, change=change))
+
+    def _commit_retry(self, graph: TaskGraph, change: RetryTask) -> None:
+        commit.retry(graph, change.task_id, self._at + change.delay if change.delay else None)
 
     def _skip(self, change: SkipTask) -> None:
         self._end(change, TaskEvent.SKIP, "be skipped")

@@ -212,7 +212,7 @@ class PathGenerator:
             return Candidate(alternative, None, "a person was asked about the same already")
         if limit := _exhausted(alternative, setting, settings):
             return Candidate(alternative, None, limit)
-        draft = Draft(setting.live, alternative.changes)
+        draft = setting.live.draft(alternative.changes)
         if draft.problems:
             return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5])))
         if broken := _unfounded(alternative, draft, request, setting.live):
@@ -276,7 +276,9 @@ class AlternativeGenerator:
         setting: Setting,
         settings: Settings,
     ) -> Generated:
-        now = replace(request, view=PlanView(setting.live))
+        now = request
+        if request.view.revision != setting.live.revision:
+            now = replace(request, view=PlanView(setting.live))
         with setting.spans.score():
             candidates = self.paths.rank(alternatives, now, setting, settings)
         return Generated(candidates, tuple(notes), now.view)

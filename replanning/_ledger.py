@@ -75,6 +75,7 @@ class Ledger:
         self._waited = 0.0
         self._waiting_since: float | None = None
         self.watching: dict[TaskId, Applied] = {}
+        self._roots: dict[ReplanId, tuple[TaskId, ...]] = {}
         self._proposed: dict[ReplanId, tuple[str, ...]] = {}
         self.sources: dict[ReplanId, str] = {}
         self.earned: dict[str, deque[bool]] = {}
@@ -143,6 +144,7 @@ class Ledger:
         new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
         new |= {change.task.id for change in body.changes if isinstance(change, AddTask)}
         roots = tuple(root for root in roots if root not in new)
+        self._roots[body.replan] = roots
         print_ = changes_hash(body.changes)
         for root in roots:
             self.per_root[root] = self.per_root.get(root, 0) + 1
@@ -152,8 +154,9 @@ class Ledger:
     def _outcome(self, body: OutcomeKnown, at: float) -> None:
         if source := self.sources.get(body.replan):
             self.earned.setdefault(source_key(source), deque(maxlen=OUTCOMES)).append(body.succeeded)
-        for root in [root for root, applied in self.watching.items() if applied.replan == body.replan]:
-            del self.watching[root]
+        for root in self._roots.pop(body.replan, ()):
+            if self.watching[root].replan == body.replan:  # else a later replan of the lineage is watched
+                del self.watching[root]
 
     def _asked(self, body: QuestionAsked, at: float) -> None:
         self.asked += 1

@@ -50,6 +50,8 @@ _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 _LONG = 4_000
 """Characters of a plan after which there is a pause in reading it."""
 
+_MOST_STAGED = 16
+
 OUTCOMES = 50
 """How many outcomes of a tool are kept as evidence of past success."""
 
@@ -164,11 +166,21 @@ class LivePlan(TaskGraph):
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against changes; nothing if `apply` would take them."""
-        return tuple(Draft(self, changes).problems)
+        return tuple(self.draft(changes).problems)
+
+    def draft(self, changes: Sequence[PlanChange]) -> Draft:
+        """Changes staged beside the plan, once for the very same changes as long as nothing in the plan has moved."""
+        changes = tuple(changes)
+        draft = self._staged.get(id(changes))
+        if draft is None:  # a draft keeps its changes alive, so that no others have their identity
+            if len(self._staged) >= _MOST_STAGED:
+                self._staged.clear()
+            draft = self._staged[id(changes)] = Draft(self, changes)
+        return draft
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
         """What changes would do, in lines for people; if they do not fit, why."""
-        draft = Draft(self, changes)
+        draft = self.draft(changes)
         return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
 
     def inverse(self, changes: Sequence[PlanChange]) -> tuple[PlanChange, ...]:
@@ -209,13 +221,14 @@ class LivePlan(TaskGraph):
         if expected_revision is not None and expected_revision != self.revision:
             message = f"they were made for revision {expected_revision}, the plan is at revision {self.revision}"
             raise RevisionConflict([Problem("", message)], expected=expected_revision, actual=self.revision)
-        draft = Draft(self, changes, at)
+        draft = self.draft(changes)
         if draft.problems:
             raise ChangeRefused(draft.problems)
-        digest = hashlib.sha256(f"{self.hash}:{changes_hash(tuple(changes))}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.hash}:{changes_hash(draft.changes)}".encode()).hexdigest()
         if before_commit is not None:
             before_commit(digest)
-        draft.commit()
+        self._staged.clear()
+        draft.commit(at)
         self.revision += 1
         self._hash = digest
         return self.revision
@@ -230,6 +243,7 @@ class LivePlan(TaskGraph):
         _, at, body = record
         handler = _HANDLERS.get(type(body))
         if handler is not None:
+            self._staged.clear()
             handler(self, body, at)
 
     def _on_started(self, body: AttemptStarted, at: float) -> None:

@@ -22,6 +22,10 @@ MASK: Final = "[redacted]"
 _SHORTEST: Final = 6
 """Shorter values known to be secret are passed over, because they would be found everywhere."""
 
+_MOST_KEPT: Final = 1024
+_LONGEST_KEPT: Final = 256
+"""How many texts without secrets are kept, and how long: names, goals and reasons come again with every change."""
+
 _LOOK_BACK: Final = 40
 """How much before a hint is looked at."""
 
@@ -213,15 +217,22 @@ class Redactor:
         known = sorted({value for value in values if len(value) >= _SHORTEST})
         self._exact = (*(_exactly(value, "", _anywhere) for value in known), *_BY_SHAPE)
         self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._clean: set[str] = set()
 
     def text(self, text: str) -> str:
         """The text without secrets, and without halves of surrogate pairs, which are no characters."""
+        if text in self._clean:
+            return text
         if not text.isascii():
             text = _whole_characters(text)
         if len(text) < _SHORTEST:
             return text
         spans = self._spans(text)
         if not spans:
+            if len(text) <= _LONGEST_KEPT:
+                if len(self._clean) >= _MOST_KEPT:
+                    self._clean.clear()
+                self._clean.add(text)
             return text
         spans.sort()
         parts, end = [], 0

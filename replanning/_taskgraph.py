@@ -20,6 +20,7 @@ from replanning._references import find_references, resolve
 from replanning._states import FINISHED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
 
 if TYPE_CHECKING:
+    from replanning._draft import Draft
     from replanning._world import Use
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
@@ -59,6 +60,8 @@ class TaskGraph(ABC):
         self._deadlines = Deadlines()
         self._claims = 0
         self._claim_number = 0
+        self._staged: dict[int, Draft] = {}
+        """Changes that were staged against the plan exactly as it stands."""
         self._pooled = bool(plan.resources) or any(t.resources for t in plan.tools)
         if not empty:
             for _ in self.fill():
@@ -325,6 +328,7 @@ class TaskGraph(ABC):
             self._move(entry, TaskEvent.WAIT)
 
     def _move(self, entry: Entry, event: TaskEvent) -> None:
+        self._staged.clear()
         state = entry.state
         follows = TRANSITIONS.get((state, event)) or transition(state, event, entry.id)
         counts = self.counts

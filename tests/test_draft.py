@@ -832,3 +832,25 @@ def test_cost_of_a_check() -> None:
     assert calls(partial(small.check, changes)) == calls(partial(large.check, changes))
     assert calls(partial(small.diff, changes)) == calls(partial(large.diff, changes))
     assert calls(partial(small.inverse, changes[:1])) == calls(partial(large.inverse, changes[:1]))
+
+
+def test_changes_are_checked_anew_once_something_has_moved() -> None:
+    """The very same changes that fitted are refused after their task has started, and still change nothing then."""
+    run = chain("a")
+    changes = (SkipTask(task_id="a"),)
+    assert run.live.check(changes) == ()
+    run.start("a")
+    before = everything(run.live)
+    with pytest.raises(ChangeRefused, match="task 'a' is RUNNING: it cannot be skipped"):
+        run.live.apply(changes, 0)
+    assert everything(run.live) == before
+
+
+def test_a_checked_retry_counts_its_delay_from_when_it_is_applied() -> None:
+    """Checking changes beforehand does not fix the time from which the delay of a retry counts."""
+    run = chain("a")
+    run.fail("a")
+    changes = (RetryTask(task_id="a", delay=5.0),)
+    assert run.live.check(changes) == ()
+    run.live.apply(changes, at=run.now)
+    assert run.live.next_deadline() == run.now + 5.0
