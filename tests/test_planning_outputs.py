@@ -295,6 +295,23 @@ def test_g8_a_prefix_stands_before_every_id_and_reference():
     assert read.arguments == {"path": "${n2.look.output} $${x} ${context.y}"}
 
 
+def test_g8_references_are_found_wherever_they_stand():
+    """References in lists and objects are renamed as well, and numbers stay numbers."""
+    deep = {"list": ["${look.output}", 1], "object": {"key": "see ${look.output.a}"}}
+    tool = ToolSpec(name="any", kind="python", callable="tools:any", parameters={"deep": "object"})
+    plan = action_plan(ACTIONS[0], {"task_id": "fix", "tool": "any", "arguments": {"deep": deep}}, order=())
+    _, fix = tasks_of(plan, decomposition(SUBTASKS[0], SUBTASKS[2]), (*TOOLS, tool), prefix="p.")
+    assert fix.arguments == {"deep": {"list": ["${p.look.output}", 1], "object": {"key": "see ${p.look.output.a}"}}}
+
+
+def test_j4_the_steps_of_a_subtask_take_no_id_that_is_there():
+    """Where a subtask is called as a step of another would be, the step takes the next number."""
+    subtasks = decomposition({"id": "a", "description": ""}, {"id": "a-1", "description": ""})
+    runs = [{"task_id": name, "tool": "run", "arguments": {"line": "ls"}} for name in ("a", "a", "a", "a-1")]
+    tasks = tasks_of(action_plan(*runs, order=()), subtasks, TOOLS)
+    assert [task.id for task in tasks] == ["a-2", "a-3", "a", "a-1"]
+
+
 def test_g8_what_is_finished_is_built_upon():
     """Subtasks that are finished are not planned again; dependencies and references lead to the tasks that did them."""
     plan = action_plan(*ACTIONS[1:], order=("fix", "docs"))
@@ -429,3 +446,37 @@ def test_j4_a_plan_is_sound_or_its_problems_are_named(parts, prefix):
     tasks = tasks_of(plan, taken, TOOLS, prefix=prefix)
     assert len(tasks) == len(actions)
     assert Plan(goal=Goal(objective=""), tools=TOOLS, resources={"cpu": 1}, tasks=tasks).tasks == tasks
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["planning", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["phase", "goal_understanding", "main_objective", "error", "type", "actions", "summary", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.text() | JSON.map(json.dumps), st.sampled_from(list(Phase)[:3]))
+def test_e2_any_reply_is_read_or_refused(text, phase):
+    """Whatever a model writes is either an output of the phase or refused with a reason, and nothing else happens."""
+    for model in (None, ExecutionReply, ReflectionReply, CompletionReply):
+        try:
+            reply = parse_planning(text, phase) if model is None else parse_reply(text, model)
+        except LLMReplyInvalid as refused:
+            said = str(refused)
+        else:
+            said = repr(reply)
+        assert said

@@ -38,7 +38,9 @@ TOOLS = (
     ToolSpec(name="wipe", kind="shell", command="wipe", dangerous=True),
 )
 KINDS = (*Phase, "revision", "completion")
-FULL: JsonObject = {kind: f"the {kind} itself" for kind in GIVEN if kind not in ("refused", "rejected", "phase", "cause")}
+FULL: JsonObject = {
+    kind: f"the {kind} itself" for kind in GIVEN if kind not in ("refused", "rejected", "phase", "cause")
+}
 
 
 def builder(tools=TOOLS, **planning):
@@ -328,6 +330,17 @@ def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
     )["task_decomposition"]
     assert found[:2] == [{"reasoning": "r"}, subtasks[0]]
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
+
+
+def test_a_builder_says_what_it_writes_with():
+    """A builder shows its strategy, how many tools it tells of and its size."""
+    assert repr(builder(strategy="simple")) == "<ReplanPromptBuilder simple, 3 tools, 24000 characters>"
+
+
+def test_a3_a_decision_about_nothing_in_particular_has_no_cause():
+    """Where no action and no error is decided about, none is made up, and before any decision there are none to tell."""
+    found = sections(builder().decision(request(Phase.GOAL_UNDERSTANDING, {}, cause=Cause())))
+    assert found.keys() == {"phase", "limits", "tools"}
 
 
 def test_a_prompt_must_have_room():
