@@ -278,10 +278,8 @@ class Redactor:
         elif isinstance(part, tuple):
             clean = tuple(map(self._part, part))
             return clean if any(new is not old for new, old in zip(clean, part, strict=True)) else part
-        elif isinstance(part, dict | list | Mapping):
-            clean = self.value(dict(part) if isinstance(part, Mapping) else part)
         else:
-            return part
+            clean = self.value(dict(part) if isinstance(part, Mapping) else part)
         return part if clean == part else clean
 
     def _value(self, value: JsonValue) -> JsonValue:

@@ -240,3 +240,12 @@ def test_text_of_values() -> None:
     """A value inside a fact is a string as it is, anything else as JSON; a fact has one spelling."""
     assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == ["a b", "1", "null", '["ä",true]']
     assert normalise_fact("  on( a ,  b ) ") == "on( a,b )"
+
+
+def test_what_has_to_do_with_nearly_everything() -> None:
+    """Of a line of more than a thousand tasks the whole is looked at, instead of following it task by task."""
+    line = [Task(id=f"t{n}", tool="go", depends_on=[f"t{n - 1}"] if n else []) for n in range(1_100)]
+    plan = kept(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
+
+    assert len(PlanView(plan.live).world(tasks=["t5"]).steps) == 1_100
+    assert repr(plan.live.bearing) == "<Bearing of 1100 tasks>"
