@@ -142,7 +142,7 @@ def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
 
 _MOST_HASHED: Final = 16
 
-_HASHED: Final[dict[int, tuple[tuple[PlanChange, ...], str]]] = {}
+_HASHED: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
 """The last hashes, for the very same changes: they are judged, then applied, then remembered as tried."""
 
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -150,13 +150,11 @@ _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
-    known = _HASHED.get(id(changes))
-    if known is not None and known[0] is changes:
-        return known[1]
-    if len(_HASHED) >= _MOST_HASHED:
-        _HASHED.clear()
+    for known, found in _HASHED:
+        if known is changes:
+            return found
     found = _hash(changes)
-    _HASHED[id(changes)] = changes, found
+    _HASHED[:] = [(changes, found), *_HASHED[: _MOST_HASHED - 1]]
     return found
 
 
