@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, Never, Self
 
+import anyio
+
+from replanning._containment import CancelledWithin, is_cancelled, message_of
 from replanning._errors import NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
 from replanning._observations import Failure, Usage
@@ -168,7 +171,7 @@ def failure_from(error: BaseException | str) -> Failure:
     """The record of an exception; a group of exceptions is one failure, transient if all its parts are."""
     if isinstance(error, str):
         return Failure("Error", _bounded(error))
-    message = str(error) or repr(error)
+    message = message_of(error)
     if isinstance(error, BaseExceptionGroup):
         parts = [failure_from(part) for part in error.exceptions]
         message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
@@ -266,12 +269,14 @@ class Worker:
     Args:
         run: where tasks come from.
         work: executes one task: returns its output, raises when it fails.
+        apart: whether it runs in a task of ours, so that a cancellation that is not ours is the work's own failure.
     """
 
-    __slots__ = ("_cancelled", "_run", "_scope", "_work", "id", "task")
+    __slots__ = ("_apart", "_cancelled", "_run", "_scope", "_work", "id", "task")
 
-    def __init__(self, run: PlanRun, work: Work) -> None:
+    def __init__(self, run: PlanRun, work: Work, *, apart: bool = False) -> None:
         self._run = run
+        self._apart = apart
         self._work = work
         self._scope = run._scope_type()
         self._cancelled = False
@@ -326,6 +331,9 @@ class Worker:
         """Report what work raised; false where it is no failure of the work, but somebody cuts it off."""
         if isinstance(error, Exception):
             self._run.failed(self.id, error)
+            return True
+        if self._apart and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():
+            self._run.failed(self.id, CancelledWithin(CancelledWithin.WHAT))
             return True
         if not self._cancelled:
             self._run._interrupted(self.id, f"{type(error).__name__} in the worker")

@@ -11,6 +11,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
+from replanning._containment import contained, described
 from replanning._interfaces import Clock, Exporter
 from replanning._plugins import load
 from replanning._records import Contained, Record
@@ -125,9 +126,10 @@ class _Line:
         while self._queue:
             record = self._queue.popleft()
             try:
-                await self._exporter.export(self._run.id, record)
+                exported = self._exporter.export(self._run.id, record)
+                await (exported if self.left else contained(exported))  # what is left, the caller's task hands over
             except Exception as error:  # noqa: BLE001 - law 7: an exporter must not harm the run
-                self._contain("failed", repr(error))
+                self._contain("failed", described(error))
 
     def _contain(self, kind: str, text: str) -> None:
         """Record a kind of trouble once; log it where the journal takes no more."""
@@ -153,9 +155,9 @@ async def _close(exporter: Exporter, clock: Clock, redactor: Redactor) -> None:
     closed = False
     async with _at_most(LIMIT, clock):
         try:
-            await exporter.aclose()
+            await contained(exporter.aclose())
         except Exception as error:  # noqa: BLE001 - law 7: likewise
-            text = redactor.text(repr(error))
+            text = redactor.text(described(error))
             _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
         closed = True
     if not closed:

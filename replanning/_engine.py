@@ -352,4 +352,4 @@ async def drive(run: PlanRun, work: Work, workers: int) -> None:
         return
     async with anyio.create_task_group() as group:
         for _ in range(workers):
-            group.start_soon(Worker(run, work).run)
+            group.start_soon(Worker(run, work, apart=True).run)

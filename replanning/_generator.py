@@ -11,6 +11,7 @@ import anyio
 
 from replanning._changes import AbortRun, Alternative, RetryTask, touched
 from replanning._confidence import ConfidenceScorer, PastSuccess
+from replanning._containment import contained, described
 from replanning._draft import Draft
 from replanning._errors import BudgetExceeded, LLMError, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
@@ -135,7 +136,7 @@ class PathGenerator:
             reply.notes.append(f"{name} was not asked: {error}")
             return
         except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-            reply.notes.append(f"{name} failed: {error!r}")
+            reply.notes.append(f"{name} failed: {described(error)}"[:2000])
             return
         scope = anyio.CancelScope()
         alarm = setting.timer.at(request.deadline, scope.cancel)
@@ -145,7 +146,7 @@ class PathGenerator:
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
-                    reply.take(await reply.ask(request), setting.clean)
+                    reply.take(await contained(reply.ask(request)), setting.clean)
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
@@ -156,7 +157,7 @@ class PathGenerator:
         except LLMError as error:  # what it says is meant for people
             reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:2000])
         except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
-            reply.notes.append(f"{name} failed: {error!r}"[:2000])
+            reply.notes.append(f"{name} failed: {described(error)}"[:2000])
         finally:
             alarm.cancel()
             spending.settle(reserved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from replanning._containment import described
 from replanning._errors import LeaseLost, StoreError, Unstorable
 from replanning._interfaces import Clock, Lease, Message, Outcome, RunStore
 from replanning._records import Body, Record
@@ -129,4 +130,4 @@ def _border() -> Iterator[None]:
 
 
 def _translated(error: Exception) -> StoreError:
-    return error if isinstance(error, StoreError) else StoreError(f"the store failed: {error!r}")
+    return error if isinstance(error, StoreError) else StoreError(f"the store failed: {described(error)}")

@@ -10,6 +10,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from pyee.base import EventEmitter
 
+from replanning._containment import contained, described
 from replanning._interfaces import TriggerDetector
 from replanning._lifecycle import Lifecycle, Past
 from replanning._plugins import load
@@ -97,7 +98,7 @@ class PlanMonitor:
                     try:
                         answer = handler(event)
                         if inspect.isawaitable(answer):
-                            await answer
+                            await contained(answer)
                     except Exception as error:  # noqa: BLE001 - a listener must not harm the run
                         # The record of a listener that fails at records of failures would call it again, without end.
                         if not isinstance(event, Contained):
@@ -160,7 +161,7 @@ class _Watch:
     def contain(self, where: str, error: Exception) -> None:
         """Record a failure that goes no further."""
         if not self._life.journal.blocked:  # also after the end of the run: its journal is ours until it is closed
-            self._life.observe(Contained(where, self.run._redactor.text(repr(error))[:2000]))
+            self._life.observe(Contained(where, self.run._redactor.text(described(error))[:2000]))
 
     def close(self) -> None:
         """Take no more events."""

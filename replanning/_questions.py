@@ -19,6 +19,7 @@ from replanning._answers import (
     settlement,
     understood,
 )
+from replanning._containment import contained, described
 from replanning._errors import (
     ChangeRefused,
     NotRunning,
@@ -306,7 +307,7 @@ class _Conversation:
                 if question.id not in self._life.ledger.questions:
                     return
                 try:
-                    await self._take(question.id, await self._gate.ask(question))
+                    await self._take(question.id, await contained(self._gate.ask(question)))
                 except ChangeRefused as error:
                     question = replace(question, refused=str(error))
                 else:
@@ -333,10 +334,10 @@ class _Conversation:
             return
         self._life.observe(QuestionReminded(question.id))
         try:
-            await self._gate.remind(question)
+            await contained(self._gate.remind(question))
         except Exception as error:  # noqa: BLE001 - law 7: likewise
             self._contain("gate reminder", error)
 
     def _contain(self, where: str, error: Exception) -> None:
         if self._life.end is None:
-            self._life.observe(Contained(where, self._redactor.text(repr(error))[:2000]))
+            self._life.observe(Contained(where, self._redactor.text(described(error))[:2000]))

@@ -1,0 +1,52 @@
+"""What others' code does is contained: also what raises a cancellation of its own, or an error that cannot be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import ClassVar, TypeVar
+
+import anyio
+
+Answer = TypeVar("Answer")
+
+
+class CancelledWithin(Exception):
+    """Others' code was cut off by a cancellation that did not come from us: of something that it waited for itself."""
+
+    WHAT: ClassVar[str] = "something that it waited for was cancelled"
+
+
+async def contained(answer: Awaitable[Answer]) -> Answer:
+    """What others' code answers, in a task that only we cancel.
+
+    Raises:
+        CancelledWithin: it raised a cancellation, and nobody has cancelled this task. Let through, it would end
+            everything beside it as well.
+    """
+    try:
+        return await answer
+    except anyio.get_cancelled_exc_class() as error:
+        if is_cancelled():
+            raise
+        raise CancelledWithin(CancelledWithin.WHAT) from error
+
+
+def is_cancelled() -> bool:
+    """Whether the task that asks is being cancelled."""
+    return anyio.get_current_task().has_pending_cancellation()
+
+
+def described(error: BaseException) -> str:
+    """What `repr` says of an error, also of one that fails to say it."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - it is others' code
+        return f"{type(error).__name__}, which cannot be shown"
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, or how it is described where it says nothing or fails to say it."""
+    try:
+        return str(error) or described(error)
+    except Exception:  # noqa: BLE001 - it is others' code
+        return described(error)
