@@ -1,23 +1,22 @@
 """Keep a plan alive while it runs.
 
 The names here are what most programs need. More stands in `replanning.changes` (typed edits of a plan),
-`replanning.events` (triggers and journal records), `replanning.interfaces` (what plugins implement) and
-`replanning.errors`.
+`replanning.events` (triggers and journal records), `replanning.interfaces` (what plugins implement),
+`replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
 """
 
 from __future__ import annotations
 
-from replanning._attempt import Attempt, TaskContext, Work
+from replanning._attempt import Attempt, TaskContext
 from replanning._changes import Alternative
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
 from replanning._engine import ReplanningEngine, open_run
-from replanning._errors import ChangeRefused, NotRunning, PlanError, ReplanningError, TransientError
+from replanning._errors import PlanError, ReplanningError, TransientError
 from replanning._evaluation import PlanEvaluator
 from replanning._gate import CallbackGate, StoreGate
 from replanning._generator import AlternativeGenerator
-from replanning._interfaces import AlternativeProvider, Answer, HumanGate, Question, ReplanRequest
-from replanning._llms import create_llm_provider
+from replanning._interfaces import Answer, Question, ReplanRequest
 from replanning._monitor import PlanMonitor
 from replanning._plan import Budget, Goal, Plan, Retry, Task, ToolSpec
 from replanning._policy import ReplanPolicy
@@ -42,7 +41,6 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "RunResult",
     "Attempt",
     "TaskContext",
-    "Work",
     "open_run",
     "Environment",
     "Settings",
@@ -53,13 +51,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ConfidenceScorer",
     "ReplanPolicy",
     # providers
-    "AlternativeProvider",
     "ReplanRequest",
     "PlanView",
     "Alternative",
-    "create_llm_provider",
     # people
-    "HumanGate",
     "CallbackGate",
     "StoreGate",
     "Question",
@@ -67,8 +62,6 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     # errors
     "ReplanningError",
     "PlanError",
-    "ChangeRefused",
-    "NotRunning",
     "TransientError",
     "__version__",
 ]

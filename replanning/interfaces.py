@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from replanning._attempt import (
+    Work,
+)
 from replanning._ids import (
     AttemptId,
     QuestionId,
@@ -70,4 +73,5 @@ __all__ = [
     "TaskView",
     "TriggerDetector",
     "TriggerId",
+    "Work",
 ]

@@ -29,12 +29,11 @@ from replanning import (
     Task,
     TaskContext,
     TransientError,
-    Work,
 )
 from replanning.errors import RunOwned
 from replanning.events import Record
 from replanning.history import JsonlStore, SqliteStore
-from replanning.interfaces import Lease, RunId, RunStore
+from replanning.interfaces import Lease, RunId, RunStore, Work
 from replanning.testing import replay_differences
 from replanning.tools import ToolExecutor
 

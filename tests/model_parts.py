@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from replanning import HumanGate, Plan, ReplanningEngine, RunResult, Settings
+from replanning import Plan, ReplanningEngine, RunResult, Settings
 from replanning.events import Body, Record
-from replanning.interfaces import JsonObject
+from replanning.interfaces import HumanGate, JsonObject
 from replanning.providers.llm import LLMAlternatives
 from replanning.testing import (
     Call,

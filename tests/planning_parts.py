@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from replanning import HumanGate, Settings, Task, ToolSpec
-from replanning.interfaces import JsonObject, JsonValue, RunStore
+from replanning import Settings, Task, ToolSpec
+from replanning.interfaces import HumanGate, JsonObject, JsonValue, RunStore
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replanning import Alternative, HumanGate, ReplanningEngine, ReplanRequest, Settings
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.events import Decided, QuestionAnswered, QuestionAsked, Revised
-from replanning.interfaces import AlternativeProvider, RunStore
+from replanning.interfaces import AlternativeProvider, HumanGate, RunStore
 from replanning.testing import VirtualClock, broken_promises
 from tests.parts import Propose, Proposer, alternative, bodies, environment
 

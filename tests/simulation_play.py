@@ -8,8 +8,8 @@ from typing import Final
 
 import anyio
 
-from replanning import NotRunning, PlanRun, ReplanningEngine, ReplanningError, TaskContext
-from replanning.errors import StoreError
+from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext
+from replanning.errors import NotRunning, StoreError
 from replanning.events import Record, RunEnded, Verdict, dump_body
 from replanning.history import MemoryStore
 from replanning.interfaces import RunId, RunStore

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replanning import Alternative, Answer, ChangeRefused, NotRunning, ReplanRequest, Task
+from replanning import Alternative, Answer, ReplanRequest, Task
 from replanning.changes import AbortRun, AddTask, SkipTask
-from replanning.errors import StaleAnswer, UnknownQuestion
+from replanning.errors import ChangeRefused, NotRunning, StaleAnswer, UnknownQuestion
 from replanning.events import (
     AlternativesConsidered,
     AttemptStarted,

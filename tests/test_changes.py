@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replanning import Alternative, ChangeRefused, Task
+from replanning import Alternative, Task
 from replanning._changes import changes_hash, dump_change, parse_changes, touched
 from replanning.changes import (
     AbortRun,
@@ -22,6 +22,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
+from replanning.errors import ChangeRefused
 from tests.live_strategies import Changes, situation
 
 ONE_OF_EACH: tuple[PlanChange, ...] = (

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from replanning import ChangeRefused, Goal, Plan, Task
+from replanning import Goal, Plan, Task
 from replanning._live import LivePlan
 from replanning.changes import (
     AbortRun,
@@ -24,6 +24,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
+from replanning.errors import ChangeRefused
 from replanning.events import QuestionAsked
 from tests.live_parts import Kept, claimed, everything, kept, tool, wrong_with
 

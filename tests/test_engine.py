@@ -9,7 +9,6 @@ import pytest
 
 from replanning import (
     Alternative,
-    AlternativeProvider,
     PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
@@ -36,6 +35,7 @@ from replanning.events import (
     Usage,
 )
 from replanning.history import MemoryStore, SqliteStore
+from replanning.interfaces import AlternativeProvider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, kinds, plan

@@ -7,10 +7,11 @@ from pathlib import Path
 import anyio.lowlevel
 import pytest
 
-from replanning import Answer, CallbackGate, HumanGate, Question, StoreGate, Task
+from replanning import Answer, CallbackGate, Question, StoreGate, Task
 from replanning.changes import SkipTask
 from replanning.events import AnswerRefused, Contained, QuestionReminded, Revised
 from replanning.history import SqliteStore
+from replanning.interfaces import HumanGate
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import bodies, chain, failing, plan

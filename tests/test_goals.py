@@ -9,17 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import (
-    NotRunning,
-    Plan,
-    PlanError,
-    PlanRun,
-    ReplanningEngine,
-    Settings,
-    Task,
-    open_run,
-)
+from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Task, open_run
 from replanning.changes import AddTask
+from replanning.errors import NotRunning
 from replanning.events import ContextChanged, GoalChanged, QuestionAsked, TriggerFired
 from replanning.history import MemoryStore, ReplanHistory, SqliteStore, standing, text_report
 from replanning.interfaces import Message, RunId

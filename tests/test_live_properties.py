@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from replanning import ChangeRefused, Plan, ReplanningError
+from replanning import Plan, ReplanningError
 from replanning._entries import Entry
 from replanning._live import LivePlan
 from replanning._states import WAITING, TaskState
 from replanning.changes import PlanChange
+from replanning.errors import ChangeRefused
 from replanning.events import (
     AttemptFailed,
     AttemptInterrupted,

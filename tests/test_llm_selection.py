@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from replanning import Environment, Settings, create_llm_provider
+from replanning import Environment, Settings
 from replanning.errors import (
     BudgetExceeded,
     LLMError,
@@ -25,7 +25,7 @@ from replanning.errors import (
     PluginError,
     SettingsError,
 )
-from replanning.llm import FallbackLLM, GuardedLLM, LLMCall, LLMOptions, LLMProvider, Price
+from replanning.llm import FallbackLLM, GuardedLLM, LLMCall, LLMOptions, LLMProvider, Price, create_llm_provider
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
 from tests.llm_parts import somebodys_plugins
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio.lowlevel
 import pytest
 
-from replanning import Answer, ChangeRefused, NotRunning, ReplanningError, ReplanRequest, Retry, Task, TaskContext
+from replanning import Answer, ReplanningError, ReplanRequest, Retry, Task, TaskContext
 from replanning.changes import AddTask, RetryTask, SkipTask
-from replanning.errors import UnknownQuestion
+from replanning.errors import ChangeRefused, NotRunning, UnknownQuestion
 from replanning.events import (
     AnswerRefused,
     AttemptFenced,

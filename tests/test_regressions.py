@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from replanning import Answer, NotRunning, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import SkipTask
+from replanning.errors import NotRunning
 from replanning.events import (
     AttemptFenced,
     AttemptSucceeded,

@@ -6,18 +6,8 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from replanning import (
-    NotRunning,
-    ReplanningEngine,
-    Retry,
-    Settings,
-    Task,
-    TaskContext,
-    TaskState,
-    TransientError,
-    open_run,
-)
-from replanning.errors import ChangeRefused, UnknownAttempt, UnknownTask
+from replanning import ReplanningEngine, Retry, Settings, Task, TaskContext, TaskState, TransientError, open_run
+from replanning.errors import ChangeRefused, NotRunning, UnknownAttempt, UnknownTask
 from replanning.events import (
     AttemptFenced,
     AttemptInterrupted,

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import NotRunning, PlanRun, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
+from replanning import PlanRun, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask, ReplaceTask
-from replanning.errors import StoreError, UnknownTask, Unstorable
+from replanning.errors import NotRunning, StoreError, UnknownTask, Unstorable
 from replanning.events import (
     AttemptFailed,
     AttemptStarted,

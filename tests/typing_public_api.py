@@ -17,17 +17,13 @@ from pydantic import BaseModel
 from replanning import (
     Alternative,
     AlternativeGenerator,
-    AlternativeProvider,
     Answer,
     Attempt,
     Budget,
     CallbackGate,
-    ChangeRefused,
     ConfidenceScorer,
     Environment,
     Goal,
-    HumanGate,
-    NotRunning,
     Plan,
     PlanError,
     PlanEvaluator,
@@ -48,8 +44,6 @@ from replanning import (
     TaskState,
     ToolSpec,
     TransientError,
-    Work,
-    create_llm_provider,
     open_run,
 )
 from replanning.changes import (
@@ -65,7 +59,7 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
-from replanning.errors import Problem, StaleAnswer, StoreError, UnknownQuestion
+from replanning.errors import ChangeRefused, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
 from replanning.events import (
     AttemptFailed,
     AttemptSucceeded,
@@ -89,9 +83,11 @@ from replanning.events import (
 )
 from replanning.history import JsonlStore, MemoryStore, ReplanEvent, ReplanHistory, SqliteStore
 from replanning.interfaces import (
+    AlternativeProvider,
     AttemptId,
     Clock,
     Exporter,
+    HumanGate,
     JsonObject,
     JsonValue,
     RunId,
@@ -99,8 +95,9 @@ from replanning.interfaces import (
     RunStore,
     TaskView,
     TriggerDetector,
+    Work,
 )
-from replanning.llm import Completion, LLMOptions, LLMProvider
+from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.providers.repair import RepairProvider
 from replanning.settings import ApprovalSettings, Weights

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.abc
 
-from replanning import (
-    Environment,
-    HumanGate,
-    Plan,
-    PlanRun,
-    ReplanningEngine,
-    ReplanningError,
-    Settings,
-    StoreGate,
-)
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, ReplanningError, Settings, StoreGate
 from replanning._config import load_settings
 from replanning._engine import drive
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
@@ -40,6 +31,7 @@ from replanning.cli._stores import open_store
 from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
+from replanning.interfaces import HumanGate
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.tools import ToolExecutor, check_machine, check_tools
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from replanning import NotRunning, Plan, ReplanningEngine, RunResult, Settings, Work, open_run
+from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
 from replanning._engine import drive
+from replanning.errors import NotRunning
+from replanning.interfaces import Work
 
 
 class _Orchestrator:

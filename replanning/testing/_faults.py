@@ -10,20 +10,10 @@ from typing import Final, TypeVar
 
 import anyio
 
-from replanning import (
-    Alternative,
-    AlternativeProvider,
-    Answer,
-    HumanGate,
-    Plan,
-    PlanRun,
-    Question,
-    ReplanRequest,
-    TransientError,
-)
+from replanning import Alternative, Answer, Plan, PlanRun, Question, ReplanRequest, TransientError
 from replanning.errors import PlanError, Problem
 from replanning.events import Usage
-from replanning.interfaces import Clock, JsonObject, RunStore
+from replanning.interfaces import AlternativeProvider, Clock, HumanGate, JsonObject, RunStore
 from replanning.testing._fakes import Call, ScriptedGate
 from replanning.testing._flaky import FlakyStore
 from replanning.testing._steps import Step, hangs, raises, returns

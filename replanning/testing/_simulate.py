@@ -8,10 +8,10 @@ from typing import Final, Protocol
 
 import anyio
 
-from replanning import Environment, HumanGate, Plan, PlanRun, ReplanningEngine
+from replanning import Environment, Plan, PlanRun, ReplanningEngine
 from replanning.events import AttemptFailed, AttemptTimedOut, QuestionAsked, Revised
 from replanning.history import MemoryStore
-from replanning.interfaces import RunStore
+from replanning.interfaces import HumanGate, RunStore
 from replanning.testing._clock import VirtualClock
 from replanning.testing._environment import virtual_environment
 from replanning.testing._fakes import ScriptedExecutor
