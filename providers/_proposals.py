@@ -48,7 +48,9 @@ _SATISFIED: Final = (TaskState.DONE, TaskState.SKIPPED)
 _HANDED_ON: Final = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of an answer: taken strictly as it is, with nothing that was not asked for."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -58,7 +60,7 @@ class _Part(BaseModel):
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
-class NewTask(_Part):
+class NewTask(Part):
     """A task that the plan does not have yet."""
 
     id: str = Field(description="One that no task has or had.")
@@ -69,7 +71,7 @@ class NewTask(_Part):
     timeout: float | None = Field(default=None, gt=0, description="Seconds; left out, as is usual here.")
 
 
-class Add(_Part):
+class Add(Part):
     """Add a task; the tasks in `before` will wait for it."""
 
     kind: Literal["add"]
@@ -77,14 +79,14 @@ class Add(_Part):
     before: list[str] = []
 
 
-class Remove(_Part):
+class Remove(Part):
     """Take out a task that has not started and on which nothing that stays depends."""
 
     kind: Literal["remove"]
     task_id: str
 
 
-class Replace(_Part):
+class Replace(Part):
     """Put one or more new tasks in the place of a task, whose dependencies they inherit."""
 
     kind: Literal["replace"]
@@ -92,7 +94,7 @@ class Replace(_Part):
     tasks: list[NewTask]
 
 
-class Modify(_Part):
+class Modify(Part):
     """Change a task that has not started; what is left out or null stays as it is."""
 
     kind: Literal["modify"]
@@ -104,14 +106,14 @@ class Modify(_Part):
     timeout: float | None = Field(default=None, gt=0)
 
 
-class Reorder(_Part):
+class Reorder(Part):
     """Run these waiting tasks in this order."""
 
     kind: Literal["reorder"]
     order: list[str]
 
 
-class Retry(_Part):
+class Retry(Part):
     """Run a task again, after `delay` seconds."""
 
     kind: Literal["retry"]
@@ -119,7 +121,7 @@ class Retry(_Part):
     delay: float = Field(default=0.0, ge=0, le=86_400)
 
 
-class Skip(_Part):
+class Skip(Part):
     """Go on without a task; what depends on it runs without its output."""
 
     kind: Literal["skip"]
@@ -127,7 +129,7 @@ class Skip(_Part):
     reason: str = ""
 
 
-class Cancel(_Part):
+class Cancel(Part):
     """Stop a task; what depends on it cannot run."""
 
     kind: Literal["cancel"]
@@ -135,7 +137,7 @@ class Cancel(_Part):
     reason: str = ""
 
 
-class Abort(_Part):
+class Abort(Part):
     """Stop the whole run."""
 
     kind: Literal["abort"]
@@ -147,7 +149,7 @@ Change = Annotated[
 ]
 
 
-class Proposed(_Part):
+class Proposed(Part):
     """One way on."""
 
     reason: str = Field(description="Why this helps, in a sentence.")
@@ -170,7 +172,7 @@ def _or_unreadable(value: object, read: ValidatorFunctionWrapHandler) -> object:
         return Proposed.unreadable(_told(error))
 
 
-class Reply(_Part):
+class Reply(Part):
     """What is asked of the model: ways on, the best first; none where there is none."""
 
     candidates: list[Annotated[Proposed, WrapValidator(_or_unreadable)]]
@@ -248,6 +250,9 @@ class Reader:
         found = self._known(change.task_id)
         old = found.task if found is not None else None
         parts = [self._task(new, old) for new in change.tasks]
+        needed = {dep for part in parts for dep in part.depends_on}
+        # What the old task must meet cannot be met by those that only prepare it.
+        parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
         if old is not None and len(parts) == 1:
             self._check_untried(change.task_id, parts[0])
             # What is left of its fallbacks goes on to its heir.

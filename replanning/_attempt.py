@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Never, Self
 import anyio
 
 from replanning._containment import CancelledWithin, is_cancelled, message_of
-from replanning._errors import NotRunning, StoreError, TransientError
+from replanning._errors import NotAccepted, NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
 from replanning._observations import Failure, Usage
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
@@ -61,6 +61,16 @@ class TaskContext:
     def tool(self) -> ToolSpec | None:
         """The tool of the task, where the plan describes it."""
         return self._run.live.tools.get(self._run.live.entry(self._task_id).task.tool or "")
+
+    @property
+    def feedback(self) -> str:
+        """What a judge said of the attempt before, where the task is run again for it; else empty."""
+        return self._run.live.entry(self._task_id).feedback
+
+    @property
+    def continued(self) -> int:
+        """How often a judge has had the task run again."""
+        return self._run.live.entry(self._task_id).continued
 
     @property
     def idempotency_key(self) -> str:
@@ -172,6 +182,8 @@ def failure_from(error: BaseException | str) -> Failure:
     if isinstance(error, str):
         return Failure("Error", _bounded(error))
     message = message_of(error)
+    if isinstance(error, NotAccepted):
+        return Failure("NotAccepted", _bounded(message), kind=error.kind)
     if isinstance(error, BaseExceptionGroup):
         parts = [failure_from(part) for part in error.exceptions]
         message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)

@@ -87,6 +87,7 @@ def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
     graph._index(entry.task)
     entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
     entry.replaced_by, entry.open_sinks = (), 0
+    entry.continued, entry.feedback = 0, ""
     graph._recount(entry)
     graph._wait_until(entry, due)
     graph._settle(entry)

@@ -11,7 +11,7 @@ from replanning._plan import JsonValue, Task
 from replanning._states import SATISFIED, TaskState
 
 _READY = TaskState.READY
-_BACKING_OFF = (TaskState.BACKOFF, TaskState.PENDING)
+_BACKING_OFF = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
 
 SKIP_AHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
@@ -34,6 +34,7 @@ class Entry:
         "attempts",
         "claimed",
         "condition",
+        "continued",
         "counted",
         "deadline",
         "dependents",
@@ -42,6 +43,7 @@ class Entry:
         "effects",
         "failure",
         "failures",
+        "feedback",
         "held",
         "id",
         "missing",
@@ -81,6 +83,8 @@ class Entry:
         self.attempts = 0
         self.round = 0
         self.failures = 0
+        self.continued = 0
+        self.feedback = ""
         self.attempt: AttemptId | None = None
         self.started = 0.0
         self.duration = 0.0

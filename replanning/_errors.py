@@ -19,6 +19,7 @@ ReplanningError                  catch this to catch all of them
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── Unstorable               a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
+├── NotAccepted                  what work came to was judged, and is not accepted
 ├── BudgetExceeded               a reservation does not fit the budget
 ├── LLMError                     a language model gave no usable answer; keeps status and request id
 │   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,20 @@ class Unstorable(StoreError):
 
 class OutputError(ReplanningError):
     """The output of a task is too large, or its codec failed."""
+
+
+class NotAccepted(ReplanningError):
+    """What work came to was judged and is not accepted; raised by work, it ends the attempt.
+
+    Args:
+        message: why; where the task is run again, what is told to the next attempt.
+        kind: what is to become of the task: `unfinished`, it is run again; `rejected`, another way is looked for;
+            `blocked`, it stands still until somebody does something.
+    """
+
+    def __init__(self, message: str, kind: Literal["unfinished", "rejected", "blocked"]) -> None:
+        super().__init__(message)
+        self.kind: Literal["unfinished", "rejected", "blocked"] = kind
 
 
 class BudgetExceeded(ReplanningError):

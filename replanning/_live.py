@@ -298,12 +298,14 @@ class LivePlan(TaskGraph):
 
     def _on_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
         entry = self.entry(body.task)
-        event = TaskEvent.FAIL if body.retry_at is None else TaskEvent.BACK_OFF
+        failure = failure_of(body)
+        again = TaskEvent.CONTINUE if failure.kind == "unfinished" else TaskEvent.BACK_OFF
+        event = TaskEvent.FAIL if body.retry_at is None else again
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, event, _stale(body))
         self._move(entry, event)
         self._end_attempt(entry)
-        entry.failure = failure_of(body)
+        entry.failure = failure
         entry.duration = at - entry.started
         self.ended_attempts += 1
         entry.effects = None
@@ -314,6 +316,11 @@ class LivePlan(TaskGraph):
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
             entry.failures += 1
             entry.round = 0
+        if event is TaskEvent.CONTINUE:
+            entry.continued, entry.feedback, entry.round = entry.continued + 1, failure.message, 0
+        elif failure.kind == "blocked":
+            self._move(entry, TaskEvent.BLOCK)
+            entry.reason = failure.message
         if body.retry_at is not None:
             self._wait_until(entry, body.retry_at)
 

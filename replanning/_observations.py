@@ -9,7 +9,9 @@ from typing import ClassVar, Literal
 from replanning._ids import AttemptId, TaskId
 from replanning._plan import Goal, JsonObject, JsonValue
 
-FailureKind = Literal["error", "timeout", "interrupted", "condition", "arguments", "output"]
+FailureKind = Literal[
+    "error", "timeout", "interrupted", "condition", "arguments", "output", "unfinished", "rejected", "blocked"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,9 @@ class Failure:
     """Why an attempt did not succeed.
 
     `kind` says who noticed: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`) or stored its result (`output`).
+    prepared the attempt (`condition`, `arguments`) or stored its result (`output`). What a judge has found is
+    `unfinished` (the task is run again, with the message as feedback), `rejected` (there must be another way) or
+    `blocked` (a person must do something).
     """
 
     type: str

@@ -82,7 +82,8 @@ class ReplanPolicy:
         usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
         if not usable:
             kind: DecisionKind = "ask" if gate and self._always_asked(triggers) else "keep"
-            return Decision(kind, "no-alternative", _why_none(candidates))
+            blocks = _rejected(triggers, view) if kind == "keep" else ()
+            return Decision(kind, "no-alternative", _why_none(candidates), blocks=blocks)
         index, best = usable[0]
         gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
         minimum = self.settings.better_path.min_gain
@@ -124,6 +125,13 @@ class ReplanPolicy:
         whole = ("goal-unreachable", "human-request")
         concerned = [t for t in triggers if t.kind not in whole and not getattr(t, "goal", False)]
         return list(dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks))
+
+
+def _rejected(triggers: Sequence[Trigger], view: PlanView) -> tuple[TaskId, ...]:
+    """The tasks concerned that a judge wants done in another way; where there is none, they stand still."""
+    concerned = (view.task(task_id) for task_id in dict.fromkeys(i for t in triggers for i in t.tasks))
+    failed = [task for task in concerned if task.state is TaskState.FAILED and task.failure is not None]
+    return tuple(task.id for task in failed if task.failure is not None and task.failure.kind == "rejected")
 
 
 def _dangerous(tool: str | None, view: PlanView) -> bool:

@@ -169,7 +169,10 @@ class PlanReports:
 
     def _fail(self, entry: Entry, attempt_id: AttemptId, failure: Failure) -> None:
         life = self._life
-        failure = Failure(failure.type, self._redactor.text(failure.message), failure.transient, failure.kind)
+        message, kind = failure.message, failure.kind
+        if kind == "unfinished" and entry.continued + 1 >= (most := life.settings.judge.max_iterations):
+            message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
+        failure = Failure(failure.type, self._redactor.text(message), failure.transient, kind)
         retry_at, exhausted = self._next(entry, failure)
         life.observe(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
         self._after_failure(retry_at)

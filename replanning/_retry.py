@@ -10,6 +10,9 @@ _MAX_DELAY = 3600.0
 _MOST_DOUBLINGS = 62
 """By then every delay has reached the maximum, and a float still holds it."""
 
+_JUDGED = ("unfinished", "rejected", "blocked")
+"""Kinds of failures that a judge has found; it says itself whether the task is run again."""
+
 
 def next_attempt(
     entry: Entry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
@@ -28,6 +31,8 @@ def next_attempt(
         The time of the next attempt or None, and whether the task's retries are used up.
     """
     policy = entry.task.retry or default
+    if failure.kind in _JUDGED:
+        return (now, False) if failure.kind == "unfinished" else (None, True)
     if failure.kind == "interrupted":
         return (now, False) if entry.task.idempotent else (None, True)
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)

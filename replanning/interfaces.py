@@ -28,6 +28,11 @@ from replanning._interfaces import (
     RunStore,
     TriggerDetector,
 )
+from replanning._judge import (
+    Judge,
+    Judgement,
+    JudgeRequest,
+)
 from replanning._lineage import (
     ReplanningInfo,
 )
@@ -56,6 +61,9 @@ __all__ = [
     "HumanGate",
     "JsonObject",
     "JsonValue",
+    "Judge",
+    "JudgeRequest",
+    "Judgement",
     "Lease",
     "Message",
     "Outcome",

@@ -32,6 +32,7 @@ from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
 from replanning.interfaces import HumanGate
+from replanning.judging import JudgedWork, RuleJudge
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.tools import ToolExecutor, check_machine, check_tools
 
@@ -316,7 +317,7 @@ async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tupl
 
 
 @asynccontextmanager
-async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncIterator[ToolExecutor]:
+async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncIterator[JudgedWork]:
     executor = ToolExecutor(
         run.plan,
         default_timeout=engine.settings.timeout.task,
@@ -325,7 +326,7 @@ async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncItera
         kinds={"shell": TellingShell(run.change_context)},
     )
     async with executor:
-        yield executor
+        yield JudgedWork(executor, RuleJudge(executor.check))
 
 
 async def _on_signals(run: PlanRun, scope: anyio.CancelScope) -> None:

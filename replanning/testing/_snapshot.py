@@ -16,8 +16,10 @@ Snapshot = dict[str, object]
 _FIELDS: Final = (
     *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "removed"),
     *("attempts", "round", "failures", "attempt", "deadline", "started", "duration", "failure", "reason"),
-    *("condition", "recoverable"),
+    *("condition", "recoverable", "continued", "feedback"),
 )
+
+_WAITED: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
 def snapshot(live: LivePlan, at: float) -> Snapshot:
@@ -46,7 +48,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
     }
     used: dict[str, float] = {}
     for entry in live:
-        waited = entry.state is TaskState.BACKOFF and entry.due is not None and entry.due <= at
+        waited = entry.state in _WAITED and entry.due is not None and entry.due <= at
         done = entry.state is TaskState.DONE
         found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
         found[f"task {entry.id!r} output"] = entry.output if done and entry.recoverable else None

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning._errors import Problem
-from replanning._plan import Plan, TaskBody, ToolSpec
+from replanning._plan import COMMAND, Plan, TaskBody, ToolSpec
 from replanning._wording import Path, did_you_mean, place
-from replanning.tools._commands import programs
+from replanning.tools._commands import command_problems, programs
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
 from replanning.tools._shell import shell_problems
@@ -95,6 +95,20 @@ def _task_problems(plan: Plan) -> Iterator[Problem]:
             if missing:
                 message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
                 yield Problem(place((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
+            for number, text in enumerate(body.acceptance):
+                for problem in _check_problems(text, body):
+                    yield Problem(
+                        place((*path, "acceptance", number)), f"task {task.id!r}: the check {text!r}: {problem}"
+                    )
+
+
+def _check_problems(text: str, body: TaskBody) -> list[str]:
+    if not text.startswith(COMMAND):
+        return []
+    command = text.removeprefix(COMMAND)
+    missing = missing_arguments([command], body.arguments)
+    lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
+    return command_problems(command) + lacking
 
 
 def _bodies(path: Path, body: TaskBody) -> Iterator[tuple[Path, TaskBody]]:

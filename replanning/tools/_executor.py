@@ -15,10 +15,17 @@ from pydantic import JsonValue
 from replanning._plan import Plan, Task, ToolSpec
 from replanning.tools._arguments import argument_problems
 from replanning.tools._call import Kind, ToolCall, WorkContext
-from replanning.tools._errors import InvalidArguments, InvalidTool, ToolTimedOut, ToolUnavailable, UnknownTool
+from replanning.tools._errors import (
+    CommandFailed,
+    InvalidArguments,
+    InvalidTool,
+    ToolTimedOut,
+    ToolUnavailable,
+    UnknownTool,
+)
 from replanning.tools._python import PythonKind
 from replanning.tools._shell import run_shell
-from replanning.tools._templates import Secrets, unset_variables
+from replanning.tools._templates import Secrets, missing_arguments, unset_variables
 
 if TYPE_CHECKING:
     from replanning.tools._http import HttpKind
@@ -116,6 +123,35 @@ class ToolExecutor:
                 return call.secrets.hide_in(await kind(call))
         assert limit is not None
         raise ToolTimedOut(tool.name, limit)
+
+    async def check(self, command: str, task: Task, context: WorkContext) -> str:
+        """Run a command that checks whether a task was done well, where its tool works and with the same arguments.
+
+        Args:
+            command: as the command of a tool; `{name}` is an argument of the task.
+            task: its references must be resolved.
+            context: the attempt that is checked.
+
+        Returns:
+            Nothing if the command ends with 0, else what it says.
+
+        Raises:
+            ToolError: the command cannot be run, or not to its end.
+        """
+        own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
+        tool = ToolSpec(name="acceptance", kind="shell", command=command, cwd=own.cwd, env=own.env)
+        if unset := unset_variables(tool, self._environ):
+            raise ToolUnavailable(tool.name, f"the environment variables {unset}", "which are not set")
+        if missing := missing_arguments([command], task.arguments):
+            raise InvalidArguments(tool.name, [f"{name!r} is missing" for name in missing])
+        call = self._call(tool, task, context)
+        with anyio.move_on_after(self._default_timeout):
+            try:
+                await run_shell(call)
+            except CommandFailed as error:
+                return str(error)
+            return ""
+        raise ToolTimedOut(tool.name, self._default_timeout or 0.0)
 
     @asynccontextmanager
     async def _alone(self, key: str) -> AsyncIterator[None]:
