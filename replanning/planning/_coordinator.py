@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -56,6 +56,7 @@ class PlanningCoordinator:
     Attributes:
         engine: through which everything is done.
         run: the run, once there is one.
+        watching: is given the run whenever work on it begins.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PlanningCoordinator:
             environment=environment,
         )
         self.run: PlanRun | None = None
-        self._session: Session | None = None
+        self.watching: Callable[[PlanRun], None] | None = None
         self._only_plan = False
 
     def __repr__(self) -> str:
@@ -148,6 +149,8 @@ class PlanningCoordinator:
         self._only_plan = True
         try:
             await self._carry_out(self._opened(run_id))
+            while await self._worth_resuming():
+                await self._carry_out(self._resumed(self._current.id))
         finally:
             self._only_plan = False
         plan = self._current.plan
@@ -166,6 +169,8 @@ class PlanningCoordinator:
     async def _carry_out(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
         async with source as run:
             self.run = run
+            if self.watching is not None:
+                self.watching(run)
             session = self._recovery.session = Session(
                 run,
                 self._llm,
@@ -237,7 +242,9 @@ def _alone(task: Task, phases: set[str]) -> Task:
     """An action as a task of a plan without phases."""
     waits = tuple(dep for dep in task.depends_on if dep not in phases)
     said = {name: value for name, value in about(task).items() if name not in ("by", "tool")}
-    return task.model_copy(update={"depends_on": waits, "metadata": {"planning": said}})
+    # What a model expects is no command that could check it.
+    changed: dict[str, object] = {"depends_on": waits, "metadata": {"planning": said}, "acceptance": ()}
+    return task.model_copy(update=changed)
 
 
 async def _no_work(task: Task, _: TaskContext) -> object:

@@ -1,0 +1,336 @@
+"""Takes a goal in words to its end with a language model, or only plans it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from replanning import Environment, Goal, Plan, PlanRun, ReplanningError, Settings
+from replanning._config import load_settings
+from replanning._errors import NotRunning, PlanError, Problem, SettingsError
+from replanning._llms import AUTO, create_llm_provider
+from replanning._loading import read_document
+from replanning._opening import redactor_for
+from replanning.cli._context import TellingShell
+from replanning.cli._narrator import Line
+from replanning.cli._options import ExitCode
+from replanning.cli._output import plain, say, show_json
+from replanning.cli._progress import Display, display_for
+from replanning.cli._render import Summary
+from replanning.cli._run import RunOptions, _find, _gate, _story, pairs, report
+from replanning.cli._stores import open_store
+from replanning.cli._tracing import open_trace, place_of
+from replanning.events import PlanningNoted, RunOpened
+from replanning.interfaces import JsonObject, RunStore
+from replanning.llm import LLMProvider
+from replanning.planning import PlanningCoordinator
+from replanning.planning._steps import phase_of
+from replanning.tools import ToolExecutor, check_machine, check_tools
+
+LONGEST_GOAL = 100_000
+"""Characters that a goal may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be solved.
+
+    Attributes:
+        goal: what is to be achieved.
+        tools: what may be used to that end; of the plan, nothing else counts.
+        llm: which language model is asked; None for the one that settings state, or that is found.
+    """
+
+    goal: Goal
+    tools: Plan
+    llm: str | None = None
+
+
+def read_task(goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool) -> Task:
+    """What the command line asks for.
+
+    Raises:
+        SettingsError: an option is missing, or there is one too many.
+        PlanError: a file cannot be read, or its tools are not valid.
+    """
+    if (goal is None) == (file is None):
+        what = "give the goal either in words with --goal or in a file, and not both"
+        raise SettingsError([Problem("--goal", what)])
+    if tools is None:
+        problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"
+        raise SettingsError([Problem("--tools", problem)])
+    text = (_text(file) if file is not None else goal or "").strip()
+    if not text or len(text) > LONGEST_GOAL:
+        problem = "it is empty" if not text else f"it has more than {LONGEST_GOAL} characters"
+        raise SettingsError([Problem(str(file or "--goal"), problem)])
+    plan = _tools(tools)
+    if not quiet:
+        for note in check_machine(plan):
+            say(f"note: {note.message}")
+    return Task(Goal(objective=text), plan, llm)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError([Problem(str(path), f"it cannot be read: {error}")]) from error
+
+
+def _tools(path: Path) -> Plan:
+    """The tools of a file, as a plan without tasks."""
+    document = read_document(_text(path), format="json" if path.suffix == ".json" else "yaml", source=str(path))
+    if not isinstance(document, dict) or not document.get("tools"):
+        raise PlanError([Problem(str(path), "expected a section `tools` with at least one tool")])
+    try:
+        plan = Plan.model_validate({"goal": {"objective": ""}, "tools": document["tools"]})
+    except PlanError as error:
+        raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
+    if problems := check_tools(plan):
+        raise PlanError(problems)
+    return plan
+
+
+def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
+    """Take a goal to its end, print how it came out, and return the exit code.
+
+    Raises:
+        ReplanningError: it cannot be started.
+    """
+    context = pairs(options.context)
+    return _solved(task, options, lambda planning: planning.execute_with_planning(run_id), context)
+
+
+def resume_solving(run: str, options: RunOptions, revision: int | None = None) -> int | None:
+    """Take up a run of planning mode again; None where the run is none.
+
+    Raises:
+        ReplanningError: it cannot be resumed.
+    """
+    store = open_store(options.store, must_exist=True)
+    try:
+        info = _find(store, run)
+        opened = next(iter(store.read(info.run))).body
+    finally:
+        store.close()
+    if not isinstance(opened, RunOpened) or not any(phase_of(task) for task in opened.plan.tasks):
+        return None
+    if revision is None and info.status in ("succeeded", "aborted"):
+        raise NotRunning(f"run {info.run!r} is over: it {info.status}; solve the goal anew, or use --from")
+    task = Task(opened.plan.goal, opened.plan, next(iter(options.providers), None))
+
+    def start(planning: PlanningCoordinator) -> Awaitable[object]:
+        wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
+        return planning.execute_with_planning(wanted)
+
+    return _solved(task, options, start, pairs(options.context))
+
+
+def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> int:
+    """Only plan: print the plan, or write it into a file; returns the exit code.
+
+    Raises:
+        ReplanningError: it cannot be started.
+    """
+    plans: list[Plan | None] = []
+
+    async def start(planning: PlanningCoordinator) -> None:
+        plans.append(await planning.make_plan())
+
+    summary, _ = _carry_out(task, options, start, {})
+    result = summary.result
+    if not plans or plans[0] is None:
+        if options.json:
+            show_json({"plan": None, "status": result.status, "reason": result.reason})
+        say(f"error: there is no plan: {result.reason}")
+        return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
+    _hand_over(plans[0], save, as_json=options.json)
+    return int(ExitCode.OK)
+
+
+def _hand_over(plan: Plan, save: Path | None, *, as_json: bool) -> None:
+    if save is not None:
+        try:
+            save.write_text(plan.to_json() if save.suffix == ".json" else plan.to_yaml(), encoding="utf-8")
+        except OSError as error:
+            raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
+        say(f"the plan is in {save}; replanning run {save} carries it out")
+    if as_json:
+        show_json({"plan": plan.model_dump(mode="json", exclude_defaults=True), "status": "planned"})
+    elif save is None:
+        print(plain(plan.to_yaml()), end="")  # noqa: T201 # the result
+
+
+Start = Callable[[PlanningCoordinator], Awaitable[object]]
+
+
+def _solved(task: Task, options: RunOptions, start: Start, context: JsonObject) -> int:
+    summary, completion = _carry_out(task, options, start, context)
+    if not options.json and completion is not None:
+        _show_completion(completion)
+    return report(summary, json=options.json)
+
+
+def _show_completion(completion: JsonObject) -> None:
+    """What the model, or planning mode itself, has to say at the end."""
+    summary = completion.get("summary")
+    told = summary if isinstance(summary, dict) else {}
+    say(f"{completion.get('status', 'done')}: {told.get('reason') or completion.get('comment') or ''}".rstrip(": "))
+    for name in ("key_outcomes", "recommendations"):
+        found = told.get(name)
+        for line in found if isinstance(found, list) else ():
+            say(f"  · {line}")
+
+
+def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObject) -> tuple[Summary, JsonObject | None]:
+    """Carry a run out; returns how it came out, and what planning mode has to say about that."""
+    settings = load_settings(options.settings).settings
+    if not settings.planning.enabled:
+        raise SettingsError(
+            [Problem("planning.enabled", "planning mode is switched off; set it to true to solve goals")]
+        )
+    environment = Environment()
+    model = create_llm_provider(
+        task.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
+    )
+    store = open_store(options.store)
+    try:
+        display = display_for(environment.clock, quiet=options.quiet)
+        if not options.quiet:
+            say(f"planned and judged by {model.name} ({model.model})")
+        parts = _Parts(task, options, settings, model, store, environment, display)
+        planning, interrupted = anyio.run(_execute, parts, start, context)
+        summary = _summary(planning, options, display, store, interrupted=interrupted)
+        return summary, planning.state.completion
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    task: Task
+    options: RunOptions
+    settings: Settings
+    model: LLMProvider
+    store: RunStore
+    environment: Environment
+    display: Display
+
+
+def _summary(
+    planning: PlanningCoordinator, options: RunOptions, display: Display, store: RunStore, *, interrupted: bool
+) -> Summary:
+    run = planning.run
+    assert run is not None
+    return Summary(
+        result=run.result,
+        story=_story(store, run),
+        elapsed=display.elapsed,
+        store=options.store,
+        durable=store.durable,
+        resume=options.again(),
+        trace=", ".join(map(place_of, planning.engine.exporters)),
+        interrupted=interrupted,
+    )
+
+
+async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[PlanningCoordinator, bool]:
+    """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
+    options, display = parts.options, parts.display
+    gate = _gate(options, display)
+    failure: ReplanningError | None = None
+    scope = anyio.CancelScope()
+
+    def change(changes: JsonObject) -> None:
+        if planning.run is not None:
+            planning.run.change_context(changes)
+
+    def watch(run: PlanRun) -> None:
+        display.watch(run)
+        if context:
+            run.change_context(context)
+
+    timeout = parts.settings.timeout.task
+    work = ToolExecutor(parts.task.tools, default_timeout=timeout, kinds={"shell": TellingShell(change)})
+    planning = PlanningCoordinator(
+        parts.settings,
+        parts.model,
+        parts.task.tools.tools,
+        parts.task.goal,
+        work=work,
+        gate=gate,
+        store=parts.store,
+        exporters=[open_trace(options.trace)] if options.trace else [],
+        environment=parts.environment,
+        workers=options.workers,
+        patient=False,
+    )
+    planning.watching = watch
+    planning.engine.monitor.on(object, _teller(display))
+    async with display.shown(), anyio.create_task_group() as group, work:
+        group.start_soon(_on_signals, planning, scope)
+        try:
+            with scope:
+                await start(planning)
+        except ReplanningError as error:
+            failure = error  # raised below, not wrapped into a group
+        finally:
+            await planning.engine.aclose()
+            await parts.model.aclose()
+        group.cancel_scope.cancel()
+    if failure is not None or planning.run is None:
+        raise failure or ReplanningError("the run could not be opened")
+    return planning, scope.cancelled_caught
+
+
+def _teller(display: Display) -> Callable[[object], None]:
+    """Shows what happens: phases and decisions in words, everything else as for every run."""
+
+    def tell(event: object) -> None:
+        if not isinstance(event, PlanningNoted):
+            display.on_event(event)
+        elif text := _told(event.type, event.data):
+            display.show(Line("◆", plain(text), "cyan"))
+
+    return tell
+
+
+def _told(kind: str, data: JsonObject) -> str:
+    value, record = data.get("value"), data.get("record")
+    match kind:
+        case "output" if isinstance(value, dict):
+            return _came_to(str(data.get("phase")), value)
+        case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
+            done = "executed" if record.get("executed") else f"not executed ({record.get('reason')})"
+            return f"{record.get('phase')}: {record.get('replan_type')} decided, {done}"
+        case "assumed":
+            found = data.get("assumptions")
+            return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
+        case "held":
+            return f"waits for a person: {data.get('text')}"
+    return ""
+
+
+def _came_to(phase: str, value: JsonObject) -> str:
+    actions, subtasks = value.get("action_plan"), value.get("subtasks")
+    if isinstance(actions, dict) and isinstance(planned := actions.get("actions"), list):
+        return f"{phase}: {len(planned)} action{'s' * (len(planned) != 1)}"
+    if isinstance(subtasks, list):
+        return f"{phase}: {len(subtasks)} subtask{'s' * (len(subtasks) != 1)}"
+    return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
+
+
+async def _on_signals(planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
+    """Pause at the first signal, and stop everything at the second."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        first = True
+        async for number in signals:
+            if first and planning.run is not None:
+                planning.run.pause(f"{number.name} was received; once more stops at once what still runs")
+            else:
+                scope.cancel()
+            first = False

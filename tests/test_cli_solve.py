@@ -1,0 +1,209 @@
+"""`replanning solve` and `plan` as real processes: a real server in place of the services, real tools, a real repository."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replanning import Plan
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
+from tests.cli_parts import answer, cli
+from tests.planning_parts import Model, Replies, go_on, replan, revision, summary
+
+TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
+WRONG = "def add(a, b):\n    return a - b\n"
+RIGHT = "def add(a, b):\n    return a + b\n"
+
+TOOLS = [
+    {
+        "name": "write-file",
+        "kind": "shell",
+        "description": "Write a text file",
+        "command": "printf %s {content} > {path}",
+        "parameters": {"path": "string", "content": "string"},
+    },
+    {"name": "run-tests", "kind": "shell", "command": f"{sys.executable} -m unittest -q test_sums"},
+    {"name": "see-it-fail", "kind": "shell", "command": f"! {sys.executable} -m unittest -q test_sums"},
+    {
+        "name": "commit",
+        "kind": "shell",
+        "command": "git add test_sums.py sums.py && git -c user.name=a -c user.email=a@b commit -q -m {message}",
+        "parameters": {"message": "string"},
+    },
+]
+COMMIT: JsonObject = {"task_id": "commit", "tool": "commit", "arguments": {"message": "Add sums"}}
+
+
+def subtask(name: str, *needs: str) -> JsonObject:
+    """A part of the work."""
+    return {"id": name, "description": name, "dependencies": list(needs)}
+
+
+def use(name: str, tool: str, **arguments: JsonValue) -> JsonObject:
+    """An action."""
+    return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
+
+
+CODING: Replies = {
+    "goal_understanding": {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]},
+    "task_decomposition": (
+        {"subtasks": [subtask("everything")]},
+        {
+            "subtasks": [
+                subtask("test"),
+                subtask("red", "test"),
+                subtask("code", "red"),
+                subtask("green", "code"),
+                subtask("commit", "green"),
+            ]
+        },
+    ),
+    "decision:task_decomposition": (replan("task_redecomposition"), go_on()),
+    "decision:goal_understanding": (
+        go_on(
+            clarification_needed=True, clarification_questions=["Integers only?"], assumptions_to_make=["any numbers"]
+        ),
+        go_on(),
+    ),
+    "action_sequence": {
+        "actions": [
+            use("test", "write-file", path="test_sums.py", content=TEST),
+            use("red", "see-it-fail"),
+            {"task_id": "code", "tool": "write-file", "arguments": {"path": "sums.py"}},
+            use("green", "run-tests"),
+            COMMIT,
+        ]
+    },
+    "execution": {
+        "current_task": "code",
+        "function_call": {"name": "write-file", "arguments": {"path": "sums.py", "content": WRONG}},
+    },
+    "decision:execution": (go_on(), replan("partial_replan"), go_on()),
+    "revision": revision(
+        use("repair", "write-file", path="sums.py", content=RIGHT),
+        use("green", "run-tests"),
+        COMMIT,
+    ),
+    "completion": summary(),
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty git repository with a file of tools."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": TOOLS}), encoding="utf-8")
+    return tmp_path
+
+
+class Service:
+    """A model that answers over HTTP."""
+
+    def __init__(self, replies: Replies) -> None:
+        self.model = Model(replies)
+
+    def __call__(self, request: LLMRequest) -> LLMServerReply:
+        """The reply to a request, as text."""
+        return json.dumps(self.model(request.prompt))
+
+
+def test_a_coding_task(repository: Path) -> None:
+    """A test is written, fails, passes and is committed, past a question, a bad decomposition and a wrong program."""
+    service = Service(CODING)
+    with ScriptedLLMServer(service) as server:
+        arguments = (
+            "--goal",
+            "Write sums.add, test first",
+            "--tools",
+            "tools.yaml",
+            "--llm",
+            "openai",
+            "--run-id",
+            "r",
+        )
+        done = cli(repository, "solve", *arguments, **server.environ())
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (repository / "sums.py").read_text() == RIGHT
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=repository, capture_output=True, text=True, check=True)
+    assert log.stdout == "Add sums\n"
+    assert "assumed: any numbers" in done.stderr
+    assert "task_decomposition: task_redecomposition decided, executed" in done.stderr
+    assert "execution: partial_replan decided, executed" in done.stderr
+    assert "✓ succeeded" in done.stdout
+    assert "planned and judged by openai (" in done.stderr
+    assert answer(repository, "status", "r")["status"] == "succeeded"
+
+
+def test_a_plan_is_printed_and_saved_and_runs(repository: Path) -> None:
+    """`plan` executes nothing; what it saves is a plan file that `run` carries out."""
+    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
+    replies: Replies = {"task_decomposition": {"subtasks": [subtask("test")]}, "action_sequence": actions}
+    options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "anthropic")
+    with ScriptedLLMServer(Service(replies)) as server:
+        shown = cli(repository, "plan", *options, "-q", **server.environ())
+        saved = cli(repository, "plan", *options, "--save", "plan.yaml", **server.environ())
+        tried = cli(repository, "solve", *options, "--dry-run", "-q", **server.environ())
+
+    assert (shown.returncode, saved.returncode, tried.returncode) == (0, 0, 0), shown.stderr + saved.stderr
+    assert shown.stdout == tried.stdout
+    assert Plan.parse(shown.stdout).task("test").tool == "write-file"
+    assert not (repository / "test_sums.py").exists()
+    assert cli(repository, "run", "plan.yaml", "--no-replan").returncode == 0
+    assert (repository / "test_sums.py").read_text() == TEST
+
+
+def test_what_waits_for_a_person_is_resumed(repository: Path) -> None:
+    """A goal that was not achieved ends with code 4; a person approves elsewhere, and resume takes the run up again."""
+    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [subtask("test")]},
+        "action_sequence": actions,
+        "completion": summary(achieved=False),
+    }
+    service = Service(replies)
+    with ScriptedLLMServer(service) as server:
+        arguments = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
+        done = cli(repository, "solve", *arguments, **server.environ())
+        asked = len(service.model.asked)
+        approved = cli(repository, "approve", "r.q1")
+        again = cli(repository, "resume", "r", "--replan-provider", "openai", **server.environ())
+
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "requires_human_intervention: the goal was not achieved" in done.stderr
+    assert "replanning resume r" in done.stdout
+    assert approved.returncode == 0, approved.stderr
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(service.model.asked) == asked
+
+
+def test_without_a_key(repository: Path) -> None:
+    """Without any model that can be asked, the command says which were looked for and what each lacks."""
+    done = cli(repository, "solve", "--goal", "x", "--tools", "tools.yaml")
+    assert done.returncode == 2
+    assert "OPENAI_API_KEY" in done.stderr
+    assert "ANTHROPIC_API_KEY" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--tools", "tools.yaml"), "--goal: give the goal"),
+        (("--goal", "x"), "--tools: name a YAML file"),
+        (("--goal", "x", "--tools", "none.yaml"), "none.yaml: it cannot be read"),
+        (("--goal", "x", "--tools", "bad.yaml"), "bad.yaml tools[0]"),
+        (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
+    ],
+)
+def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) -> None:
+    """What is missing or wrong on the command line is named, nothing is run, and the code is 2."""
+    (repository / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
+    done = cli(repository, "solve", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
