@@ -135,10 +135,9 @@ def _waiting(store: RunStore, questions: Sequence[Question]) -> list[Waiting]:
 
 
 def _row(stand: RunStanding, now: float) -> tuple[str, ...]:
-    gone = stand.status == "running" and not stand.alive
     return (
         plain(stand.run),
-        "process gone" if gone else stand.status,
+        "process gone" if _left(stand) else stand.status,
         _counts(stand.counts),
         str(stand.revision),
         count(len(stand.questions), "question") if stand.questions else "",
@@ -153,7 +152,8 @@ def _counts(counts: Mapping[TaskState, int]) -> str:
 def _lines(stand: RunStanding, waiting: Sequence[Waiting], place: str, now: float) -> Iterator[str]:
     name = f" {plain(stand.name)!r}" if stand.name else ""
     reason = f": {plain(stand.reason)}" if stand.reason else ""
-    yield f"run {plain(stand.run)}{name} is {stand.status}{reason}"
+    how = "was running when its process ended" if _left(stand) else f"is {stand.status}"
+    yield f"run {plain(stand.run)}{name} {how}{reason}"
     yield f"  goal      {plain(stand.objective)}"
     yield f"  started   {moment(stand.started)}, last record {span(max(0.0, now - stand.updated))} ago"
     yield f"  owner     {_owner(stand)}"
@@ -162,14 +162,22 @@ def _lines(stand: RunStanding, waiting: Sequence[Waiting], place: str, now: floa
     yield f"  spent     {_spent(stand)}"
     for task in stand.running:
         left = f", {span(max(0.0, task.deadline - now))} left" if task.deadline is not None else ""
-        yield f"  running   {plain(task.id)}, attempt {task.attempt}, for {span(max(0.0, now - task.since))}{left}"
+        since = span(max(0.0, now - task.since))
+        what = f"cut off   {plain(task.id)}, attempt {task.attempt}, begun {since} ago"
+        yield (
+            f"  {what}" if _left(stand) else f"  running   {plain(task.id)}, attempt {task.attempt}, for {since}{left}"
+        )
     for question, answer in waiting:
         said = f" ({answer.payload.get('verdict')} by {plain(answer.by)} waits to be taken)" if answer else ""
         yield f"  question  {question.id}: {plain(question.text)}{said}"
         yield f"            {command(place, 'approve', question.id)}"
-    stopped = stand.status in RESUMABLE or (stand.status == "running" and not stand.alive)
-    if stopped and all(answer is not None for _, answer in waiting):
+    if (stand.status in RESUMABLE or _left(stand)) and all(answer is not None for _, answer in waiting):
         yield f"  go on     {command(place, 'resume', stand.run)}"
+
+
+def _left(stand: RunStanding) -> bool:
+    """Whether a run was left by a process that is gone."""
+    return stand.status == "running" and not stand.alive
 
 
 def _owner(stand: RunStanding) -> str:
