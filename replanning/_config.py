@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -332,18 +332,26 @@ def _problem(key: str, given: _Given, message: str) -> Problem:
 
 
 @cache
-def _schema() -> dict[str, Any]:
+def _schema() -> JsonObject:
     return Settings.model_json_schema()
 
 
 def _allowed(steps: Sequence[str]) -> str:
     """What a field takes, in words made from its schema."""
     schema = _schema()
-    definitions = schema.get("$defs", {})
+    definitions = _part(schema, "$defs")
     for step in steps:
-        schema = schema["properties"][step] if "properties" in schema else schema["additionalProperties"]
-        schema = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        fields = _part(schema, "properties")
+        schema = _part(fields, step) if fields else _part(schema, "additionalProperties")
+        if "$ref" in schema:
+            schema = _part(definitions, str(schema["$ref"]).rpartition("/")[2])
     return _in_words(schema)
+
+
+def _part(schema: JsonObject, name: str) -> JsonObject:
+    """A part of a schema that is an object itself; empty where there is none."""
+    part = schema.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _in_words(schema: JsonObject) -> str:
