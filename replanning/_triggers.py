@@ -117,11 +117,3 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 def normalised_cause(*parts: JsonValue) -> str:
     """Parts of a cause as one short text in which numbers and addresses, which vary by occasion, are masked."""
     return _VARIABLE.sub("#", ":".join(str(part) for part in parts if part))[:200]
-
-
-class DetectorNotice(BaseModel):
-    """Monitoring of a run started or stopped."""
-
-    model_config = ConfigDict(frozen=True)
-    run: str
-    event: Literal["started", "stopped"]

@@ -58,7 +58,6 @@ from replanning._records import (
 from replanning._triggers import (
     BetterPathFound,
     ContextChanged,
-    DetectorNotice,
     GoalUnreachable,
     HumanRequest,
     ResourceChanged,
@@ -90,7 +89,6 @@ __all__ = [
     "ContextUpdated",
     "Decided",
     "DecisionKind",
-    "DetectorNotice",
     "FactsObserved",
     "Failure",
     "FailureKind",
