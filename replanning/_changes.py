@@ -125,18 +125,18 @@ def touched(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     """The existing tasks that changes name as their subject, in order, each once."""
     ids: dict[TaskId, None] = {}
     for change in changes:
-        if isinstance(change, AddTask):
+        if change.kind == "add":
             ids.update(dict.fromkeys(change.before))
-        elif isinstance(change, ReorderTasks):
+        elif change.kind == "reorder":
             ids.update(dict.fromkeys(change.order))
-        elif not isinstance(change, AbortRun):
+        elif change.kind != "abort":
             ids[change.task_id] = None
     return tuple(ids)
 
 
 def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     """The tasks that changes bring in, in order."""
-    added = ([c.task] if isinstance(c, AddTask) else c.tasks if isinstance(c, ReplaceTask) else () for c in changes)
+    added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
     return tuple(task.id for tasks in added for task in tasks)
 
 
@@ -161,7 +161,7 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
 def _hash(changes: tuple[PlanChange, ...]) -> str:
     names: dict[str, str] = {}
     for change in changes:
-        new = change.tasks if isinstance(change, ReplaceTask) else (change.task,) if isinstance(change, AddTask) else ()
+        new = change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ()
         for task in new:
             names[task.id] = f"\n{len(names)}"  # which no id can be
     document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
@@ -169,7 +169,7 @@ def _hash(changes: tuple[PlanChange, ...]) -> str:
         part["kind"] = change.kind
         _rename(part, names)
     text = _CANONICAL.encode(document)
-    for name, number in names.items():
+    for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from replanning._changes import (
-    AbortRun,
-    AddTask,
     Alternative,
-    ModifyTask,
     PlanChange,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
 )
 from replanning._ids import TaskId
 from replanning._plan import Task
@@ -82,15 +76,15 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
     """The tasks that will run because of changes, as the changes leave them."""
     tasks: dict[TaskId, Task] = {}
     for change in changes:
-        if isinstance(change, AddTask):
+        if change.kind == "add":
             tasks[change.task.id] = change.task
-        elif isinstance(change, RetryTask | ModifyTask):
+        elif change.kind in ("retry", "modify"):
             task = tasks.get(change.task_id) or view.task(change.task_id).task
-            new = change.fields if isinstance(change, ModifyTask) else {}
+            new = change.fields if change.kind == "modify" else {}
             tasks[task.id] = task.model_copy(update={name: new[name] for name in ("tool", "resources") if name in new})
-        elif not isinstance(change, ReorderTasks | AbortRun):
+        elif change.kind in ("remove", "replace", "skip", "cancel"):
             tasks.pop(change.task_id, None)
-            if isinstance(change, ReplaceTask):
+            if change.kind == "replace":
                 tasks |= {task.id: task for task in change.tasks}
     return list(tasks.values())
 
@@ -130,5 +124,5 @@ def availability(tasks: Sequence[Task], tools: Sequence[str], view: PlanView) ->
 
 def simplicity(changes: Sequence[PlanChange]) -> float:
     """1 / (1 + tasks added, removed and changed beyond the first)."""
-    count = sum(len(change.tasks) if isinstance(change, ReplaceTask) else 1 for change in changes)
+    count = sum(len(change.tasks) if change.kind == "replace" else 1 for change in changes)
     return 1 / max(1, count)

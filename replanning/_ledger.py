@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replanning._budget import Spending
-from replanning._changes import AddTask, ReplaceTask, changes_hash, touched
+from replanning._changes import changes_hash, new_tasks, touched
 from replanning._confidence import source_key
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
 from replanning._live import OUTCOMES
@@ -141,8 +141,7 @@ class Ledger:
         if body.chosen is not None and body.chosen < len(proposed):  # else a person wrote the changes
             self.sources[body.replan] = proposed[body.chosen]
         roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in touched(body.changes)))
-        new = {task.id for change in body.changes if isinstance(change, ReplaceTask) for task in change.tasks}
-        new |= {change.task.id for change in body.changes if isinstance(change, AddTask)}
+        new = set(new_tasks(body.changes))
         roots = tuple(root for root in roots if root not in new)
         self._roots[body.replan] = roots
         print_ = changes_hash(body.changes)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replanning._changes import (
-    AbortRun,
-    AddTask,
     Alternative,
     CancelTask,
     RemoveTask,
@@ -23,7 +21,7 @@ from replanning._plan import Task
 from replanning._records import Candidate, DecisionKind
 from replanning._settings import Settings
 from replanning._states import TaskState
-from replanning._triggers import BetterPathFound, Trigger
+from replanning._triggers import Trigger
 from replanning._view import PlanView, TaskView
 
 
@@ -85,13 +83,13 @@ class ReplanPolicy:
             blocks = _rejected(triggers, view) if kind == "keep" else ()
             return Decision(kind, "no-alternative", _why_none(candidates), blocks=blocks)
         index, best = usable[0]
-        gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
+        gains = [trigger.gain for trigger in triggers if trigger.kind == "better-path-found"]
         minimum = self.settings.better_path.min_gain
         if gains and len(gains) == len(triggers) and max(gains) < minimum:
             return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
         if ask := self._must_ask(triggers, best, view):
             return Decision("ask", ask[0], ask[1], index)
-        if any(isinstance(change, AbortRun) for change in best.alternative.changes):
+        if any(change.kind == "abort" for change in best.alternative.changes):
             return Decision("abort", "confident", best.alternative.reason, index)
         total = best.score.total if best.score else 0.0
         threshold = self.settings.alternatives.human_approval_threshold
@@ -123,7 +121,7 @@ class ReplanPolicy:
     def _roots(triggers: Sequence[Trigger], view: PlanView) -> list[TaskId]:
         # A stuck plan, a person's wish or another goal is about the plan, not about one lineage.
         whole = ("goal-unreachable", "human-request")
-        concerned = [t for t in triggers if t.kind not in whole and not getattr(t, "goal", False)]
+        concerned = [t for t in triggers if t.kind not in whole and not (t.kind == "context-changed" and t.goal)]
         return list(dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks))
 
 
@@ -143,11 +141,11 @@ def _unsafe_repeat(alternative: Alternative, triggers: Sequence[Trigger], view: 
     """The task that may have taken effect already and would be done again, by itself or by another tool."""
     new = set(new_tasks(alternative.changes))
     for change in alternative.changes:
-        if isinstance(change, RetryTask | ReplaceTask) and change.task_id not in new:
+        if change.kind in ("retry", "replace") and change.task_id not in new:
             task = view.task(change.task_id)
             if _cut_off(task) and not _declared(change, task.task):
                 return task.id
-    added = [change.task for change in alternative.changes if isinstance(change, AddTask)]
+    added = [change.task for change in alternative.changes if change.kind == "add"]
     if not added:
         return None
     concerned = [task_id for trigger in triggers for task_id in trigger.tasks]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
+from operator import is_not
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel
@@ -269,15 +270,15 @@ class Redactor:
 
     def _part(self, part: Any) -> Any:
         """What a field holds, without secrets; the same object where it has none."""
-        if not part or isinstance(part, int | float):
-            return part
         if isinstance(part, str):
             clean: object = self.text(part)
-        elif isinstance(part, BaseModel):
-            return self.document(part)
+        elif not part or isinstance(part, int | float):
+            return part
         elif isinstance(part, tuple):
             clean = tuple(map(self._part, part))
-            return clean if any(new is not old for new, old in zip(clean, part, strict=True)) else part
+            return clean if any(map(is_not, clean, part)) else part
+        elif isinstance(part, BaseModel):
+            return self.document(part)
         else:
             clean = self.value(dict(part) if isinstance(part, Mapping) else part)
         return part if clean == part else clean

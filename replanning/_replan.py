@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from typing import Final
 
@@ -14,6 +13,7 @@ import anyio.lowlevel
 
 from replanning._answers import holds_for
 from replanning._changes import AbortRun, PlanChange, touched
+from replanning._confidence import PastSuccess
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TriggerId
@@ -185,7 +185,7 @@ class Replanner:
         life = self._life
         wall = life.ledger.spending.budget.wall_clock
         left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
-        past = cache(self._past)  # what is read for one candidate holds for all that are compared with it
+        past = _once(self._past)  # what is read for one candidate holds for all that are compared with it
         run = self._run
         return Setting(
             life.live, life.ledger, life.timer, past, now, left, run.charge, run._spans, run._redactor.document
@@ -275,3 +275,15 @@ class Replanner:
         # What is considered anew must have become less, so that this comes to an end.
         less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if less else triggers
+
+
+def _once(past: PastOutcomes) -> PastSuccess:
+    """Past outcomes that are looked up once for each tool."""
+    found: dict[str, Sequence[bool]] = {}
+
+    def outcomes(tool: str) -> Sequence[bool]:
+        if tool not in found:
+            found[tool] = past(tool)
+        return found[tool]
+
+    return outcomes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from replanning._attempt import Attempt, ReadyTasks
-from replanning._changes import CancelTask, PlanChange
+from replanning._changes import PlanChange
 from replanning._edits import PlanEdits
 from replanning._errors import NotRunning
 from replanning._ids import ReplanId, RunId, TaskId, TriggerId
@@ -192,7 +192,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         if life.end is not None:
             raise NotRunning(f"the run is {life.end.status}; its plan cannot be changed")
         parent = live.revision
-        stopped = [live.entry(c.task_id).attempt for c in changes if isinstance(c, CancelTask) and c.task_id in live]
+        stopped = [live.entry(c.task_id).attempt for c in changes if c.kind == "cancel" and c.task_id in live]
 
         def journal(digest: str) -> None:
             body = Revised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
