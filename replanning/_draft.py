@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -303,8 +304,11 @@ def _standing(task: Task, state: TaskState) -> str:
 
 
 def task_line(task: Task) -> str:
-    """A task in one line: its id and the fields that say something."""
+    """A task in one line: its id and the fields that say something, written as in a plan."""
     fields = task.model_dump(mode="json", exclude_defaults=True)
     lead = fields.pop("id")
-    rest = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    rest = ", ".join(
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in fields.items()
+    )
     return f"{lead}: {rest}" if rest else str(lead)

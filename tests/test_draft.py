@@ -769,12 +769,12 @@ def test_diff() -> None:
         AbortRun(reason="enough"),
     ]
     assert run.live.diff(changes).splitlines() == [
-        "- b: depends_on: ['a'] [PENDING]",
-        "- d8: depends_on: ['b'] [PENDING]",
-        "- c1: depends_on: ['c0'] [PENDING]",
-        "+ b2: tool: t, depends_on: ['a'] [PENDING]",
-        "+ b3: goal: why, depends_on: ['a'] [PENDING]",
-        "+ c1: name: last, depends_on: ['c0'] [PENDING]",
+        '- b: depends_on: ["a"] [PENDING]',
+        '- d8: depends_on: ["b"] [PENDING]',
+        '- c1: depends_on: ["c0"] [PENDING]',
+        '+ b2: tool: t, depends_on: ["a"] [PENDING]',
+        '+ b3: goal: why, depends_on: ["a"] [PENDING]',
+        '+ c1: name: last, depends_on: ["c0"] [PENDING]',
         "  c0, d0, d1, d2, d3, d4, d5, d6 and 2 more: waiting for b2, b3 instead of b",
         "  handed out in this order: d1, d0",
         "  the run is aborted: enough",
