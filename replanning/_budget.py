@@ -16,6 +16,7 @@ class Spending:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self._limited = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
         self.spent = Usage()
         self.reservations: list[Usage] = []
 
@@ -33,7 +34,7 @@ class Spending:
         Raises:
             BudgetExceeded: it does not fit what is left; nothing was reserved.
         """
-        if problem := self._over(self.spent + self.reserved + estimate):
+        if self._limited and (problem := self._over(self.spent + self.reserved + estimate)):
             raise BudgetExceeded(f"it would exceed the budget: {problem}")
         self.reservations.append(estimate)
         return estimate
