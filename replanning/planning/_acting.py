@@ -121,7 +121,7 @@ class Acting:
             changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
             session.run.apply(changes, reason=reason_of(decision))
 
-        await session.manager.execute_replan(considered, apply)
+        await session.execute(considered, apply)
 
     async def _reflect(self, name: str, given: JsonObject) -> None:
         session = self._session

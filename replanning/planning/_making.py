@@ -54,7 +54,9 @@ class Making:
         """
         phase = phase_of(task)
         assert phase is not None
-        session, state = self._session, self._session.state
+        session = self._session
+        await session.settle()
+        state = session.state
         accepted = about(task).get("accept")
         output = state.outputs.get(str(accepted or task.id))
         if output is None:
@@ -156,7 +158,8 @@ class Making:
         return TaskDecomposition.model_validate(found, strict=False)
 
     def _finished(self, task: Task) -> dict[str, str]:
-        earlier = {name: live for plan in self._session.state.plans for name, live in plan.tasks.items()}
+        plans = [plan for plan in self._session.state.plans if plan.task != task.id]
+        earlier = {name: live for plan in plans for name, live in plan.tasks.items()}
         return finished_tasks(self._session.run.live, earlier, _target(task))
 
     def _problems(self, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]) -> list[str]:
@@ -183,7 +186,7 @@ class Making:
         asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
         if ruling.questions:
             if ruling.executes:
-                await session.manager.execute_replan(considered, _nothing)
+                await session.execute(considered)
             target = decision.target_phase if decision is not None and ruling.executes and not asks else phase
             session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
         if ruling.kind == "ask":
@@ -201,10 +204,10 @@ class Making:
 
     async def _execute(self, task: Task, phase: Phase, considered: Consideration) -> bool:
         session, live = self._session, self._session.run.live
-        if any(about(entry.task).get("replan") == considered.replan_id for entry in live):
-            return True  # it was, before the run was interrupted
 
         async def apply(decision: ReplanDecision) -> None:
+            if any(about(entry.task).get("replan") == considered.replan_id for entry in live):
+                return  # it was done before the run was interrupted
             said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id}
             assert decision.target_phase is not None
             if phase is Phase.REFLECTION:
@@ -218,9 +221,7 @@ class Making:
                 changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
             session.run.apply(changes, reason=reason_of(decision))
 
-        stage = session.state
-        begun = stage.stage == "applying" and stage.latest == considered
-        record = await session.manager.execute_replan(considered, apply, resumed=begun)
+        record = await session.execute(considered, apply)
         if record.result != "failure":
             return True
         other = await session.manager.escalate(considered, {}, record.error)
@@ -234,7 +235,7 @@ class Making:
         session, state = self._session, self._session.state
         if any(about(entry.task).get("by") == task.id for entry in session.run.live):
             return  # they were, before the run was interrupted
-        number, finished = len(state.plans) + 1, self._finished(task)
+        number, finished = 1 + sum(plan.task != task.id for plan in state.plans), self._finished(task)
         action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
         subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
         prefix, tools = "" if number == 1 else f"v{number}.", session.tools.values()
@@ -346,7 +347,3 @@ def _bodies(task: Task) -> tuple[Task, ...]:
 
 def _texts(value: JsonValue | tuple[()]) -> tuple[str, ...]:
     return tuple(str(one) for one in value) if isinstance(value, list) else ()
-
-
-async def _nothing(decision: ReplanDecision) -> None:
-    """What asking the user does to the plan."""

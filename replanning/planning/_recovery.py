@@ -44,6 +44,7 @@ class Recovery:
         """The way on for the first task that failed; the others are considered after that."""
         if self.session is None:
             return []
+        await self.session.settle()
         stuck = any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
         tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
         for task in tasks:
@@ -169,7 +170,7 @@ class Recovery:
             if problem := request.check(way):
                 raise PlanningFailed(problem)
 
-        record = await session.manager.execute_replan(considered, apply)
+        record = await session.execute(considered, apply)
         if record.result != "failure":
             return way
         other = await session.manager.escalate(considered, given, record.error)
@@ -234,7 +235,7 @@ class Recovery:
             if problem := request.check(way):
                 raise PlanningFailed(problem)
 
-        record = await session.manager.execute_replan(considered, apply)
+        record = await session.execute(considered, apply)
         return [way] if record.result != "failure" else []
 
 

@@ -17,12 +17,13 @@ from replanning._meter import RunMeter
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun
+from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
-from replanning.planning._manager import ReplanManager
+from replanning.planning._manager import Apply, ReplanManager
 from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention
 from replanning.planning._phases import Phase
 from replanning.planning._prompts import ReplanPromptBuilder
-from replanning.planning._replan_records import Consideration, ReplanNote
+from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._state import Held, PlanningState, Why
 from replanning.planning._steps import about, is_action, is_done, phase_of
 from replanning.planning._templates import prompt_templates
@@ -212,6 +213,7 @@ class Session:
             questions=considered.ruling.questions if considered is not None and why == "clarification" else (),
             assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
             due=self.clock.now() + 60 * minutes,
+            considered=considered,
         )
         self.note("held", held.model_dump(mode="json"))
         raise PlanningHeld(text)
@@ -259,6 +261,38 @@ class Session:
         considered = await self.manager.consider(phase, given, cause)
         self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
         return considered
+
+    async def execute(self, considered: Consideration, apply: Apply | None = None) -> DecisionRecord:
+        """Carry out a replan; what was counted, or done, before an interruption is not counted, or done, again.
+
+        Args:
+            considered: the replan.
+            apply: does what is to be done here; nothing, where the engine changes the plan.
+        """
+        state = self.state
+        for record in reversed(state.records):
+            if record.replan_id == considered.replan_id and record.executed:
+                return record
+        begun = state.stage == "applying" and state.latest is not None
+        begun = begun and state.latest is not None and state.latest.replan_id == considered.replan_id
+        return await self.manager.execute_replan(considered, apply or _nothing, resumed=begun)
+
+    async def settle(self) -> None:
+        """Count the replans that people have agreed to, and put on record those that they have not."""
+        state = self.state
+        recorded = {record.replan_id for record in state.records}
+        for held in list(state.held.values()):
+            one = held.considered
+            if one is None or not held.verdict or one.ruling.kind != "ask" or one.replan_id in recorded:
+                continue
+            if held.verdict in ("approve", "modify"):
+                await self.execute(one)
+            else:
+                self.manager.record_decision(one, executed=False)
+
+
+async def _nothing(decision: ReplanDecision) -> None:
+    """What is done where the engine changes the plan."""
 
 
 def _brief(value: JsonValue) -> str:

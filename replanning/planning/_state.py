@@ -57,6 +57,7 @@ class Held(_Part):
         assumptions: what is assumed where nobody answers.
         due: when nobody is waited for any longer, in seconds since the epoch.
         verdict: what they answered; empty before.
+        considered: the decision that they are asked about.
     """
 
     task: str
@@ -67,6 +68,7 @@ class Held(_Part):
     assumptions: tuple[str, ...] = ()
     due: float | None = None
     verdict: str = ""
+    considered: Consideration | None = None
 
 
 class Clarified(_Part):
@@ -147,7 +149,9 @@ class PlanningState(_Part):
             case "output":
                 self.outputs[str(data["task"])] = _object(data["value"])
             case "plan":
-                self.plans.append(PlanVersion.model_validate(data, strict=False))
+                plan = PlanVersion.model_validate(data, strict=False)
+                # One that was cut off before it was put into place is made again.
+                self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
             case "held":
                 held = Held.model_validate(data, strict=False)
                 self.held[held.task] = held
