@@ -64,11 +64,14 @@ class ContextAnalyzer:
         """The request that follows from triggers."""
         roots = {setting.live.entry(t).root for trigger in triggers for t in trigger.tasks}
         tried = [setting.ledger.tried[root] for root in sorted(roots) if root in setting.ledger.tried]
+        patience = settings.timeout.replan
+        if all(trigger.kind == "better-path-found" for trigger in triggers):
+            patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
         return ReplanRequest(
             triggers=tuple(triggers),
             view=PlanView(setting.live),
             max_alternatives=settings.alternatives.max_count,
-            deadline=setting.now + settings.timeout.replan,
+            deadline=setting.now + patience,
             tried=frozenset(print_ for prints in tried for print_ in prints),
             charge=setting.charge,
             earlier=tuple(setting.ledger.recent),

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Plan, PlanRun, ReplanningEngine, Settings, Task, TransientError, open_run
+from replanning import (
+    Alternative,
+    Plan,
+    PlanRun,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TransientError,
+    open_run,
+)
 from replanning.changes import RetryTask, SkipTask
 from replanning.events import (
     BetterPathFound,
@@ -446,6 +456,25 @@ async def test_better_path_needs_the_minimum_gain() -> None:
 async def test_better_path_is_looked_for_now_and_then() -> None:
     """It is looked for after every so many successes, not in between."""
     assert await cheaper(4.0, every=4) == []
+
+
+async def test_better_path_has_its_own_time() -> None:
+    """Alternatives for a better path are waited for no longer than its cap, while all others have a replan's time."""
+    tools = "[{name: dear, capability: c, cost: 10}, {name: cheap, capability: c, cost: 4}]"
+    plan = made("\n".join(f"  - {{id: t{i}, tool: dear}}" for i in range(5)), tools=tools, sequential="true")
+    patience: dict[str, float] = {}
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        patience[request.triggers[0].kind] = request.deadline - clock.now()
+        return []
+
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate({"triggers": ALL, "better_path": {"time_cap": 2}})
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([ScriptedProvider(propose)], settings=settings, environment=environment)
+        await engine.execute(plan, ScriptedExecutor({}, clock=clock))
+        await engine.execute(plan, ScriptedExecutor({"t0": raises(ValueError)}, clock=clock))
+    assert (patience["better-path-found"], patience["task-failed"]) == (2, settings.timeout.replan)
 
 
 async def test_better_path_must_fit() -> None:
