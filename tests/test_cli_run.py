@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from tests.cli_parts import (
     ASKING,
     ASKING_TASKS,
+    ENVIRONMENT,
     REPAIRED,
     REPAIRED_TASKS,
+    SCRIPT,
     Gate,
     Started,
     answer,
@@ -194,7 +198,7 @@ def test_memory_keeps_nothing(tmp_path: Path) -> None:
 # Interruptions
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_pauses(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C lets what runs finish, starts nothing new, ends with code 3, and resuming finishes the rest."""
     gate = Gate(tmp_path / "gate")
@@ -214,6 +218,43 @@ def test_ctrl_c_pauses(tmp_path: Path, number: signal.Signals) -> None:
     assert lines(tmp_path / "log") == ["hold"]
     assert cli(tmp_path, "resume", "r").returncode == 0
     assert lines(tmp_path / "log") == ["hold", "next"]
+
+
+def test_hangup_under_nohup(tmp_path: Path) -> None:
+    """A run that was started with nohup goes on when the terminal is gone."""
+    gate = Gate(tmp_path / "gate")
+    write_plan(
+        tmp_path, {"hold": gate.command, "next": "true"}, "id: hold, tool: hold\nid: b, tool: next, depends_on: [hold]"
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        started = Started(tmp_path, "run", "plan.yaml", "--run-id", "r")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    with started:
+        started.until("hold started")
+        started.signal(signal.SIGHUP)
+        gate.open()
+        code, _ = started.end()
+
+    assert code == 0
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full", ">&-", "2>&-", ">&- 2>&-"])
+def test_nowhere_to_write(tmp_path: Path, streams: str) -> None:
+    """That nothing can be shown, because the disk is full or a stream is closed, neither stops a run nor ends in a traceback."""
+    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
+    command = shlex.join([str(SCRIPT), "run", "plan.yaml", "--run-id", "r"])
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} {streams}"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+    )
+
+    assert done.returncode == (1 if streams == ">/dev/full" else 0)
+    assert "Traceback" not in done.stderr
+    assert ("cannot be written: No space left on device" in done.stderr) == (streams == ">/dev/full")
+    assert answer(tmp_path, "status", "r")["status"] == "succeeded"
 
 
 def test_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:

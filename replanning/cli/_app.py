@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -37,6 +38,11 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except ReplanningError as error:
             give_up(str(error))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+                raise
+            problem = f"what there is to say cannot be written: {error.strerror}; `replanning status` says it again"
+            give_up(problem, ExitCode.FAILED)
         except KeyboardInterrupt:
             give_up("interrupted", ExitCode.INTERRUPTED)
 

@@ -182,7 +182,7 @@ class Narrator:
         return Line("✗", f"{event.where} failed, the run goes on: {_brief(event.error)}", "yellow")
 
 
-_SIGNALS: Final = frozenset(f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM))
+_SIGNALS: Final = frozenset(f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _TELLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
     AttemptStarted: Narrator._started,

@@ -60,16 +60,23 @@ class Display:
         self._narrator = Narrator(lambda: run.view)
         count = sum(run.live.counts.values())
         about = plain(run.live.goal.objective)
-        self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
-        for model in self.asked:
-            told = f"if the plan must change, it is shown to {plain(model)}; --replan-provider repair asks no model"
-            self.show(Line("●", told, "dim"))
+        with self._as_long_as_it_can_be_seen():
+            self.show(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
+            for model in self.asked:
+                told = f"if the plan must change, it is shown to {plain(model)}; --replan-provider repair asks no model"
+                self.show(Line("●", told, "dim"))
 
     def on_event(self, event: object) -> None:
-        """Show an event; a reader that has gone away, as in `| head`, is no reason to stop a run."""
-        try:
+        """Show an event; that nobody can be shown anything any more is no reason to stop a run."""
+        with self._as_long_as_it_can_be_seen():
             self._tell(event)
-        except BrokenPipeError:
+
+    @contextmanager
+    def _as_long_as_it_can_be_seen(self) -> Iterator[None]:
+        """Show nothing more when the reader has gone away, as in `| head`, the terminal has, or the disk is full."""
+        try:
+            yield
+        except OSError:
             self._narrator = None
 
     def _tell(self, event: object) -> None:

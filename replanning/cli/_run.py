@@ -329,9 +329,15 @@ async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncItera
         yield JudgedWork(executor, RuleJudge(executor.check))
 
 
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """What stops a run in order: also that the terminal is gone, unless `nohup` has had that ignored."""
+    stopping = (signal.SIGINT, signal.SIGTERM)
+    return stopping if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*stopping, signal.SIGHUP)
+
+
 async def _on_signals(run: PlanRun, scope: anyio.CancelScope) -> None:
     """Pause at the first signal, and stop everything at the second."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*stopping_signals()) as signals:
         first = True
         async for number in signals:
             if first:
