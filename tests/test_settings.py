@@ -32,6 +32,13 @@ def test_weights() -> None:
         Weights(self_assessment=0.6)
 
 
+def test_confidence_of_decisions_in_order() -> None:
+    """The confidence at which a person is asked cannot be above that at which is acted; all three are named."""
+    section = {"llm_decision": {"user_confirmation_threshold": 0.6}}
+    with pytest.raises(ValidationError, match=r"user_confirmation_threshold <= .*, got 0\.6, 0\.5, 0\.8"):
+        Settings.model_validate({"planning": {"replanning": section}})
+
+
 @pytest.mark.parametrize("given", ["repair", ["repair"], ("repair",)])
 def test_one_name_or_several(given: object) -> None:
     """A single provider may stand for a list of one."""
