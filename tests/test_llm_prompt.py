@@ -271,6 +271,14 @@ def test_what_is_trimmed_fits(value, room):
         assert "cut: " in text
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_what_is_nested_too_deep_is_marked(opening, closing):
+    """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
+    assert "cut" not in encoded(trimmed(json.loads(opening * 20 + "1" + closing * 20), 10_000))
+    told = encoded(trimmed(json.loads(opening * 21 + "1" + closing * 21), 10_000))
+    assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
+
+
 @given(hostile, hostile, st.integers(SMALLEST, 30_000))
 def test_no_text_forges_a_tag(one, other, size):
     """Whatever the texts of a plan hold, every tag stands once and every line between them is one value."""
