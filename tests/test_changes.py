@@ -127,5 +127,7 @@ def test_what_is_no_change() -> None:
     assert unknown.startswith("there is no kind of change 'explode'; known are add, remove, replace, modify")
     with pytest.raises(ChangeRefused, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
         parse_changes([{"kind": "skp", "task_id": "a"}])
+    with pytest.raises(ChangeRefused, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
+        parse_changes([{"task_id": "a"}])
     with pytest.raises(ChangeRefused, match="changes: Input should be a valid tuple"):
         parse_changes({"kind": "abort"})
