@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from replanning._run import PlanRun
 
 _MAX_MESSAGE = 8_000
+CONTINUED: Final = "#continued-"
+"""Stands in an idempotency key before how often a judge has had the task run again."""
+
 _NOT_STARTED: Final = AttemptId("")
 
 
@@ -74,8 +77,12 @@ class TaskContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at the task in this run, so that a service can recognise a repetition."""
-        return f"{self._run.id}/{self._task_id}"
+        """The same for every attempt at the task in this run, so that a service can recognise a repetition.
+
+        It is another after each feedback of a judge: what is not finished is to be done anew.
+        """
+        continued = self.continued
+        return f"{self._run.id}/{self._task_id}{f'{CONTINUED}{continued}' if continued else ''}"
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Tell the budget what the work used."""

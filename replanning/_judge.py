@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from replanning._attempt import TaskContext, Work
 from replanning._completions import LLMOptions, Meter
+from replanning._containment import contained, message_of
 from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid, NotAccepted
 from replanning._meter import RunMeter
 from replanning._plan import COMMAND, Goal, JsonValue, Plan, Task, TaskBody
@@ -151,9 +152,9 @@ async def _judged(judge: Judge, task: Task, output: object, context: TaskContext
     alarm = life.timer.at(deadline, scope.cancel)
     try:
         with scope:
-            return await judge.judge(request)
+            return await contained(judge.judge(request))
     except Exception as error:  # noqa: BLE001 - a judge that fails is one that says nothing
-        why = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {message_of(error)}"
     else:
         why = f"it gave no judgement within {patience:g} s (judge.timeout_seconds)"
     finally:

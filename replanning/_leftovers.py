@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import select
 import signal
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,8 @@ def _is_ours(run: RunId, process: ProcessStarted) -> bool:
         return True
     key = f"{run}/{process.attempt.rpartition('#')[0]}"
     mark = f"{IDEMPOTENCY_VARIABLE}={key}".encode()
-    return any(mark in _environment(pid) for pid in _members(process.group))
+    of_ours = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
+    return any(of_ours.fullmatch(said) for pid in _members(process.group) for said in _environment(pid))
 
 
 def _exists(group: int) -> bool:

@@ -107,6 +107,9 @@ class JudgeSettings(_Section):
     """Whether what work comes to is judged, how often a task may be run for it, and how long judging may take."""
 
     enabled: bool = True
+    provider: Names | None = Field(
+        default=None, description="Which language model judges what the checks accept, for the command line."
+    )
     max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
     timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from replanning.interfaces import JsonValue
+from replanning.testing import ScriptedLLMServer
 from replanning.tools import InvalidArguments, ToolExecutor, ToolTimedOut, ToolUnavailable
 from tests.cli_parts import answer, cli, lines, write_plan
 from tests.tools_parts import Attempt, shell, task
@@ -82,3 +85,51 @@ async def test_k1_check_that_says_nothing(tmp_path: Path) -> None:
     unset = ToolExecutor([shell("true", env={"A": "{env:NOT_SET}"})], environ={})
     with pytest.raises(ToolUnavailable, match="NOT_SET"):
         await unset.check("true", task(), Attempt())
+
+
+GRADED = 'id: write, tool: write, acceptance: ["the greeting is polite"]'
+WRITE = {"write": 'echo "${REPLANNING_FEEDBACK:-go away} ${REPLANNING_IDEMPOTENCY_KEY}" | tee -a said.txt'}
+
+
+def judging(folder: Path, **section: object) -> None:
+    """A settings file with these settings of the judge; JSON is YAML."""
+    (folder / "replanning.yaml").write_text(json.dumps({"replanning": {"judge": section}}))
+
+
+def test_k1_model_judges_on_the_command_line(tmp_path: Path) -> None:
+    """A model that the settings name judges by what stands in words, and its feedback reaches the next attempt."""
+    judging(tmp_path, provider="openai")
+    path = write_plan(tmp_path, WRITE, GRADED)
+    verdicts: list[JsonValue] = [
+        {"success": False, "should_continue": True, "feedback": "say please"},
+        {"success": True},
+    ]
+    with ScriptedLLMServer(verdicts) as server:
+        done = cli(tmp_path, "run", path, "--replan-provider", "repair", "--run-id", "r", **server.environ())
+        prompts = [request.prompt for request in server.requests]
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "said.txt") == ["go away r/write", "say please r/write#continued-1"]
+    assert ["the greeting is polite" in prompt for prompt in prompts] == [True, True]
+    assert "what tasks come to is shown to openai (" in done.stderr
+    assert "write is not finished and is run again: say please" in done.stderr
+    assert answer(tmp_path, "status", "r")["spent"]["calls"] == 2
+
+
+@pytest.mark.parametrize("off", [{"enabled": False}, {}])
+def test_k11_no_model_where_disabled(tmp_path: Path, off: dict[str, bool]) -> None:
+    """With judging or replanning off, the model that the settings name is not asked."""
+    judging(tmp_path, provider="openai", **off)
+    path = write_plan(tmp_path, WRITE, GRADED)
+    with ScriptedLLMServer([]) as server:
+        done = cli(tmp_path, "run", path, *([] if off else ["--no-replan"]), **server.environ())
+        assert server.requests == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_k1_judge_that_is_not_there(tmp_path: Path) -> None:
+    """A model that cannot be asked is named before anything is run."""
+    judging(tmp_path, provider="openai")
+    path = write_plan(tmp_path, WRITE, GRADED)
+    done = cli(tmp_path, "run", path)
+    assert (done.returncode, lines(tmp_path / "said.txt")) == (2, [])
+    assert "OPENAI_API_KEY" in done.stderr

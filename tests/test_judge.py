@@ -20,11 +20,12 @@ from replanning import (
     Task,
     TaskContext,
 )
-from replanning.changes import ReplaceTask
+from replanning.changes import AbortRun, ReplaceTask
 from replanning.errors import LLMRejected, LLMUnavailable, NotAccepted
 from replanning.events import AttemptFailed, Charged
 from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, Judge, JudgeRequest, TaskState
 from replanning.judging import JudgedWork, Judgement, LLMJudge, RuleJudge, course
+from replanning.orchestrators import SwarmOrchestrator
 from replanning.providers.decompose import Decomposer
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, replay_differences, virtual_environment
 from tests.llm_parts import PRICES
@@ -490,3 +491,24 @@ async def test_k1_result_that_is_no_json() -> None:
 
     await play(LLMJudge(model), work=work, clock=clock)
     assert "{1, 2}" in model.prompts[0]
+
+
+async def test_k1_run_that_ends_while_judging() -> None:
+    """A run that is stopped while a model judges ends, and what the model may have used is counted."""
+    clock = VirtualClock()
+    model = llm(clock, hangs())
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "b":
+            await clock.sleep(10)
+            raise ValueError("broken")
+        return task.id
+
+    def stop(request: ReplanRequest) -> list[Alternative]:
+        return [alternative(AbortRun(reason="enough"))]
+
+    async with clock:
+        engine = ReplanningEngine([Proposer(stop)], environment=virtual_environment(clock=clock))
+        swarm = engine.attach(SwarmOrchestrator(JudgedWork(work, LLMJudge(model, RuleJudge()))))
+        result = await swarm.run(plan(Task(id="a"), Task(id="b")))
+    assert (result.status, len(model.asked)) == ("aborted", 1)

@@ -80,8 +80,11 @@ class Narrator:
         return Line("✓", f"{event.task} done in {took:.1f} s", "green")
 
     def _failed(self, event: AttemptFailed) -> Line:
+        said = _brief(event.failure.message)
+        if event.failure.kind == "unfinished":
+            return Line("↻", f"{event.task} is not finished and is run again: {said}", "yellow")
         again = "; it is tried again" if event.retry_at is not None else ""
-        return Line("✗", f"{event.task} failed: {_brief(event.failure.message)}{again}", "red")
+        return Line("✗", f"{event.task} failed: {said}{again}", "red")
 
     def _timed_out(self, event: AttemptTimedOut) -> Line:
         again = "; it is tried again" if event.retry_at is not None else ""

@@ -39,6 +39,7 @@ class Display:
     Attributes:
         asks: whether questions are put on the same terminal, and need not be told.
         asked: the language models that see the plan where something goes wrong, in words.
+        judged_by: the language model that sees what tasks come to, likewise.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -46,6 +47,7 @@ class Display:
         self.began = clock.now()
         self.asks = False
         self.asked: Sequence[str] = ()
+        self.judged_by = ""
         self._run: PlanRun | None = None
         self._narrator: Narrator | None = None
 
@@ -65,6 +67,8 @@ class Display:
             for model in self.asked:
                 told = f"if the plan must change, it is shown to {plain(model)}; --replan-provider repair asks no model"
                 self.show(Line("●", told, "dim"))
+            if self.judged_by:
+                self.show(Line("●", f"what tasks come to is shown to {plain(self.judged_by)}, which judges it", "dim"))
 
     def on_event(self, event: object) -> None:
         """Show an event; that nobody can be shown anything any more is no reason to stop a run."""

@@ -18,6 +18,7 @@ from replanning._config import load_settings
 from replanning._engine import drive
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
 from replanning._loading import in_file
+from replanning._opening import redactor_for
 from replanning._plan import JsonObject
 from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
@@ -32,8 +33,8 @@ from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
 from replanning.interfaces import HumanGate
-from replanning.judging import JudgedWork, RuleJudge
-from replanning.llm import FallbackLLM, LLMProvider
+from replanning.judging import JudgedWork, LLMJudge, RuleJudge
+from replanning.llm import FallbackLLM, LLMProvider, create_llm_provider
 from replanning.tools import ToolExecutor, check_machine, check_tools
 
 if TYPE_CHECKING:
@@ -274,9 +275,13 @@ def models_asked(engine: ReplanningEngine) -> list[str]:
     for provider in engine.generator.paths.providers:
         model = getattr(provider, "client", None)
         if isinstance(model, LLMProvider):
-            members = model.members if isinstance(model, FallbackLLM) else (model,)
-            found.append(", else ".join(f"{one.name} ({one.model})" for one in members))
+            found.append(_named(model))
     return found
+
+
+def _named(model: LLMProvider) -> str:
+    members = model.members if isinstance(model, FallbackLLM) else (model,)
+    return ", else ".join(f"{one.name} ({one.model})" for one in members)
 
 
 def _gate(options: RunOptions, display: Display) -> HumanGate | None:
@@ -300,7 +305,11 @@ async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tupl
     async with display.shown(), anyio.create_task_group() as group:
         try:
             with scope:
-                async with job.start(engine) as run, _tools(job, engine, run) as work:
+                async with (
+                    _judge(engine, display) as model,
+                    job.start(engine) as run,
+                    _tools(job, engine, run, model) as work,
+                ):
                     display.watch(run)
                     group.start_soon(_on_signals, run, scope)
                     if job.context:
@@ -317,7 +326,23 @@ async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tupl
 
 
 @asynccontextmanager
-async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncIterator[JudgedWork]:
+async def _judge(engine: ReplanningEngine, display: Display) -> AsyncIterator[LLMProvider | None]:
+    """The language model that judges, where the settings name one."""
+    settings = engine.settings
+    if settings.judge.provider is None or not (settings.enabled and settings.judge.enabled):
+        yield None
+        return
+    async with create_llm_provider(
+        settings.judge.provider, settings=settings, redactor=redactor_for(settings)
+    ) as model:
+        display.judged_by = _named(model)
+        yield model
+
+
+@asynccontextmanager
+async def _tools(
+    job: Job, engine: ReplanningEngine, run: PlanRun, model: LLMProvider | None
+) -> AsyncIterator[JudgedWork]:
     executor = ToolExecutor(
         run.plan,
         default_timeout=engine.settings.timeout.task,
@@ -326,7 +351,8 @@ async def _tools(job: Job, engine: ReplanningEngine, run: PlanRun) -> AsyncItera
         kinds={"shell": TellingShell(run.change_context)},
     )
     async with executor:
-        yield JudgedWork(executor, RuleJudge(executor.check))
+        rules = RuleJudge(executor.check)
+        yield JudgedWork(executor, rules if model is None else LLMJudge(model, rules))
 
 
 def stopping_signals() -> tuple[signal.Signals, ...]:

@@ -25,6 +25,9 @@ from replanning.tools._errors import (
 from replanning.tools._process import GATE, Finished, Launch, TooMuchOutput, run_process
 from replanning.tools._templates import MARK, read_json
 
+FEEDBACK_VARIABLE: Final = "REPLANNING_FEEDBACK"
+"""The variable by which a process learns what a judge said of the attempt before."""
+
 _SHELL: Final = "/bin/sh"
 _NOT_FOUND: Final = 127
 
@@ -77,10 +80,12 @@ def _script(call: ToolCall) -> Script:
 
 def _launch(call: ToolCall, script: Script) -> Launch:
     own = {name: call.secrets.look_up(value) for name, value in call.tool.env.items()}
+    feedback = str(getattr(call.context, "feedback", "")).replace(MARK, " ")  # others' contexts need have none
+    told = {FEEDBACK_VARIABLE: feedback} if feedback else {}
     return Launch(
         argv=(_SHELL, "-ec", GATE + script.text, call.tool.name, *script.words),
         cwd=call.cwd,
-        environ={**call.environ, **own, IDEMPOTENCY_VARIABLE: call.context.idempotency_key},
+        environ={**call.environ, **own, IDEMPOTENCY_VARIABLE: call.context.idempotency_key, **told},
         output_limit=call.output_limit,
         grace=call.grace,
         note=call.context.note_process,
