@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from replanning import Environment, __version__
 from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.llm import PRICES, LLMOptions, LLMProvider, Price, PriceTable
+from replanning.llm import PRICES, LLMOptions, LLMProvider, PriceTable
 from replanning.providers._http import (
     FailedTry,
     Tries,
@@ -70,14 +70,12 @@ class ServiceProvider(LLMProvider):
         key_variable: names the key.
         url_variable: names where the service is.
         default_url: where it is otherwise.
-        free: whether models whose price is not known cost nothing.
         base_url: where it is asked.
     """
 
     key_variable: ClassVar[str]
     url_variable: ClassVar[str]
     default_url: ClassVar[str]
-    free: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class ServiceProvider(LLMProvider):
             temperature=temperature,
             max_tokens=max_tokens,
             timeout=timeout,
-            prices=prices | {"*": Price(0, 0)} if self.free else prices,
+            prices=prices,
             environment=environment,
         )
         variables = os.environ if environ is None else environ

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from replanning import Environment
 from replanning.errors import LLMRejected, LLMUnavailable
-from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, Price, PriceTable
+from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, PriceTable
 
 _CONTEXT: Final = 8192
 """Tokens of a prompt with its answer."""
@@ -47,6 +47,7 @@ class LocalProvider(LLMProvider):
 
     name: ClassVar[str] = "local"
     default_model: ClassVar[str] = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    free: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class LocalProvider(LLMProvider):
             temperature=temperature,
             max_tokens=max_tokens,
             timeout=timeout,
-            prices=prices | {"*": Price(0, 0)},
+            prices=prices,
             environment=environment,
         )
 

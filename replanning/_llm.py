@@ -19,7 +19,7 @@ from replanning._completions import Completion, Finish, LLMCall, LLMOptions
 from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut, ReplanningError
 from replanning._extraction import json_in
 from replanning._observations import Usage
-from replanning._prices import PRICES, PriceTable
+from replanning._prices import PRICES, Price, PriceTable
 from replanning._redaction import Redactor
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ class LLMProvider(ABC):
         name: under which it is registered and named in settings.
         default_model: asked where nothing else is said.
         embedding_model: asked for embeddings where nothing else is said; empty where there are none.
+        free: whether models whose price is not known cost nothing.
     """
 
     name: ClassVar[str]
     default_model: ClassVar[str] = ""
     embedding_model: ClassVar[str] = ""
+    free: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class LLMProvider(ABC):
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.timeout = timeout
-        self.prices = prices
+        self.prices = prices | {"*": Price(0, 0)} if self.free else prices
         self.environment = environment or Environment()
         self.redactor = Redactor()
 
