@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from replanning._errors import ReplanningError
+from replanning.cli._carrying import (
+    EXITS,
+    PLANS,
+    RUNNING,
+    AskOption,
+    ConcurrencyOption,
+    NoAskOption,
+    ObserveOption,
+    PlanArgument,
+    ProviderOption,
+    QuietOption,
+    ReplanOption,
+    SequentialOption,
+    SetOption,
+    TraceOption,
+    asking,
+    paragraphs,
+    workers,
+)
+from replanning.cli._goals import add_goal_commands
 from replanning.cli._inspect import add_commands
 from replanning.cli._options import (
     DEFAULT_STORE,
-    Asking,
     ExitCode,
     JsonOption,
     RunArgument,
@@ -24,8 +42,6 @@ from replanning.cli._options import (
     fail as give_up,
 )
 
-RUNNING: Final = "Run plans"
-PLANS: Final = "Look at plans"
 ABOUT: Final = "About this installation"
 
 
@@ -46,19 +62,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             give_up("interrupted", ExitCode.INTERRUPTED)
 
-
-def paragraphs(*lines: str) -> str:
-    """Lines of an epilog, each on its own."""
-    return "\n\n".join(lines)
-
-
-EXITS: Final = (
-    "[bold]Exit codes[/bold]",
-    (
-        "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
-        " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
-    ),
-)
 
 app = typer.Typer(
     name="replanning",
@@ -94,48 +97,6 @@ def program(
     ] = False,
 ) -> None:
     """Options of the program itself."""
-
-
-PlanArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json.")
-]
-ReplanOption = Annotated[
-    bool | None,
-    typer.Option("--replan/--no-replan", help="Repair the plan when something goes wrong, or leave it as it is."),
-]
-ProviderOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replan-provider",
-        metavar="NAME",
-        help="Who proposes alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama, local;"
-        " NAME:MODEL for one of its models; NAME,NAME for one that stands in for the other); repeat for several."
-        " auto is repair and the first model whose key is in the environment.",
-    ),
-]
-SequentialOption = Annotated[bool, typer.Option("--sequential", help="One task at a time.")]
-ConcurrencyOption = Annotated[
-    int | None, typer.Option("--max-concurrency", metavar="N", min=1, help="Tasks that run at once at most (8).")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="context.KEY=VALUE", help="Set a value of the context; repeat for several."),
-]
-ObserveOption = Annotated[bool, typer.Option("--observe", help="Record what would be changed, and change nothing.")]
-TraceOption = Annotated[
-    str | None,
-    typer.Option("--trace", metavar="WHERE", help="Send spans: otlp=http://localhost:4318, or console."),
-]
-AskOption = Annotated[
-    Asking | None,
-    typer.Option(
-        "--ask",
-        help="Who is asked when a person must decide: whoever sits at the console (the default on a terminal);"
-        " whoever answers through the store, as replanning approve does; or nobody, and the run ends with code 4.",
-    ),
-]
-NoAskOption = Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 @app.command(
@@ -206,116 +167,17 @@ def run(
         replan=replan,
         observe=observe,
         providers=replan_provider or (),
-        workers=_workers(sequential=sequential, most=max_concurrency),
+        workers=workers(sequential=sequential, most=max_concurrency),
         context=values or (),
         trace=trace,
-        ask=_asking(ask, never=no_ask),
+        ask=asking(ask, never=no_ask),
         json=as_json,
         quiet=quiet,
     )
     raise typer.Exit(report(run_plan(load_for_run(str(plan), options), options, run_id=run_id), json=as_json))
 
 
-GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="What is to be achieved, in words.")]
-GoalFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="FILE", help="A text file that says what is to be achieved, in place of --goal."),
-]
-ToolsOption = Annotated[
-    Path | None,
-    typer.Option("--tools", metavar="FILE", help="The tools that may be used: a YAML file with a section `tools`."),
-]
-LlmOption = Annotated[
-    str | None,
-    typer.Option(
-        "--llm",
-        metavar="NAME",
-        help="The language model: openai, anthropic, github-copilot, ollama, local, or NAME:MODEL; by default the first"
-        " whose key is in the environment.",
-    ),
-]
-
-
-@app.command(
-    rich_help_panel=RUNNING,
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
-        "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
-        "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
-        "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
-        "replanning resume fix-12    takes it up again, with its plan and what is left of its limits",
-        *EXITS,
-    ),
-)
-def solve(
-    file: GoalFile = None,
-    *,
-    goal: GoalOption = None,
-    tools: ToolsOption = None,
-    llm: LlmOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    max_concurrency: ConcurrencyOption = None,
-    values: SetOption = None,
-    settings: SettingsOption = None,
-    trace: TraceOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
-    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="What to call the run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Take a goal in words to its end: a language model plans it, tools carry it out, and the model judges each phase.
-
-    The model sees the goal, the tools and what they put out, without secrets. It uses no other tools than these.
-    """
-    from replanning.cli._run import RunOptions
-    from replanning.cli._solve import make_plan, read_task
-    from replanning.cli._solve import solve as solve_task
-
-    options = RunOptions(
-        store="memory" if dry_run else store,
-        settings=settings,
-        providers=[llm] if llm else (),
-        workers=_workers(sequential=False, most=max_concurrency),
-        context=values or (),
-        trace=trace,
-        ask=_asking(ask, never=no_ask),
-        json=as_json,
-        quiet=quiet,
-    )
-    task = read_task(goal, file, tools, llm, quiet=quiet)
-    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
-
-
-@app.command(
-    rich_help_panel=PLANS,
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
-        "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
-        "replanning run plan.yaml    carries it out",
-    ),
-)
-def plan(
-    file: GoalFile = None,
-    *,
-    goal: GoalOption = None,
-    tools: ToolsOption = None,
-    llm: LlmOption = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")] = None,
-    settings: SettingsOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
-    from replanning.cli._run import RunOptions
-    from replanning.cli._solve import make_plan, read_task
-
-    asking = _asking(ask, never=no_ask)
-    options = RunOptions(store="memory", settings=settings, ask=asking, json=as_json, quiet=quiet)
-    raise typer.Exit(make_plan(read_task(goal, file, tools, llm, quiet=quiet), options, save=save))
+add_goal_commands(app)
 
 
 @app.command(
@@ -362,10 +224,10 @@ def resume(
         replan=replan,
         observe=observe,
         providers=replan_provider or (),
-        workers=_workers(sequential=sequential, most=max_concurrency),
+        workers=workers(sequential=sequential, most=max_concurrency),
         context=values or (),
         trace=trace,
-        ask=_asking(ask, never=no_ask),
+        ask=asking(ask, never=no_ask),
         json=as_json,
         quiet=quiet,
     )
@@ -459,7 +321,7 @@ def simulate(
         {"fail": fail or (), "flaky": flaky or (), "hang": hang or ()},
         runs=runs,
         seed=seed,
-        workers=_workers(sequential=sequential, most=max_concurrency),
+        workers=workers(sequential=sequential, most=max_concurrency),
         settings=settings,
         providers=replan_provider or (),
         as_json=as_json,
@@ -497,17 +359,3 @@ def version(*, as_json: JsonOption = False) -> None:
     from replanning.cli._plugins import show_version
 
     show_version(as_json=as_json)
-
-
-def _workers(*, sequential: bool, most: int | None) -> int:
-    from replanning.cli._run import WORKERS
-
-    if sequential and most is not None:
-        give_up("--sequential and --max-concurrency contradict each other; give one of them")
-    return 1 if sequential else WORKERS if most is None else most
-
-
-def _asking(ask: Asking | None, *, never: bool) -> Asking | None:
-    if never and ask is not None:
-        give_up("--ask and --no-ask contradict each other; give one of them")
-    return Asking.NEVER if never else ask
