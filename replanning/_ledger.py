@@ -154,7 +154,8 @@ class Ledger:
         if source := self.sources.get(body.replan):
             self.earned.setdefault(source_key(source), deque(maxlen=OUTCOMES)).append(body.succeeded)
         for root in self._roots.pop(body.replan, ()):
-            if self.watching[root].replan == body.replan:  # else a later replan of the lineage is watched
+            watched = self.watching.get(root)
+            if watched is not None and watched.replan == body.replan:  # else a later replan of the lineage counts
                 del self.watching[root]
 
     def _asked(self, body: QuestionAsked, at: float) -> None:

@@ -130,6 +130,17 @@ def test_outcomes() -> None:
     assert [watched.replan for watched in ledger.watching.values()] == ["r2"]
 
 
+def test_outcome_after_that_of_a_later_replan() -> None:
+    """An alternative's outcome is taken in also when a later one has come to its end on one of the lineages."""
+    ledger = remembered(
+        revised(SkipTask(task_id="a"), SkipTask(task_id="b")),
+        revised(SkipTask(task_id="a"), replan="r2", number=2),
+        OutcomeKnown("r2", succeeded=True, duration=1.0),
+        OutcomeKnown("r1", succeeded=True, duration=2.0),
+    )
+    assert ledger.watching == {}
+
+
 def test_undecided() -> None:
     """Changes that were applied before the decision was recorded are known until it is."""
     ledger = remembered(revised(SkipTask(task_id="a")))
