@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._errors import PlanError
+from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
-from replanning._loading import Format, load_plan, parse_plan, plan_schema, read_document
+from replanning._loading import Format, in_file, load_plan, parse_plan, plan_schema, read_document
 from replanning._plan import Fallback, Goal, Plan, Retry, Task, ToolSpec
 
 RELEASE = """\
@@ -297,3 +297,24 @@ def test_schema():
         assert set(definition["properties"]) == set(model.model_fields)
         assert all(field["description"] for field in definition["properties"].values())
         assert not any("title" in field for field in definition["properties"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan.yaml", "goal: {objective: x}\ntasks:\n- id: a\n  tool: t\n"),
+        ("plan.JSON", '{"goal": {"objective": "x"},\n"tasks": [\n{"id": "a",\n  "tool": "t"}]}'),
+    ],
+)
+def test_what_is_found_later_has_its_place(tmp_path, name, text):
+    """A problem found after a plan was loaded gets its line and column; if the file cannot be read by now, it stays."""
+    path, later = tmp_path / name, Problem("tasks[0].tool", "it is not installed")
+    path.write_text(text, encoding="utf-8")
+    [found] = in_file([later], path)
+    assert found.place.startswith(f"{path}:4:")
+    assert found.place.endswith(" tasks[0].tool")
+    assert found.message == later.message
+    path.write_text("tasks: [", encoding="utf-8")
+    assert in_file([later], path) == [later]
+    path.unlink()
+    assert in_file([later], path) == [later]
