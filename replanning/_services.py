@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import anyio.abc
 
-from replanning._errors import LeaseLost, PlanError, StoreError
+from replanning._errors import LeaseLost, PlanError, StoreError, Unstorable
 from replanning._interfaces import Message
 from replanning._lifecycle import Lifecycle, Past
 from replanning._observations import (
@@ -150,7 +150,10 @@ def take_messages(run: PlanRun, on_message: MessageHandler | None, *, passing_ov
             if life.end is not None or not life.store_works:
                 return
             if message.kind != passing_over:
-                _deal_with(run, message, on_message)
+                try:
+                    _deal_with(run, message, on_message)
+                except Unstorable as error:  # it never will be dealt with, and others wait behind it
+                    life.observe(Contained(f"a message of {message.by or 'somebody'}", str(error)[:2000]))
             life.journal.discard(message)
     except StoreError:
         pass  # looked into again

@@ -13,6 +13,7 @@ from replanning.errors import ChangeRefused, NotRunning, StaleAnswer, UnknownQue
 from replanning.events import (
     AlternativesConsidered,
     AttemptStarted,
+    Contained,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -428,3 +429,21 @@ async def test_the_store_fails_at_any_moment(answer: Answer | None) -> None:
         assert len(result.revisions) == (answer is not REJECT), failing_at
         assert len(gate.questions) == 1, failing_at
         dialogue(engine, result.run)
+
+
+async def test_message_that_is_never_dealt_with() -> None:
+    """A request that no journal could hold is put aside on record, and the answer behind it is carried out."""
+    depth: list[object] = []
+    for _ in range(5_000):
+        depth = [depth]
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store)
+        result = await engine.execute(plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a"))
+        request = Message("request", clock.now(), "eve", {"goal": {"facts": depth}})
+        store.post(RunId(result.run), request)
+        engine.answer(result.questions[0], "approve", by="ada")
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == "succeeded"
+    assert [body.where for body in bodies(store, result.run, Contained)] == ["a message of eve"]
+    assert list(store.inbox(RunId(result.run))) == []

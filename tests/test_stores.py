@@ -166,11 +166,21 @@ def test_unstorable(filled, body):
     assert store.runs()[0].records == seq - 1
 
 
+def nested(depth: int) -> JsonValue:
+    """A list in a list in a list."""
+    value: JsonValue = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def test_unstorable_message(filled):
     """A message that JSON cannot express is refused, and the inbox stays as it was."""
     store, _ = filled
     with pytest.raises(Unstorable, match="nothing was written"):
         store.post(RUN, Message("answer", 0.0, "eve", {"x": float("nan")}))
+    with pytest.raises(Unstorable, match="nothing was written"):
+        store.post(RUN, Message("answer", 0.0, "eve", {"x": nested(100_000)}))
     assert list(store.inbox(RUN)) == []
 
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from replanning._errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
 from replanning._ids import RunId
 from replanning._interfaces import Lease, Message, Outcome, RunInfo, RunStore
+from replanning._plan import JsonObject
 from replanning._records import Record
 from replanning.history._lines import (
     Holder,
@@ -137,7 +138,7 @@ class JsonlStore(RunStore):
         """Append a line to the inbox of the run."""
         with self._step(f"take a message for run {run!r}"), self._held(run):
             last = max((number for number, _ in _entries(self._inbox(run))), default=0)
-            _append_whole(self._inbox(run), to_text({**asdict(message), "id": last + 1}).encode() + b"\n")
+            _append_whole(self._inbox(run), to_text({**_fields(message), "id": last + 1}).encode() + b"\n")
 
     def inbox(self, run: RunId) -> Sequence[Message]:
         """The messages whose lines are whole."""
@@ -150,7 +151,7 @@ class JsonlStore(RunStore):
         with self._step(f"discard messages for run {lease.run!r}"), self._owned(lease):
             inbox = self._inbox(lease.run)
             entries = _entries(inbox)
-            kept = [asdict(message) for number, message in entries if message and number not in messages]
+            kept = [_fields(message) for number, message in entries if message and number not in messages]
             # The last id stays, be it alone, because the id of a message that was dealt with must not come again.
             kept += [{"id": number} for number, _ in entries[-1:]]
             whole = inbox.with_name(inbox.name + ".new")
@@ -269,6 +270,11 @@ def _outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
     for line in lines:
         with suppress(ValueError, TypeError):
             yield Outcome(**json.loads(line))
+
+
+def _fields(message: Message) -> JsonObject:
+    """A message as it is written; `asdict` would copy its payload, however deep that is."""
+    return {name: getattr(message, name) for name in Message.__dataclass_fields__}
 
 
 def _entries(path: Path) -> list[tuple[int, Message | None]]:
