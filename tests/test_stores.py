@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replanning.errors import StoreError
 from replanning.events import AttemptFailed, AttemptSucceeded, ContextUpdated, Failure, Record
 from replanning.history import JsonlStore, MemoryStore, SqliteStore, Unstorable, is_free, owner_id
-from replanning.interfaces import AttemptId, Message, RunId, TaskId
+from replanning.interfaces import AttemptId, JsonValue, Message, RunId, TaskId
 from replanning.testing.stores import STORE_CHECKS
 
 STORES = {
