@@ -21,7 +21,7 @@ from replanning import (
     TaskContext,
 )
 from replanning.changes import AbortRun, ReplaceTask
-from replanning.errors import LLMRejected, LLMUnavailable, NotAccepted
+from replanning.errors import LLMRejected, LLMUnavailable, NotAccepted, TransientError
 from replanning.events import AttemptFailed, Charged
 from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, Judge, JudgeRequest, TaskState
 from replanning.judging import JudgedWork, Judgement, LLMJudge, RuleJudge, course
@@ -512,3 +512,32 @@ async def test_k1_run_that_ends_while_judging() -> None:
         swarm = engine.attach(SwarmOrchestrator(JudgedWork(work, LLMJudge(model, RuleJudge()))))
         result = await swarm.run(plan(Task(id="a"), Task(id="b")))
     assert (result.status, len(model.asked)) == ("aborted", 1)
+
+
+async def test_k5_last_task_meets_the_acceptance() -> None:
+    """What the original must meet is checked of the task that ends the work, and not of those that prepare it."""
+    clock = VirtualClock()
+    checked: list[str] = []
+
+    async def check(command: str, task: Task, context: TaskContext) -> str:
+        checked.append(task.id)
+        return "not yet" if task.id == "a" else ""
+
+    wanted = plan(Task(id="a", acceptance=("$ make test", "in words")))
+    played = await play(RuleJudge(check), wanted, providers=[Decomposer(llm(clock, SMALLER))], clock=clock)
+    assert (checked, played.result.status) == (["a", "a3"], "succeeded")
+
+
+async def test_k1_another_key_after_feedback() -> None:
+    """An attempt after feedback has an idempotency key of its own, as a service would else give back what is unfinished."""
+    keys: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> object:
+        keys.append(context.idempotency_key.partition("/")[2])
+        if len(keys) == 2:
+            raise TransientError("busy")
+        return None
+
+    played = await play(Scripted(GO_ON, DONE), work=work)
+    assert (keys, played.result.status) == (["a", "a#continued-1", "a#continued-1"], "succeeded")
+    assert played.told == ["", *["add the tests\nmissing: tests"] * 2], "a failure between does not lose what was said"
