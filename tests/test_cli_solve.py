@@ -190,6 +190,13 @@ def test_without_a_key(repository: Path) -> None:
     assert "ANTHROPIC_API_KEY" in done.stderr
 
 
+def test_planning_mode_can_be_switched_off(repository: Path) -> None:
+    """With planning mode switched off, solving is refused with the name of the setting."""
+    done = cli(repository, "solve", "--goal", "x", "--tools", "tools.yaml", PLANNING_ENABLED="false")
+    assert done.returncode == 2
+    assert "planning.enabled" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

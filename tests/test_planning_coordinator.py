@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from replanning import Answer, Settings, Task
-from replanning.events import RunEnded
+from replanning.events import RunEnded, Verdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import Phase, PlanningState
@@ -273,6 +273,35 @@ async def test_e4_somebody_answers() -> None:
 
     again = [prompt for prompt in seen if kind_of(prompt) == "goal_understanding"][1]
     assert "only the neighbours" in again
+
+
+@pytest.mark.parametrize(("verdict", "total"), [("approve", 1), ("reject", 0)])
+async def test_d11_an_unsure_replan_needs_a_person(verdict: Verdict, total: int) -> None:
+    """A replan of little confidence is done, and counted, only if a person agrees; else the plan is carried out as it is."""
+    model = Model({"decision:action_sequence": (replan("action_regeneration", confidence=0.4), go_on())})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, gate=ScriptedGate([Answer(verdict, by="eve")]))
+        assert await planning.execute_with_planning()
+
+    assert planning.state.counts.total == total
+    assert model.asked.count("action_sequence") == 1 + total
+    (record,) = [record for record in planning.state.records if record.replan_type == "action_regeneration"]
+    assert (record.executed, record.override_reason) == (bool(total), None if total else "confidence")
+
+
+@pytest.mark.parametrize(("how", "status"), [("wait", "needs_human"), ("assume", "succeeded"), ("abort", "aborted")])
+async def test_e1_no_alternative(how: str, status: str) -> None:
+    """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
+    once = {"global": {"same_trigger_max_count": 1}}
+    settings = Settings.model_validate({"planning": {"on_no_alternative": how, "replanning": once}})
+    model = Model({"decision:action_sequence": replan("action_regeneration")})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, settings=settings)
+        await planning.execute_with_planning()
+
+    assert planning.result.status == status
+    assert model.asked.count("decision:action_sequence") == 3
+    assert planning.state.counts.total == 1
 
 
 async def test_j8_what_a_person_says_is_a_reflection() -> None:
