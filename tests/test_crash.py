@@ -205,9 +205,10 @@ async def test_known_by_its_birth() -> None:
 
 
 @LINUX
-async def test_known_by_its_key() -> None:
+@pytest.mark.parametrize("key", [f"{RUN}/a", f"{RUN}/a#continued-2"])
+async def test_known_by_its_key(key: str) -> None:
     """A process group whose first process is another by now is killed if somebody in it works for the attempt."""
-    with process_of(f"{RUN}/a") as process:
+    with process_of(key) as process:
         await goes_on(noted_as(await noting(process.pid), born=1.0))
         assert process.wait(PATIENCE) == -signal.SIGKILL
 
@@ -215,7 +216,7 @@ async def test_known_by_its_key() -> None:
 @LINUX
 @pytest.mark.parametrize(
     ("key", "changes"),
-    [(f"{RUN}/b", {}), ("run-2/a", {}), (f"{RUN}/a", {"host": "elsewhere"})],
+    [(f"{RUN}/b", {}), ("run-2/a", {}), (f"{RUN}/a2", {}), (f"{RUN}/a", {"host": "elsewhere"})],
 )
 async def test_others_are_left_alone(key: str, changes: dict[str, str]) -> None:
     """A process that only has the number of one that was noted, or has it on another machine, is not touched (Z45)."""
