@@ -10,7 +10,7 @@ import pytest
 from replanning import Answer, Settings, Task
 from replanning.events import RunEnded, Verdict
 from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.interfaces import JsonObject, JsonValue, TaskId
 from replanning.planning import Phase, PlanningState
 from replanning.testing import ScriptedGate, VirtualClock, broken_promises
 from tests.planning_parts import (
@@ -201,6 +201,23 @@ async def test_d4_retries_are_limited() -> None:
 
     assert len(desk.used) == 4
     assert "the limit of 3 retries" in planning.result.reason
+
+
+async def test_d14_a_lineage_that_has_used_up_its_replans_is_blocked() -> None:
+    """What replaces a failed task inherits its replans: after the third the task is blocked, and no model is asked."""
+    decided = (*[replan("partial_replan")] * 2, replan("action_regeneration"), replan("task_redecomposition"))
+    again = revision(action("write", "write"), action("post", "post"))
+    model, desk = Model({"decision:execution": decided, "revision": again}), Desk({"write": [MISSING] * 9})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert not await planning.execute_with_planning()
+
+    assert [task for task, _ in desk.used] == ["write", "v2.write", "v3.write", "v4.write"]
+    assert model.asked.count("decision:execution") == 3
+    assert planning.run is not None
+    assert planning.run.live.entry(TaskId("v4.write")).state == "BLOCKED"
+    assert planning.result.status == "failed"
+    assert "'v4.write' blocked" in planning.result.reason
 
 
 # Revisions

@@ -18,7 +18,7 @@ from replanning._run import PlanRun, RunResult
 from replanning._settings import AlternativeSettings, LimitSettings, Settings
 from replanning.planning._acting import Acting
 from replanning.planning._making import Making
-from replanning.planning._recovery import Recovery
+from replanning.planning._recovery import LineagePolicy, Recovery
 from replanning.planning._session import Session
 from replanning.planning._state import PlanningState
 from replanning.planning._steps import about, first_plan, is_action, phase_of
@@ -82,9 +82,11 @@ class PlanningCoordinator:
         self._clock = environment.clock
         self._gate = gate
         self._recovery = Recovery()
+        settings = _for_engine(config)
         self.engine = ReplanningEngine(
             [self._recovery],
-            settings=_for_engine(config),
+            settings=settings,
+            policy=LineagePolicy(settings, self._recovery),
             gate=gate,
             store=store,
             exporters=exporters,

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from replanning._changes import AbortRun, AddTask, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning._ids import TaskId
 from replanning._interfaces import ReplanRequest
+from replanning._ledger import Ledger
 from replanning._plan import JsonObject, JsonValue, Task
+from replanning._policy import Decision, ReplanPolicy
+from replanning._settings import Settings
 from replanning._states import STUCK
-from replanning._triggers import HumanRequest
-from replanning._view import TaskView
+from replanning._triggers import HumanRequest, Trigger
+from replanning._view import PlanView, TaskView
 from replanning.planning._decision import ReplanDecision
-from replanning.planning._limits import Cause
+from replanning.planning._limits import Cause, spent_lineage
 from replanning.planning._making import reason_of
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import PlanningFailed, PlanningHeld, Session
 from replanning.planning._state import Held, Why
-from replanning.planning._steps import about, accepted, again, phase_of, reflection_of
+from replanning.planning._steps import about, accepted, again, is_action, phase_of, reflection_of
 
 _SURE = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
@@ -237,6 +240,34 @@ class Recovery:
 
         record = await session.execute(considered, apply)
         return [way] if record.result != "failure" else []
+
+
+class LineagePolicy(ReplanPolicy):
+    """The engine's rules, and before anybody is asked: a lineage that has used up its replans ends blocked (D14).
+
+    Args:
+        settings: thresholds and limits.
+        recovery: knows the run.
+    """
+
+    def __init__(self, settings: Settings, recovery: Recovery) -> None:
+        super().__init__(settings)
+        self._recovery = recovery
+
+    def refuse(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
+        """The decision that limits force before any provider is asked; None when they force none."""
+        session = self._recovery.session
+        failed = [view.task(task_id) for t in triggers if t.kind in ("task-failed", "timeout") for task_id in t.tasks]
+        for task in failed if session is not None else ():
+            assert session is not None
+            name = session.state.name_of(task.root)
+            spent = spent_lineage(session.manager.limits, session.manager.counts, Cause(action=name, lineage=name))
+            if spent and task.state in STUCK and is_action(task.task) and not task.task.fallbacks:
+                most = session.manager.limits.replans_per_lineage
+                reason = f"the limit of {most} replans of {name!r} and what replaced it is reached"
+                session.intervene(reason)
+                return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
+        return super().refuse(triggers, view, ledger)
 
 
 def _way(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
