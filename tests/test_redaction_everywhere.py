@@ -17,6 +17,7 @@ from replanning import (
     Alternative,
     Answer,
     CallbackGate,
+    Goal,
     Plan,
     PlanRun,
     Question,
@@ -267,6 +268,15 @@ async def test_what_was_taken_out_is_said() -> None:
     (note,) = bodies(store, "run", Contained)
     assert "tool 'call', tool 'post', the arguments of task 'a'" in note.error
     assert "{env:NAME}" in note.error
+
+
+async def test_nothing_is_said_of_what_no_tool_gets() -> None:
+    """A secret in the words of a goal is taken out, and as no tool misses it, nothing more is said."""
+    store = MemoryStore()
+    plan = chain("a").model_copy(update={"goal": Goal(objective=f"use {TOKEN}")})
+    async with open_run(plan, store=store, run_id="run") as run:
+        assert run.plan.goal.objective == "use [redacted]"
+    assert bodies(store, "run", Contained) == []
 
 
 async def test_nothing_is_said_of_a_plan_without() -> None:
