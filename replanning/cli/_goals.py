@@ -41,12 +41,78 @@ LlmOption = Annotated[
         " whose key is in the environment.",
     ),
 ]
+RunIdOption = Annotated[
+    str | None,
+    typer.Option("--run-id", metavar="ID", help="What to call the run; one that there is already is continued."),
+]
+
+
+def solve(
+    file: GoalFile = None,
+    *,
+    goal: GoalOption = None,
+    tools: ToolsOption = None,
+    llm: LlmOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    max_concurrency: ConcurrencyOption = None,
+    values: SetOption = None,
+    settings: SettingsOption = None,
+    trace: TraceOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    run_id: RunIdOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Take a goal in words to its end: a language model plans it, tools carry it out, and the model judges each phase.
+
+    The model sees the goal, the tools and what they put out, without secrets. It uses no other tools than these.
+    """
+    from replanning.cli._run import RunOptions
+    from replanning.cli._solve import make_plan, read_task
+    from replanning.cli._solve import solve as solve_task
+
+    options = RunOptions(
+        store="memory" if dry_run else store,
+        settings=settings,
+        providers=[llm] if llm else (),
+        workers=workers(sequential=False, most=max_concurrency),
+        context=values or (),
+        trace=trace,
+        ask=asking(ask, never=no_ask),
+        json=as_json,
+        quiet=quiet,
+    )
+    task = read_task(goal, file, tools, llm, quiet=quiet)
+    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
+
+
+def plan(
+    file: GoalFile = None,
+    *,
+    goal: GoalOption = None,
+    tools: ToolsOption = None,
+    llm: LlmOption = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")] = None,
+    settings: SettingsOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
+    from replanning.cli._run import RunOptions
+    from replanning.cli._solve import make_plan, read_task
+
+    who = asking(ask, never=no_ask)
+    options = RunOptions(store="memory", settings=settings, ask=who, json=as_json, quiet=quiet)
+    raise typer.Exit(make_plan(read_task(goal, file, tools, llm, quiet=quiet), options, save=save))
 
 
 def add_goal_commands(app: typer.Typer) -> None:
     """Add the commands to the program."""
-
-    @app.command(
+    app.command(
         rich_help_panel=RUNNING,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
@@ -56,74 +122,12 @@ def add_goal_commands(app: typer.Typer) -> None:
             "replanning resume fix-12    takes it up again, with its plan and what is left of its limits",
             *EXITS,
         ),
-    )
-    def solve(
-        file: GoalFile = None,
-        *,
-        goal: GoalOption = None,
-        tools: ToolsOption = None,
-        llm: LlmOption = None,
-        store: StoreOption = DEFAULT_STORE,
-        max_concurrency: ConcurrencyOption = None,
-        values: SetOption = None,
-        settings: SettingsOption = None,
-        trace: TraceOption = None,
-        ask: AskOption = None,
-        no_ask: NoAskOption = False,
-        run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="What to call the run.")] = None,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
-        as_json: JsonOption = False,
-        quiet: QuietOption = False,
-    ) -> None:
-        """Take a goal in words to its end: a language model plans it, tools carry it out, and the model judges each phase.
-
-        The model sees the goal, the tools and what they put out, without secrets. It uses no other tools than these.
-        """
-        from replanning.cli._run import RunOptions
-        from replanning.cli._solve import make_plan, read_task
-        from replanning.cli._solve import solve as solve_task
-
-        options = RunOptions(
-            store="memory" if dry_run else store,
-            settings=settings,
-            providers=[llm] if llm else (),
-            workers=workers(sequential=False, most=max_concurrency),
-            context=values or (),
-            trace=trace,
-            ask=asking(ask, never=no_ask),
-            json=as_json,
-            quiet=quiet,
-        )
-        task = read_task(goal, file, tools, llm, quiet=quiet)
-        raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
-
-    @app.command(
+    )(solve)
+    app.command(
         rich_help_panel=PLANS,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
             "replanning run plan.yaml    carries it out",
         ),
-    )
-    def plan(
-        file: GoalFile = None,
-        *,
-        goal: GoalOption = None,
-        tools: ToolsOption = None,
-        llm: LlmOption = None,
-        save: Annotated[
-            Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")
-        ] = None,
-        settings: SettingsOption = None,
-        ask: AskOption = None,
-        no_ask: NoAskOption = False,
-        as_json: JsonOption = False,
-        quiet: QuietOption = False,
-    ) -> None:
-        """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
-        from replanning.cli._run import RunOptions
-        from replanning.cli._solve import make_plan, read_task
-
-        who = asking(ask, never=no_ask)
-        options = RunOptions(store="memory", settings=settings, ask=who, json=as_json, quiet=quiet)
-        raise typer.Exit(make_plan(read_task(goal, file, tools, llm, quiet=quiet), options, save=save))
+    )(plan)
