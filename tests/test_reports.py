@@ -121,8 +121,8 @@ async def test_why_on_one_screen() -> None:
         "  outcome: success",
         "",
         "Plan",
-        "  - b: depends_on: ['a'] [FAILED]",
-        "  + b~2: depends_on: ['a'] [PENDING]",
+        '  - b: depends_on: ["a"] [FAILED]',
+        '  + b~2: depends_on: ["a"] [PENDING]',
         "    c: waiting for b~2 instead of b",
     ]
 
@@ -154,7 +154,7 @@ async def test_edits_in_text() -> None:
         async with engine.open(chain("a")) as run:
             run.add_task(Task(id="c"), before=["a"], reason="forgotten")
     assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(run.history)
-    assert "+ a: depends_on: ['c']" in why_report(run.history, run.history.edits[0])
+    assert '+ a: depends_on: ["c"]' in why_report(run.history, run.history.edits[0])
     assert "## Edit by hand, revision 0 → 1" in run.history.to_markdown()
 
 
@@ -305,4 +305,4 @@ async def test_document() -> None:
     assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
     assert text.count("| ✘ |") == 2
     assert "- **Executed**: yes, outcome: success" in text
-    assert "```diff\n- b: depends_on: ['a'] [FAILED]\n+ b~2: depends_on: ['a'] [PENDING]\n" in text
+    assert '```diff\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n' in text
