@@ -125,7 +125,8 @@ def data(*words: str) -> Any:
 
 def history(run_id: str) -> ReplanHistory:
     """The history of a run in the store."""
-    return ReplanHistory.of(SqliteStore(STORE), run_id)
+    with closing(SqliteStore(STORE)) as store:
+        return ReplanHistory.of(store, run_id)
 
 
 # Which run
@@ -430,9 +431,8 @@ class Process:
 
     def stop(self) -> None:
         """End it if it has not ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
+        self._process.kill()
+        self._process.communicate()
 
 
 ENV = {**os.environ, "REPLANNING_STORE": STORE, "PYTHONUNBUFFERED": "1"}

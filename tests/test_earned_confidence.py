@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,10 @@ async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -
 
 async def test_boasting_does_not_pay(tmp_path: Path) -> None:
     """Alternatives that do not help count less in the same run, and in later runs of another process."""
-    assert await assessed(SqliteStore(tmp_path / "h.db"), "a", "a~2") == [1.0, pytest.approx((10 + 1 / 3) / 11)]
-    later = await assessed(SqliteStore(tmp_path / "h.db"), "a")
+    with closing(SqliteStore(tmp_path / "h.db")) as store:
+        assert await assessed(store, "a", "a~2") == [1.0, pytest.approx((10 + 1 / 3) / 11)]
+    with closing(SqliteStore(tmp_path / "h.db")) as store:
+        later = await assessed(store, "a")
     assert later == [pytest.approx((10 + 2 * 2 / 4) / 12)]
 
 
