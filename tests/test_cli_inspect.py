@@ -125,8 +125,19 @@ def data(*words: str) -> Any:
 
 def history(run_id: str) -> ReplanHistory:
     """The history of a run in the store."""
-    with closing(SqliteStore(STORE)) as store:
-        return ReplanHistory.of(store, run_id)
+    OPENED.append(SqliteStore(STORE))
+    return ReplanHistory.of(OPENED[-1], run_id)
+
+
+OPENED: list[SqliteStore] = []
+"""Stores from which histories are read; closed after each test."""
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 # Which run
