@@ -15,10 +15,9 @@ class _Section(BaseModel):
 
 
 class ReflectionSettings(_Section):
-    """When the plan is looked at again while it is carried out; an interval of 0 means never without a cause."""
+    """When the model looks back while the plan is carried out; an interval of 0 means never without a cause."""
 
     enabled: bool = True
-    trigger_on_error: bool = True
     trigger_interval: _Count = 3
     depth: Literal["deep", "moderate", "shallow"] = "moderate"
 
@@ -27,15 +26,6 @@ class RevisionSettings(_Section):
     """How often a plan may be revised; with replanning on, the smaller of this and `max_plan_revisions` holds."""
 
     max_revisions: _Count = 3
-
-
-class RecordSettings(_Section):
-    """Where the records of planning mode are written, and for how long they are kept."""
-
-    storage_type: Literal["jsonl"] = "jsonl"
-    directory: str = "planning_history"
-    retention_days: int = Field(default=90, ge=1)
-    archive_directory: str | None = Field(default=None, description="Where what is older goes; else it is removed.")
 
 
 class DecisionSettings(_Section):
@@ -124,7 +114,6 @@ class PlanningSettings(_Section):
     decomposition_level: Literal["detailed", "moderate", "minimal"] = "moderate"
     reflection: ReflectionSettings = ReflectionSettings()
     revision: RevisionSettings = RevisionSettings()
-    history: RecordSettings = RecordSettings()
     replanning: PlanningReplanSettings = PlanningReplanSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = "errors_and_interval"
     on_no_alternative: Literal["wait", "assume", "abort"] | None = None
