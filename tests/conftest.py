@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -10,6 +12,9 @@ settings.register_profile("steady", derandomize=True, deadline=None, database=No
 # New examples in every run, for whoever is looking for bugs: pytest --hypothesis-profile=explore
 settings.register_profile("explore", max_examples=2_000, deadline=None)
 settings.load_profile("steady")
+
+# The tests may have been started with nohup; the programs that they start are to hear a hangup all the same.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", params=["asyncio", "trio"])
