@@ -37,9 +37,9 @@ _BATCH: Final = 100
 # One statement checks lease and number and appends, so that nobody comes between.
 _APPEND: Final = """
     INSERT INTO records (run, seq, at, kind, data)
-    SELECT number, ?1, ?2, ?3, ?4 FROM runs
-    WHERE id = ?5 AND epoch = ?6
-      AND ?1 = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
+    SELECT number, ?, ?, ?, ? FROM runs
+    WHERE id = ? AND epoch = ?
+      AND ? = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
 """
 _READ: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? AND seq <= ? ORDER BY seq"
 _LAST: Final = "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?"
@@ -127,7 +127,7 @@ class SqliteStore(RunStore):
     def append(self, lease: Lease, record: Record) -> None:
         """Insert the record by one statement, which inserts nothing when the lease is not the current one."""
         seq, at, body = record
-        row = (seq, at, body.kind, encode(record), lease.run, lease.epoch)
+        row = (seq, at, body.kind, encode(record), lease.run, lease.epoch, seq)
         status = status_after(body)
         with self._lock:
             try:
