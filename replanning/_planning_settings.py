@@ -18,6 +18,7 @@ class ReflectionSettings(_Section):
     """When the model looks back while the plan is carried out; an interval of 0 means never without a cause."""
 
     enabled: bool = True
+    trigger_on_error: bool = True
     trigger_interval: _Count = 3
     depth: Literal["deep", "moderate", "shallow"] = "moderate"
 
@@ -26,6 +27,15 @@ class RevisionSettings(_Section):
     """How often a plan may be revised; with replanning on, the smaller of this and `max_plan_revisions` holds."""
 
     max_revisions: _Count = 3
+
+
+class HistorySettings(_Section):
+    """Where what was planned is kept beside the journal, and for how long; without an archive old files are removed."""
+
+    storage_type: Literal["jsonl"] = "jsonl"
+    directory: str = Field(default="planning_history", min_length=1)
+    retention_days: int = Field(default=90, ge=1)
+    archive_directory: str | None = Field(default=None, min_length=1)
 
 
 class DecisionSettings(_Section):
@@ -114,6 +124,7 @@ class PlanningSettings(_Section):
     decomposition_level: Literal["detailed", "moderate", "minimal"] = "moderate"
     reflection: ReflectionSettings = ReflectionSettings()
     revision: RevisionSettings = RevisionSettings()
+    history: HistorySettings = HistorySettings()
     replanning: PlanningReplanSettings = PlanningReplanSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = "errors_and_interval"
     on_no_alternative: Literal["wait", "assume", "abort"] | None = None
