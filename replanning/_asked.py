@@ -10,6 +10,7 @@ import anyio
 from replanning._clock import Environment
 from replanning._errors import NoLLMProvider
 from replanning._interfaces import AlternativeProvider
+from replanning._likeness import Likeness
 from replanning._llm import LLMProvider
 from replanning._llm_guards import FallbackLLM, GuardedLLM
 from replanning._llms import AUTO, create_llm_provider, is_llm
@@ -58,6 +59,19 @@ class Asked:
         made = [self._auto() if one == AUTO else self._one(one) for one in once]
         return [provider for provider in made if provider is not None]
 
+    def likeness(self) -> Likeness | None:
+        """What finds tools that are alike, where a language model is named for that.
+
+        Raises:
+            PluginError: there is no such plugin, or it does not load.
+            NoLLMProvider: it cannot be asked.
+        """
+        wanted = self._settings.alternatives
+        if wanted.embeddings is None:
+            return None
+        model = self._made(wanted.embeddings)
+        return Likeness(model, at_least=wanted.min_similarity)
+
     async def aclose(self) -> None:
         """Close the connections of the language models that were made here; they are made anew when they are asked."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(_PATIENCE):
@@ -87,11 +101,14 @@ class Asked:
         return made
 
     def _named(self, name: str) -> AlternativeProvider:
+        return _proposing(self._made(name))
+
+    def _made(self, name: str) -> LLMProvider:
         model = create_llm_provider(
             name, settings=self._settings, environment=self._environment, redactor=self._redactor
         )
         self.models.append(model)
-        return _proposing(model)
+        return model
 
 
 def _proposing(model: LLMProvider) -> AlternativeProvider:

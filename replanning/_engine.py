@@ -109,7 +109,9 @@ class ReplanningEngine:
         scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
         environment, redactor = environment or Environment(), redactor or redactor_for(self.settings)
         self._asked = Asked(self.settings, environment, redactor)
-        self.generator = generator or AlternativeGenerator(self._asked.each(providers), scorer=scorer)
+        self.generator = generator or AlternativeGenerator(
+            self._asked.each(providers), scorer=scorer, likeness=self._asked.likeness()
+        )
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = exporters_of(exporters)
         telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)

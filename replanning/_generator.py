@@ -10,12 +10,14 @@ from typing import NamedTuple
 import anyio
 
 from replanning._changes import AbortRun, Alternative, RetryTask, touched
+from replanning._completions import LLMOptions
 from replanning._confidence import ConfidenceScorer, PastSuccess
 from replanning._containment import contained, described
 from replanning._draft import Draft
 from replanning._errors import BudgetExceeded, LLMError, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
+from replanning._likeness import Likeness
 from replanning._live import LivePlan
 from replanning._meter import Charge, RunMeter
 from replanning._observations import Usage
@@ -238,6 +240,7 @@ class AlternativeGenerator:
         providers: who is asked.
         analyzer: makes the request.
         scorer: scores; its weights can be set.
+        likeness: finds evidence for tools that have none of their own; none is looked for when left out.
     """
 
     def __init__(
@@ -246,8 +249,10 @@ class AlternativeGenerator:
         *,
         analyzer: ContextAnalyzer | None = None,
         scorer: ConfidenceScorer | None = None,
+        likeness: Likeness | None = None,
     ) -> None:
         self.analyzer = analyzer or ContextAnalyzer()
+        self.likeness = likeness
         self.paths = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
@@ -268,9 +273,23 @@ class AlternativeGenerator:
         found = self._ranked(alternatives, notes, request, setting, settings)
         flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(UNFOUNDED)]
         completed, more = await self.paths.complete(flawed[: request.max_alternatives], request, setting)
-        if not completed and not more:
+        past, unlike = await self._widened(found, request, setting)
+        if not completed and not more and past is setting.past and not unlike:
             return found
-        return self._ranked([*alternatives, *completed], [*notes, *more], request, setting, settings)
+        setting = setting._replace(past=past)
+        return self._ranked([*alternatives, *completed], [*notes, *more, *unlike], request, setting, settings)
+
+    async def _widened(
+        self, found: Generated, request: ReplanRequest, setting: Setting
+    ) -> tuple[PastSuccess, Sequence[str]]:
+        """The evidence, with that of tools that are alike where it is looked for."""
+        if self.likeness is None:
+            return setting.past, ()
+        scored = [candidate.alternative for candidate in found.candidates if candidate.score is not None]
+        meter = RunMeter("confidence", setting.ledger.spending, setting.charge, setting.spans)
+        options = LLMOptions(deadline=request.deadline, meter=meter)
+        failing = {setting.live.entry(task_id).task.tool for task_id in setting.live.stuck}
+        return await self.likeness.widened(setting.past, scored, found.view, options, failing=failing)
 
     def _ranked(
         self,
