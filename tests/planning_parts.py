@@ -7,7 +7,7 @@ from typing import Final
 
 from replanning import Settings, Task, ToolSpec
 from replanning.interfaces import HumanGate, JsonObject, JsonValue, RunStore
-from replanning.planning import PlanningCoordinator
+from replanning.planning import PlanningCoordinator, TaskRequest
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 
 _MARKS: Final = {
@@ -133,6 +133,7 @@ def coordinator(
     store: RunStore | None = None,
     tools: Sequence[ToolSpec] = TOOLS,
     patient: bool = True,
+    task: str | TaskRequest = "Tell people the news",
 ) -> PlanningCoordinator:
     """Planning mode with a scripted model, on a virtual clock."""
     environment = virtual_environment(clock=clock)
@@ -140,7 +141,7 @@ def coordinator(
         settings or Settings(),
         ScriptedLLM(model, environment=environment),
         tools,
-        "Tell people the news",
+        task,
         work=desk or Desk(),
         gate=gate,
         store=store,

@@ -55,6 +55,7 @@ from replanning.planning._replan_records import (
     ReplanStage,
     ReplanStatistics,
 )
+from replanning.planning._request import IssueComment, TaskRequest, request_of
 from replanning.planning._state import PlanningState, PlanVersion
 from replanning.planning._templates import prompt_templates
 
@@ -77,6 +78,7 @@ __all__ = [
     "FunctionCall",
     "GoalUnderstanding",
     "InterventionSummary",
+    "IssueComment",
     "Limits",
     "Normalised",
     "Override",
@@ -102,6 +104,7 @@ __all__ = [
     "Subtask",
     "Summary",
     "TaskDecomposition",
+    "TaskRequest",
     "UnclearGoal",
     "carried_over",
     "decision_model",
@@ -118,6 +121,7 @@ __all__ = [
     "parts_of",
     "problems_of",
     "prompt_templates",
+    "request_of",
     "revised",
     "rule",
     "tasks_of",

@@ -12,13 +12,14 @@ from replanning._engine import ReplanningEngine, drive
 from replanning._errors import NotRunning
 from replanning._interfaces import Exporter, HumanGate, RunStore
 from replanning._llm import LLMProvider
-from replanning._plan import Goal, Plan, Task, ToolSpec
+from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun, RunResult
 from replanning._settings import AlternativeSettings, LimitSettings, Settings
 from replanning.planning._acting import Acting
 from replanning.planning._making import Making
 from replanning.planning._recovery import LineagePolicy, Recovery
+from replanning.planning._request import KEPT, TaskRequest
 from replanning.planning._session import Session
 from replanning.planning._state import PlanningState
 from replanning.planning._steps import about, first_plan, is_action, phase_of
@@ -43,7 +44,7 @@ class PlanningCoordinator:
         config: the settings.
         llm_client: the language model.
         tools: what may be used, and nothing else.
-        task: the goal, in words or with criteria.
+        task: the goal, in words or with criteria, or a request with the issue that it comes from.
         work: executes an action with its tool, such as a `ToolExecutor`; None where nothing is to be executed.
         gate: asks a person; without one, questions are kept in the store.
         store: keeps the journal.
@@ -64,7 +65,7 @@ class PlanningCoordinator:
         config: Settings,
         llm_client: LLMProvider,
         tools: Sequence[ToolSpec],
-        task: str | Goal,
+        task: str | Goal | TaskRequest,
         *,
         work: Work | None = None,
         gate: HumanGate | None = None,
@@ -77,7 +78,7 @@ class PlanningCoordinator:
         self.settings = config
         self._llm, self._work, self._workers, self._patient = llm_client, work, workers, patient
         self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in tools}
-        self._goal = task if isinstance(task, Goal) else Goal(objective=task)
+        self._request = task if isinstance(task, TaskRequest) else TaskRequest(goal=_goal(task))
         environment = environment if environment is not None else Environment()
         self._clock = environment.clock
         self._gate = gate
@@ -97,7 +98,7 @@ class PlanningCoordinator:
         self._only_plan = False
 
     def __repr__(self) -> str:
-        return f"<PlanningCoordinator {self._goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
+        return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
 
     @property
     def planning(self) -> PlanningSettings:
@@ -163,7 +164,8 @@ class PlanningCoordinator:
         return Plan(goal=plan.goal, tools=plan.tools, tasks=tuple(_alone(task, phases) for task in tasks))
 
     def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
-        return self.engine.open(first_plan(self._goal, tuple(self._tools.values())), run_id=run_id)
+        kept: JsonObject = {KEPT: self._request.kept()}
+        return self.engine.open(first_plan(self._request.goal, tuple(self._tools.values()), kept), run_id=run_id)
 
     def _resumed(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         return self.engine.resume(run_id)
@@ -214,6 +216,10 @@ class PlanningCoordinator:
             for question in unclear:
                 self.engine.answer(question.id, "reject", by="timeout")
         return True
+
+
+def _goal(task: str | Goal) -> Goal:
+    return task if isinstance(task, Goal) else Goal(objective=task)
 
 
 def _for_engine(settings: Settings) -> Settings:

@@ -24,6 +24,7 @@ from replanning.planning._outputs import InterventionSummary, RequiresHumanInter
 from replanning.planning._phases import Phase
 from replanning.planning._prompts import ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
+from replanning.planning._request import TaskRequest, request_of
 from replanning.planning._state import Held, PlanningState, Why
 from replanning.planning._steps import about, is_action, is_done, phase_of
 from replanning.planning._templates import prompt_templates
@@ -77,6 +78,7 @@ class Session:
     ) -> None:
         self.run, self.llm, self.settings, self.tools, self.clock = run, llm, settings, tools, clock
         self.interactive, self.complete = interactive, complete
+        self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(
             prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
         )
@@ -147,12 +149,9 @@ class Session:
 
     def basis(self, task: Task) -> JsonObject:
         """What every phase is told: what is wanted, what is known, and why it is done again."""
-        state, goal = self.state, self.run.live.goal
-        request: JsonObject = {"task": goal.objective}
-        if goal.success_criteria:
-            request["success_criteria"] = list(goal.success_criteria)
+        state = self.state
         given: JsonObject = {
-            "request": request,
+            **self.request.model_copy(update={"goal": self.run.live.goal}).told(),
             "context": dict(self.run.live.context),
             "answers": [{k: v for k, v in one.model_dump(mode="json").items() if v} for one in state.clarified],
             "goal_understanding": self.output(Phase.GOAL_UNDERSTANDING),

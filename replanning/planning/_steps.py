@@ -51,11 +51,12 @@ def phase_task(phase: Phase, name: TaskId, depends_on: Sequence[TaskId] = (), sa
     return Task(id=name, goal=_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
 
 
-def first_plan(goal: Goal, tools: Sequence[ToolSpec]) -> Plan:
-    """The plan with which a run of planning mode begins: its phases."""
+def first_plan(goal: Goal, tools: Sequence[ToolSpec], said: JsonObject | None = None) -> Plan:
+    """The plan with which a run of planning mode begins: its phases, the first with what is said of the run."""
     tasks: list[Task] = []
     for phase in (*MAKING, Phase.REFLECTION):
-        tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]]))
+        more = {} if tasks else said
+        tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]], more))
     return Plan(goal=goal, tools=tuple(tools), tasks=tuple(tasks))
 
 
