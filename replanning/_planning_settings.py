@@ -126,5 +126,3 @@ class PlanningSettings(_Section):
     revision: RevisionSettings = RevisionSettings()
     history: HistorySettings = HistorySettings()
     replanning: PlanningReplanSettings = PlanningReplanSettings()
-    judge_on: Literal["errors_and_interval", "every_action"] = "errors_and_interval"
-    on_no_alternative: Literal["wait", "assume", "abort"] | None = None

@@ -118,6 +118,12 @@ class JudgeSettings(_Section):
     timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
 
 
+class EscalationSettings(_Section):
+    """What planning mode does where a wanted replan cannot run; by default it waits where somebody can be asked."""
+
+    on_no_alternative: Literal["wait", "assume", "abort"] | None = None
+
+
 class PriceSettings(_Section):
     """What a million tokens of a model cost, in the currency of the budget."""
 
@@ -186,6 +192,10 @@ class Settings(_Section):
     timeout: TimeoutSettings = TimeoutSettings()
     failure_threshold: int = Field(default=1, ge=1)
     judge: JudgeSettings = JudgeSettings()
+    judge_on: Literal["errors_and_interval", "every_action"] = Field(
+        default="errors_and_interval", description="Which actions planning mode has judged."
+    )
+    escalation: EscalationSettings = EscalationSettings()
     better_path: BetterPathSettings = BetterPathSettings()
     approval: ApprovalSettings = ApprovalSettings()
     limits: LimitSettings = LimitSettings()

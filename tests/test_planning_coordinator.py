@@ -361,7 +361,7 @@ async def test_d11_an_unsure_replan_needs_a_person(verdict: Verdict, total: int)
 async def test_e1_no_alternative(how: str, status: str) -> None:
     """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
     once = {"global": {"same_trigger_max_count": 1}}
-    settings = Settings.model_validate({"planning": {"on_no_alternative": how, "replanning": once}})
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": how}, "planning": {"replanning": once}})
     model = Model({"decision:action_sequence": replan("action_regeneration")})
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, settings=settings)

@@ -90,7 +90,7 @@ class Acting:
     def _is_due(self) -> bool:
         """Whether the model is to look at what was just done (J7)."""
         settings = self._session.settings
-        if settings.judge_on == "every_action":
+        if self._session.config.judge_on == "every_action":
             return True
         every = settings.reflection.trigger_interval if settings.reflection.enabled else 0
         done = sum(is_action(e.task) and e.state is TaskState.DONE for e in self._session.run.live) + 1

@@ -178,12 +178,11 @@ class PlanningCoordinator:
             session = self._recovery.session = Session(
                 run,
                 self._llm,
-                self.planning,
+                self.settings,
                 self._tools,
                 self._clock,
                 interactive=self._gate is not None,
                 complete=self._only_plan,
-                replans_per_lineage=self.settings.limits.replans_per_lineage,
             )
             making, acting = Making(session), Acting(session, self._work or _no_work)
 

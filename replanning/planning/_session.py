@@ -15,8 +15,8 @@ from replanning._interfaces import Clock
 from replanning._llm import LLMProvider
 from replanning._meter import RunMeter
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
-from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun
+from replanning._settings import Settings
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
 from replanning.planning._manager import Apply, ReplanManager
@@ -56,27 +56,26 @@ class Session:
     Args:
         run: the run.
         llm: who is asked.
-        settings: of planning mode.
+        config: the settings.
         tools: those that may be used.
         clock: time.
         interactive: whether there is somebody to ask.
         complete: whether every argument must be planned, because nothing is executed.
-        replans_per_lineage: how often a task and what replaced it may be replanned.
     """
 
     def __init__(
         self,
         run: PlanRun,
         llm: LLMProvider,
-        settings: PlanningSettings,
+        config: Settings,
         tools: Mapping[str, ToolSpec],
         clock: Clock,
         *,
         interactive: bool,
         complete: bool,
-        replans_per_lineage: int,
     ) -> None:
-        self.run, self.llm, self.settings, self.tools, self.clock = run, llm, settings, tools, clock
+        self.run, self.llm, self.config, self.tools, self.clock = run, llm, config, tools, clock
+        self.settings = settings = config.planning
         self.interactive, self.complete = interactive, complete
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(
@@ -90,7 +89,7 @@ class Session:
         self.manager = ReplanManager(
             llm,
             self.prompts,
-            Limits.of(settings, replans_per_lineage=replans_per_lineage),
+            Limits.of(settings, replans_per_lineage=config.limits.replans_per_lineage),
             counts=state.counts,
             records=state.records,
             note=self._on_replan,
@@ -224,7 +223,7 @@ class Session:
             PlanningHeld: a person decides.
             PlanningFailed: the run ends.
         """
-        match self.settings.on_no_alternative or ("wait" if self.interactive else "abort"):
+        match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
             case "assume":
                 text = f"{reason}: what there is counts"
                 self.note("assumed", {"questions": [], "assumptions": [text]})
