@@ -41,6 +41,9 @@ from replanning._plan import (
     JsonObject,
     JsonValue,
 )
+from replanning._redaction import (
+    Redactor,
+)
 from replanning._states import (
     TaskState,
 )
@@ -70,6 +73,7 @@ __all__ = [
     "PlanView",
     "Question",
     "QuestionId",
+    "Redactor",
     "ReplanId",
     "ReplanRequest",
     "ReplanningInfo",

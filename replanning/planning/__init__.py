@@ -47,6 +47,7 @@ from replanning.planning._outputs import (
     parse_reply,
 )
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+from replanning.planning._progress import PlanningProgress, PlanProgress, PlanStep
 from replanning.planning._prompts import ReplanPromptBuilder
 from replanning.planning._replan_records import (
     Consideration,
@@ -83,9 +84,12 @@ __all__ = [
     "Normalised",
     "Override",
     "Phase",
+    "PlanProgress",
     "PlanRevision",
+    "PlanStep",
     "PlanVersion",
     "PlanningCoordinator",
+    "PlanningProgress",
     "PlanningReply",
     "PlanningState",
     "Reflection",
