@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from replanning.errors import ReplanningError
 
-MAX_BODY: Final = 65_536
+if TYPE_CHECKING:
+    from replanning.planning import TaskRequest
+
+MARK: Final = "\n\n<!-- written by replanning -->"
+"""What forges put behind everything that they write, where nobody sees it, and take off again when they read: people
+may write with the same account, and what we have written ourselves is never taken for their word."""
+
+MAX_BODY: Final = 65_536 - len(MARK)
 """Characters of one comment beyond which GitHub refuses it; no forge is given more."""
 
 
@@ -23,6 +30,9 @@ class ForgeComment:
         body: its text, in Markdown.
         at: when it was written, in UTC.
         own: whether it was written by the account that the forge posts as; what others write proves nothing.
+        notice: whether it was written by that account through us, and not by a person with the same account.
+        bot: whether a program wrote it.
+        role: what the author is to the project, in the words of the forge, where that stands in the comment.
     """
 
     id: str
@@ -30,6 +40,9 @@ class ForgeComment:
     body: str
     at: datetime
     own: bool = False
+    notice: bool = False
+    bot: bool = False
+    role: str = ""
 
 
 class ForgeError(ReplanningError):
@@ -39,22 +52,37 @@ class ForgeError(ReplanningError):
         status: of the HTTP answer, if there was one.
         retry_after: seconds before which trying again is in vain; None where it is not known.
         final: whether trying again is in vain however long one waits: no such issue, no right to write there.
+        request_id: by which the forge finds the request.
+        excerpt: of what it answered, without secrets.
     """
 
     def __init__(
-        self, message: str, *, status: int | None = None, retry_after: float | None = None, final: bool = False
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        final: bool = False,
+        request_id: str = "",
+        excerpt: str = "",
     ) -> None:
-        super().__init__(message)
+        facts = [f"HTTP {status}"] if status is not None else []
+        facts += [f"request {request_id}"] if request_id else []
+        said = f"{message} ({', '.join(facts)})" if facts else message
+        super().__init__(f"{said}: {excerpt}" if excerpt else said)
         self.status = status
         self.retry_after = retry_after
         self.final = final
+        self.request_id = request_id
+        self.excerpt = excerpt
 
 
 @runtime_checkable
 class Forge(Protocol):
     """The comments of one issue or merge request; every method raises a `ForgeError` where it fails.
 
-    One try per call: whoever calls decides whether and when to try again.
+    A call tries again what may pass within its one deadline, and never writes anything twice; after that, whoever
+    calls decides whether and when to try again.
     """
 
     name: str
@@ -73,4 +101,20 @@ class Forge(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class IssueForge(Forge, Protocol):
+    """A forge whose issue says what is wanted, and below which people may say more."""
+
+    id: str
+    """How the issue is called, such as `owner/repo#12`; also what makes this forge again."""
+
+    async def issue(self) -> TaskRequest:
+        """What is wanted: the issue with its comments and what is known of the repository, all of it bounded."""
+        ...
+
+    async def may_steer(self, comment: ForgeComment) -> bool:
+        """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs."""
         ...
