@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +17,11 @@ from replanning._wording import Hints, Path, place, shown
 
 if TYPE_CHECKING:
     from replanning._plan import Plan, Task, TaskBody, ToolSpec
+    from replanning._servers import McpServer
 
 Finding = tuple[Path, str]
 
-_KIND_NEEDS: Final = {"shell": "command", "http": "url", "python": "callable"}
+_KIND_NEEDS: Final = {"shell": "command", "http": "url", "python": "callable", "mcp": "server"}
 _PATTERNS: Final = ("requires", "adds", "removes", "needs", "produces", "command", "url", "headers")
 _SHOWN_IN_CYCLE: Final = 10
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -36,8 +37,8 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 def check_plan(plan: Plan) -> list[Problem]:
     """Everything that is wrong with a plan whose parts are each valid."""
-    scope = _Scope({tool.name: tool for tool in plan.tools}, plan.resources, plan.objects)
-    findings = [*_check_names(plan), *_check_tools(plan, scope)]
+    scope = _Scope({tool.name: tool for tool in plan.tools}, plan.resources, plan.objects, plan.mcp)
+    findings = [*_check_names(plan), *_check_servers(plan), *_check_tools(plan, scope)]
     for index, task in enumerate(plan.tasks):
         findings += [(("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_body(task, scope)]
     findings += _Edges(plan, scope.hints).check()
@@ -84,6 +85,7 @@ class _Scope:
     tools: Mapping[str, ToolSpec]
     capacity: Mapping[str, float]
     objects: Mapping[str, str]
+    servers: Mapping[str, McpServer] = field(default_factory=dict)
     hints: Hints = field(default_factory=Hints)
     _holes: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -97,6 +99,11 @@ class _Scope:
                         found.setdefault(hole, name)
             self._holes[tool.name] = found
         return self._holes[tool.name]
+
+    def may_have(self, name: str) -> bool:
+        """Whether this may be a tool of a server, which is known only when the server is asked."""
+        found = [(server, name[len(key) + 1 :]) for key, server in self.servers.items() if name.startswith(f"{key}.")]
+        return any(tool and (server.tools is None or tool in server.tools) for server, tool in found)
 
 
 def _texts(value: str | Iterable[str] | Mapping[str, str] | None) -> Iterable[str]:
@@ -115,6 +122,12 @@ def _check_names(plan: Plan) -> Iterator[Finding]:
                 yield (f"{what}s", index, key), text
 
 
+def _check_servers(plan: Plan) -> Iterator[Finding]:
+    for name, server in plan.mcp.items():
+        for text in server.problems():
+            yield ("mcp", name), f"MCP server {name!r}: {text}"
+
+
 def _check_tools(plan: Plan, scope: _Scope) -> Iterator[Finding]:
     types = {*_TYPES, *plan.objects.values()}
     for index, tool in enumerate(plan.tools):
@@ -124,19 +137,26 @@ def _check_tools(plan: Plan, scope: _Scope) -> Iterator[Finding]:
             yield at, f"tool {tool.name!r} is of kind {tool.kind} and has no {needed}"
         if tool.callable is not None and not all(tool.callable.partition(":")):
             yield (*at, "callable"), f"tool {tool.name!r}: {shown(tool.callable)} is not of the form module:function"
-        for parameter, kind in tool.parameters.items():
-            if kind not in types:
-                known = f"expected one of {', '.join(_TYPES)}, or a type that `objects` states"
-                text = f"tool {tool.name!r}: there is no type {kind!r}{scope.hints(kind, types)}; {known}"
-                yield (*at, "parameters", parameter), text
-        if tool.parameters:
-            for hole, name in scope.holes(tool).items():
-                if hole not in tool.parameters:
-                    hint = scope.hints(hole, tool.parameters)
-                    text = f"tool {tool.name!r}: {{{hole}}} in {name} is no parameter of it{hint}"
-                    yield (*at, name), text
+        if tool.server is not None and tool.server not in scope.servers:
+            hint = scope.hints(tool.server, scope.servers)
+            yield (*at, "server"), f"tool {tool.name!r}: `mcp` describes no server {tool.server!r}{hint}"
+        yield from ((at + path, f"tool {tool.name!r}: {text}") for path, text in _check_parameters(tool, types, scope))
         for resource in tool.resources:
             yield from _check_declared(("resources", resource), resource, scope, at, f"tool {tool.name!r}: ")
+
+
+def _check_parameters(tool: ToolSpec, types: Collection[str], scope: _Scope) -> Iterator[Finding]:
+    for parameter, kind in tool.parameters.items():
+        if kind not in types:
+            known = f"expected one of {', '.join(_TYPES)}, or a type that `objects` states"
+            yield ("parameters", parameter), f"there is no type {kind!r}{scope.hints(kind, types)}; {known}"
+    for parameter in tool.optional:
+        if parameter not in tool.parameters:
+            hint = scope.hints(parameter, tool.parameters)
+            yield ("optional",), f"{parameter!r} is no parameter of it{hint}"
+    for hole, name in scope.holes(tool).items() if tool.parameters else ():
+        if hole not in tool.parameters:
+            yield (name,), f"{{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}"
 
 
 def _check_declared(path: Path, resource: str, scope: _Scope, at: Path = (), prefix: str = "") -> Iterator[Finding]:
@@ -167,7 +187,7 @@ def _check_one(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
     tool = scope.tools.get(body.tool) if body.tool is not None else None
     if tool is not None:
         yield from _check_arguments(body, tool, scope)
-    elif body.tool is not None and scope.tools:
+    elif body.tool is not None and (scope.tools or scope.servers) and not scope.may_have(body.tool):
         hint = scope.hints(body.tool, scope.tools)
         yield ("tool",), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
     if body.resources or (tool is not None and tool.resources):
@@ -200,6 +220,8 @@ def _check_arguments(body: TaskBody, tool: ToolSpec, scope: _Scope) -> Iterator[
     given, parameters = body.arguments, tool.parameters
     for name, kind in parameters.items():
         if name not in given:
+            if name in tool.optional:
+                continue
             yield ("arguments",), f"tool {tool.name!r} needs the argument {shown(name)} ({kind})"
         elif expected := _mismatch(given[name], kind, scope.objects):
             text = f"argument {shown(name)} of tool {tool.name!r} is {shown(given[name])}, expected {expected}"

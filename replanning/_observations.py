@@ -168,12 +168,13 @@ class ContextUpdated:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUpdated:
-    """A resource has another capacity, or a tool became available or unavailable."""
+    """A resource has another capacity, or a tool became available or unavailable, and why."""
 
     kind: ClassVar = "resource-updated"
     name: str
     capacity: float | None = None
     available: bool | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

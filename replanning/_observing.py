@@ -90,9 +90,11 @@ class PlanObservations:
             self._life.observe(GoalChanged(goal, changed, redact(reason), redact(by), message))
             self._life.after_observation()
 
-    def change_resource(self, name: str, *, capacity: float | None = None, available: bool | None = None) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available."""
-        self._life.observe(ResourceUpdated(name, capacity, available))
+    def change_resource(
+        self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
+    ) -> None:
+        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        self._life.observe(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
         self._life.after_observation()
 
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record

@@ -14,23 +14,15 @@ from itertools import pairwise
 from os import PathLike
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PrivateAttr,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from replanning._checks import check_plan
 from replanning._errors import PlanError, Problem, UnknownTask
+from replanning._fields import Amount, Count, Document, Fact, Flag, Id, Integer, Name, Seconds, Text
 from replanning._ids import TaskId
 from replanning._patterns import as_text, fill, holes, normalise_fact
+from replanning._servers import McpServer
 from replanning._validation import plain_problems, remainder
 from replanning._wording import did_you_mean
 
@@ -41,10 +33,13 @@ __all__ = [
     "Goal",
     "JsonObject",
     "JsonValue",
+    "McpServer",
+    "Name",
     "Plan",
     "Retry",
     "Task",
     "TaskBody",
+    "Text",
     "ToolSpec",
 ]
 
@@ -54,33 +49,8 @@ JsonObject = dict[str, JsonValue]
 _PIECE: Final = 500
 """How many tasks a piece of the canonical JSON holds."""
 
-MAX_NAME: Final = 200
-"""Longest id or name, in characters."""
-
 COMMAND: Final = "$ "
 """How an entry of `acceptance` begins that is a command; any other is for people and language models."""
-
-_NAME: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
-_TEXT: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
-_SAID: Final = rf"{_TEXT[:-1]}[^\s\x00-\x1f\x7f-\x9f]{_TEXT[1:]}"
-"""Text that is more than whitespace."""
-
-_Name = StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_NAME)
-Name = Annotated[str, _Name]
-Id = Annotated[TaskId, _Name]
-Text = Annotated[str, StringConstraints(pattern=_TEXT)]
-Fact = Annotated[str, StringConstraints(min_length=1, pattern=_SAID), AfterValidator(normalise_fact)]
-Amount = Annotated[float, Field(strict=True, ge=0)]
-Seconds = Annotated[float, Field(strict=True, gt=0)]
-Count = Annotated[int, Field(strict=True, ge=0)]
-Integer = Annotated[int, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-
-
-class Document(BaseModel):
-    """Base of the parts of a plan: immutable, and strict about what it takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Goal(Document):
@@ -136,6 +106,7 @@ class ToolSpec(Document):
         default_factory=dict,
         description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
     )
+    optional: tuple[Name, ...] = Field(default=(), description="The parameters that may be left out.")
     requires: tuple[Fact, ...] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
     adds: tuple[Fact, ...] = Field(default=(), description="Facts that hold after it.")
     removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
@@ -158,6 +129,11 @@ class ToolSpec(Document):
     headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
     body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
     callable: Name | None = Field(default=None, description="python: module:function.")
+    server: Name | None = Field(default=None, description="mcp: which server of the section `mcp` has it.")
+    tool: Name | None = Field(default=None, description="mcp: what the server calls it, if not as here.")
+    input_schema: dict[str, JsonValue] | None = Field(
+        default=None, description="mcp: JSON Schema of the arguments; asked of the server where it is left out."
+    )
     cwd: str | None = Field(default=None, description="Working directory.")
     env: Mapping[str, str] = Field(
         default_factory=dict, description="Environment; {env:NAME} is looked up when the tool is run."
@@ -255,6 +231,9 @@ class Plan(Document):
     )
     resources: Mapping[Name, Amount] = Field(
         default_factory=dict, description="Capacity of each resource that tasks share."
+    )
+    mcp: Mapping[Name, McpServer] = Field(
+        default_factory=dict, description="Servers of the Model Context Protocol; their tools are called SERVER.TOOL."
     )
     tools: tuple[ToolSpec, ...] = Field(default=(), description="The tools; all that tasks name, or none at all.")
     tasks: tuple[Task, ...] = Field(default=(), description="The steps; their order is no dependency.")

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from replanning._errors import Problem
 from replanning._wording import Hints, Path, did_you_mean, path_of, place, shown
 
-_JSON_FIELDS: Final = frozenset({"arguments", "body", "context", "metadata"})
+_JSON_FIELDS: Final = frozenset({"arguments", "body", "context", "input_schema", "metadata"})
 _JSON_KINDS: Final = frozenset({"dict", "list", "str", "int", "float", "bool"})
 
 _EXPECTED: Final[Mapping[str, str]] = {
@@ -32,7 +32,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
 # Where one of these is wrong, other checks would find fault only because of it.
 _BEARING_OF_TASK: Final = frozenset({"id", "depends_on", "arguments"})
 _BEARING_OF_TOOL: Final = frozenset({"name", "parameters"})
-_BEARING_OF_PLAN: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential"})
+_BEARING_OF_PLAN: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential", "mcp"})
 
 
 def plain_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
@@ -76,6 +76,8 @@ def _message(details: ErrorDetails) -> str:
             return f"must be at least {limits['ge']:g}, got {shown(value)}"
         case "greater_than":
             return f"must be more than {limits['gt']:g}, got {shown(value)}"
+        case "value_error":
+            return f"{limits['error']}, got {shown(value)}"
     return f"{details['msg']}, got {shown(value)}"
 
 

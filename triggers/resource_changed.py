@@ -30,13 +30,14 @@ class ResourceChangedDetector:
         lacking = [task for task in waiting if (gone and task.task.tool == name) or _too_much(name, task, view)]
         if not lacking:
             return
+        why = f" ({observation.reason})" if observation.reason else ""
         lost = "is unavailable" if gone else f"is down to {view.capacity.get(name, 0.0):g}"
         need = "1 waiting task needs" if len(lacking) == 1 else f"{len(lacking)} waiting tasks need"
         names = ", ".join(repr(task.id) for task in lacking[:5]) + (", …" if len(lacking) > 5 else "")
         yield ResourceChanged(
             tasks=tuple(task.id for task in lacking),
             cause=f"{name}:{'unavailable' if gone else 'capacity'}",
-            reason=f"{name!r} {lost}, and {need} it: {names}",
+            reason=f"{name!r} {lost}{why}, and {need} it: {names}",
             name=name,
             capacity=observation.capacity,
             available=observation.available,

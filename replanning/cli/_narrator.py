@@ -111,7 +111,8 @@ class Narrator:
     def _resource(self, event: ResourceUpdated) -> Line:
         parts = [] if event.available is None else ["available" if event.available else "unavailable"]
         parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
-        return Line("•", f"{event.name} is {' and '.join(parts)}", "cyan")
+        why = f": {_brief(event.reason)}" if event.reason else ""
+        return Line("•", f"{event.name} is {' and '.join(parts)}{why}", "cyan")
 
     def _facts(self, event: FactsObserved) -> Line:
         parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]

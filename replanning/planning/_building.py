@@ -9,6 +9,7 @@ from typing import Final
 
 from replanning._checks import check_task
 from replanning._errors import PlanError, Problem
+from replanning._graph import topological_order
 from replanning._ids import TaskId
 from replanning._patterns import holes
 from replanning._plan import Fallback, Goal, JsonObject, JsonValue, Plan, Task, TaskBody, ToolSpec
@@ -18,6 +19,8 @@ from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomp
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
+PART_SIZE: Final = 15
+"""Subtasks whose actions fit into one answer."""
 _ANY: Final = "${context.asked_for_later}"
 """Stands for an argument that is not known yet, in checks only: a reference fits every type."""
 
@@ -111,10 +114,29 @@ def revised(
     return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
 
 
-def parts_of(decomposition: TaskDecomposition, most: int = 15) -> tuple[tuple[str, ...], ...]:
-    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer (J38)."""
-    names = [subtask.id for subtask in decomposition.subtasks]
+def parts_of(
+    decomposition: TaskDecomposition, most: int = PART_SIZE, finished: Collection[str] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer (J38).
+
+    What a subtask depends on is in its own part or in an earlier one.
+
+    Args:
+        decomposition: the subtasks.
+        most: how many a part has at most.
+        finished: subtasks that were done before, and are in no part.
+    """
+    left = _left(decomposition, finished)
+    places = {subtask.id: place for place, subtask in enumerate(left)}
+    order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
+    names = [left[place].id for place in order]
     return tuple(tuple(names[start : start + most]) for start in range(0, len(names), most))
+
+
+def within(decomposition: TaskDecomposition, names: Collection[str]) -> TaskDecomposition:
+    """Only those subtasks of a decomposition."""
+    subtasks = tuple(subtask for subtask in decomposition.subtasks if subtask.id in names)
+    return decomposition.model_copy(update={"subtasks": subtasks})
 
 
 def joined(plans: Sequence[ActionPlan]) -> ActionPlan:
@@ -134,7 +156,7 @@ def parameters_of(tool: ToolSpec) -> Mapping[str, str]:
 
 def missing_arguments(tool: ToolSpec, given: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """The arguments that a tool needs and that are not given."""
-    return tuple(name for name in parameters_of(tool) if name not in given)
+    return tuple(name for name in parameters_of(tool) if name not in given and name not in tool.optional)
 
 
 def known_arguments(body: TaskBody) -> JsonObject:

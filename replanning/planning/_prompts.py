@@ -36,6 +36,9 @@ PLAN_TOKENS: Final = 2000
 REFLECTION_TOKENS: Final = 500
 """Tokens that a reflection may have (J38)."""
 
+TOKENS: Final[Mapping[str, int]] = MappingProxyType({"reflection": REFLECTION_TOKENS, "completion": REFLECTION_TOKENS})
+"""Tokens that an answer of these kinds may have; any other is one that makes a plan."""
+
 PART: Final = "part"
 """Names the subtasks whose actions are asked for, where a plan is made in parts."""
 
@@ -364,6 +367,8 @@ def _tool(tool: ToolSpec) -> JsonObject:
         "name": tool.name,
         "available": tool.available,
         "parameters": dict(parameters_of(tool)),
+        "optional": list(tool.optional),
+        "schema": tool.input_schema,
         "description": tool.description,
         "kind": tool.kind,
         "capability": tool.capability,
