@@ -217,7 +217,7 @@ class Making:
                 changes = [AddTask(task=new) for new in tasks]
             else:
                 tasks = again(live, decision.target_phase, phase, said=said, depends_on=[task.id])
-                before = tuple(entry.id for entry in live if task.id in entry.task.depends_on and not entry.removed)
+                before = PlanView(live).dependents(task.id)  # also of what it stands for
                 changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
             session.run.apply(changes, reason=reason_of(decision))
 
