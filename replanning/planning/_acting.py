@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from replanning._attempt import TaskContext, Work
 from replanning._changes import AddTask
-from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid
+from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._states import WAITING, TaskState
 from replanning.planning._building import missing_arguments
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause
 from replanning.planning._making import reason_of
-from replanning.planning._outputs import ExecutionReply, ReflectionReply, parse_reply
+from replanning.planning._outputs import ExecutionReply, Reflection, parse_reply
 from replanning.planning._phases import Phase, ReplanType
-from replanning.planning._session import PlanningFailed, Session, UnexpectedResult
+from replanning.planning._reflecting import reflect, stated_failure
+from replanning.planning._session import Session, UnexpectedResult
 from replanning.planning._steps import about, again, is_action, reflection_of
 
 
@@ -44,9 +45,8 @@ class Acting:
         context.arguments = ready.arguments
         output = await self._work(ready, context)
         name = session.state.name_of(session.run.live.entry(task.id).root)
+        await self._look_back(task, context, name, _json(output))
         session.manager.action_succeeded(name)
-        if self._is_due():
-            await self._look_back(task, context, name, output)
         return output
 
     async def _ready(self, task: Task, context: TaskContext) -> Task:
@@ -88,21 +88,33 @@ class Acting:
     # Looking back
 
     def _is_due(self) -> bool:
-        """Whether the model is to look at what was just done (J7)."""
-        settings = self._session.settings
-        if self._session.config.judge_on == "every_action":
-            return True
-        every = settings.reflection.trigger_interval if settings.reflection.enabled else 0
+        """Whether so many actions are done that the model is to look at the last one (J7)."""
+        settings = self._session.settings.reflection
+        every = settings.trigger_interval if settings.enabled else 0
         done = sum(is_action(e.task) and e.state is TaskState.DONE for e in self._session.run.live) + 1
         return bool(every) and done % every == 0
 
-    async def _look_back(self, task: Task, context: TaskContext, name: str, output: object) -> None:
-        """Have an executed action judged, and change the plan where that is decided; errors are passed over (E5)."""
-        session = self._session
+    async def _look_back(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:
+        """Have the model look at an action that was executed, where it is time or what came of it is unexpected (J7)."""
+        session, settings = self._session, self._session.settings.reflection
+        due, wrong = self._is_due(), stated_failure(output)
+        decides = due or session.config.judge_on == "every_action"
+        if not (decides or wrong):
+            return
         action: JsonObject = {"id": name, "expected_outcome": about(task).get("expected_outcome", "")}
-        given: JsonObject = {**session.basis(task), "action": action, "result": _json(output)}
-        if session.settings.reflection.enabled:
-            await self._reflect(name, given)
+        given: JsonObject = {**session.basis(task), "action": action, "result": output}
+        if wrong:
+            given["errors"] = f"the tool did not fail, but its output says so: {wrong}"
+        looked: Reflection | None = None
+        if due or (wrong and settings.enabled and settings.trigger_on_error):
+            looked = await reflect(session, context.attempt_id, name, given)
+        right = looked is not None and looked.status == "success" and not looked.plan_revision_needed
+        if decides or not right:
+            await self._decide(task, context, name, given)
+
+    async def _decide(self, task: Task, context: TaskContext, name: str, given: JsonObject) -> None:
+        """Have it decided how to go on after an action, and change the plan where that is decided."""
+        session = self._session
         considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=name))
         decision = considered.decision
         if decision is None or not considered.ruling.executes:
@@ -122,18 +134,6 @@ class Acting:
             session.run.apply(changes, reason=reason_of(decision))
 
         await session.execute(considered, apply)
-
-    async def _reflect(self, name: str, given: JsonObject) -> None:
-        session = self._session
-        try:
-            reply = await session.ask(
-                "reflection", given, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
-            )
-        except (LLMError, BudgetExceeded, PlanningFailed) as error:
-            session.note("reflection", {"action": name, "error": str(error)})
-        else:
-            session.note("reflection", {"action": name, **reply.model_dump(mode="json", exclude_none=True)})
-            given["reflection"] = reply.model_dump(mode="json", exclude_none=True)
 
 
 def _json(output: object) -> JsonValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from replanning._changes import AddTask
@@ -10,7 +10,15 @@ from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
-from replanning.planning._building import missing_arguments, problems_of, revised, tasks_of
+from replanning.planning._building import (
+    joined,
+    missing_arguments,
+    parts_of,
+    problems_of,
+    revised,
+    tasks_of,
+    within,
+)
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._outputs import (
     ActionPlan,
@@ -22,6 +30,7 @@ from replanning.planning._outputs import (
     parse_reply,
 )
 from replanning.planning._phases import Phase, ReplanType, keeps_finished
+from replanning.planning._prompts import PART
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._state import PlanVersion
@@ -117,22 +126,53 @@ class Making:
         return found.model_dump(mode="json")
 
     async def sequence(self, task: Task) -> JsonObject:
-        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced."""
-        session, decomposition, target = self._session, self._decomposition(task), _target(task)
-        revises = target is Phase.EXECUTION and session.state.plan is not None
-        finished = self._finished(task)
+        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced.
+
+        Where there are many subtasks, the actions are asked for in parts (J38).
+        """
+        session, decomposition, finished = self._session, self._decomposition(task), self._finished(task)
+        parts = parts_of(decomposition, finished=finished)
+        given = session.basis(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
+        if len(parts) > 1:
+            return _planned(await self._in_parts(parts, decomposition, finished, given), decomposition)
+        revises = _target(task) is Phase.EXECUTION and session.state.plan is not None
 
         def read(text: str) -> JsonObject:
             planned = _without(_revision(text) if revises else _actions(text), finished)
             subtasks = revised(decomposition, planned, finished) if revises else decomposition
             if problems := self._problems(planned, subtasks, finished):
                 raise LLMReplyInvalid("; ".join(problems))
-            return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
+            return _planned(planned, subtasks)
 
-        given = session.basis(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
         if revises:
             return await session.ask("revision", given, ReflectionReply, read, repairs=REPAIRS)
         return await session.ask(Phase.ACTION_SEQUENCE, given, PlanningReply, read, repairs=REPAIRS)
+
+    async def _in_parts(
+        self,
+        parts: Sequence[Sequence[str]],
+        decomposition: TaskDecomposition,
+        finished: Mapping[str, str],
+        given: JsonObject,
+    ) -> ActionPlan:
+        """The actions of one part of the subtasks after another; the model sees what it has planned so far."""
+        session, plans = self._session, list[ActionPlan]()
+        names = set(finished)
+        for part in parts:
+            names.update(part)
+            subtasks = within(decomposition, names)
+
+            def read(text: str, subtasks: TaskDecomposition = subtasks) -> ActionPlan:
+                planned = _without(_actions(text), finished)
+                if problems := self._problems(joined([*plans, planned]), subtasks, finished):
+                    raise LLMReplyInvalid("; ".join(problems))
+                return planned
+
+            told: JsonObject = {**given, PART: list(part)}
+            if plans:
+                told["action_plan"] = joined(plans).model_dump(mode="json")
+            plans.append(await session.ask(Phase.ACTION_SEQUENCE, told, PlanningReply, read, repairs=REPAIRS))
+        return joined(plans)
 
     async def reflect(self, task: Task) -> JsonObject:
         """Whether the goal was achieved; where nobody can tell, that is what comes of it (E5)."""
@@ -312,6 +352,10 @@ def reason_of(decision: ReplanDecision) -> str:
 
 def _target(task: Task) -> Phase:
     return Phase(str(about(task).get("target", Phase.GOAL_UNDERSTANDING)))
+
+
+def _planned(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:
+    return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
 
 
 def _actions(text: str) -> ActionPlan:

@@ -302,7 +302,7 @@ class ReplanManager:
         try:
             return Reply(self.parse_decision_response(completion.text, request.phase)), None
         except LLMReplyInvalid as error:
-            return Reply(None, _explained(completion, str(error))), completion.text
+            return Reply(None, explained(completion, str(error))), completion.text
 
     def _ruling(self, reply: Reply, cause: Cause, questions: tuple[str, ...] = ()) -> Ruling:
         """What becomes of a reply; questions that are still to be asked, and are counted, stay with it."""
@@ -347,7 +347,8 @@ class ReplanManager:
             self._note(ReplanNote(stage=stage, counts=self._counts, considered=considered, record=record))
 
 
-def _explained(completion: Completion, problem: str) -> str:
+def explained(completion: Completion, problem: str) -> str:
+    """What is wrong with a reply, for the model; one that was cut off is that first of all."""
     if completion.finish != "length":
         return problem
     return f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"

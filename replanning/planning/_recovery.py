@@ -18,6 +18,7 @@ from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, spent_lineage
 from replanning.planning._making import reason_of
 from replanning.planning._phases import Phase, ReplanType
+from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import PlanningFailed, PlanningHeld, Session
 from replanning.planning._state import Held, Why
@@ -135,6 +136,33 @@ class Recovery:
         considered = await session.judge(subject, Phase.EXECUTION, given, Cause(error, action=name, lineage=name))
         return await self._follow(task, considered, given, request)
 
+    async def _look_back(
+        self, task: TaskView, considered: Consideration, given: JsonObject, request: ReplanRequest
+    ) -> Alternative:
+        """Where the decision about a failure does not help, the model looks back, and may have the plan revised (E5)."""
+        session = self.session
+        assert session is not None
+        settings = session.settings.reflection
+        reason = f"{task.id} failed, and nothing was decided that helps: {considered.ruling.reason}"
+        asks = settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
+        if not asks:
+            return self._no_way(task, reason)
+        subject, cause = f"{task.id}#{task.attempts}", considered.cause
+        looked = await reflect(session, subject, cause.action or task.id, given)
+        if looked is None or not looked.plan_revision_needed:
+            return self._no_way(task, reason)
+        revising = await session.judge(TaskId(f"{subject}~{Phase.REFLECTION}"), Phase.REFLECTION, given, cause)
+        return await self._follow(task, revising, given, request) or self._no_way(task, reason)
+
+    def _answered(self, task: TaskView, considered: Consideration) -> None:
+        """Put what was decided about a failure on record as the reflection on it: the model need not say it twice."""
+        session, decision, name = self.session, considered.decision, considered.cause.action or task.id
+        assert session is not None
+        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
+        known = any(one.get("task") == subject for one in session.state.reflections)
+        if settings.enabled and settings.trigger_on_error and decision is not None and not known:
+            session.note("reflection", {"task": subject, "action": name, **reflected(name, decision)})
+
     def _action_declined(self, task: TaskView, held: Held) -> Alternative | None:
         assert self.session is not None
         if held.why == "clarification":
@@ -160,7 +188,8 @@ class Recovery:
         assert session is not None
         follows = ruling.executes or ruling.kind == "ask"
         if not ruling.questions and (decision is None or not follows):
-            return self._no_way(task, f"{task.id} failed, and nothing was decided that helps: {ruling.reason}")
+            return await self._look_back(task, considered, given, request)
+        self._answered(task, considered)
         reason = ruling.reason if decision is None else reason_of(decision)
         target = None if decision is None or not follows else decision.target_phase
         retries = decision is not None and decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)

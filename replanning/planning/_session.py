@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, NoReturn, TypeVar
 
 from pydantic import BaseModel
@@ -19,10 +20,10 @@ from replanning._run import PlanRun
 from replanning._settings import Settings
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
-from replanning.planning._manager import Apply, ReplanManager
+from replanning.planning._manager import Apply, ReplanManager, explained
 from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention
 from replanning.planning._phases import Phase
-from replanning.planning._prompts import ReplanPromptBuilder
+from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
 from replanning.planning._state import Held, PlanningState, Why
@@ -84,7 +85,8 @@ class Session:
         self._state = PlanningState()
         life = run._life
         meter = RunMeter("planning", life.ledger.spending, run.charge, run._spans)
-        self._options = LLMOptions(system=self.prompts.system(), meter=meter)
+        self._most = llm.max_tokens
+        self._options = LLMOptions(system=self.prompts.system(), meter=meter, max_tokens=min(PLAN_TOKENS, self._most))
         state = self.state
         self.manager = ReplanManager(
             llm,
@@ -123,8 +125,8 @@ class Session:
             BudgetExceeded: asking it does not fit what is left of the budget.
         """
         problem, rejected = "", list[JsonValue]()
+        options = replace(self._options, schema=schema, max_tokens=min(TOKENS.get(kind, PLAN_TOKENS), self._most))
         for _ in range(repairs + 1):
-            options = LLMOptions(system=self._options.system, meter=self._options.meter, schema=schema)
             self._see_tools()
             completion = await self.llm.complete_detailed(
                 self.prompts.wanted(kind, {**given, "rejected": rejected}), options
@@ -132,7 +134,7 @@ class Session:
             try:
                 return read(completion.text)
             except LLMReplyInvalid as error:
-                problem = str(error)
+                problem = explained(completion, str(error))
             rejected = [{"reply": completion.text[:_LONGEST], "problem": problem}]
         raise PlanningFailed(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
