@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from random import Random
 
-import anyio
 import pytest
 
 from replanning import Answer, Goal, Settings, Task
-from replanning.events import RunEnded, RunOpened, Verdict
+from replanning.events import RunOpened, Verdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import IssueComment, Phase, PlanningState, TaskRequest, request_of
@@ -19,7 +17,6 @@ from tests.planning_parts import (
     GOAL,
     SUBTASKS,
     TOOLS,
-    USUAL,
     Desk,
     Model,
     Replies,
@@ -42,7 +39,6 @@ UNCLEAR = replan(
     assumptions_to_make=["everybody"],
 )
 MAKING = ["goal_understanding", "task_decomposition", "action_sequence"]
-SEEDS = 100
 
 
 # What is asked for
@@ -432,110 +428,6 @@ async def test_f2_the_state_is_json() -> None:
     assert PlanningState.model_validate_json(state.model_dump_json()) == state
     assert state.counts.retries == {}
     assert state.counts.total == 1
-
-
-# Models that misbehave
-
-
-def nonsense(rng: Random) -> JsonValue:
-    """What a model says that does not know what it was asked for."""
-    bad: list[JsonValue] = [
-        "",
-        "I would rather not.",
-        "{",
-        '{"replan_decision": {"replan_needed": "false"}}',
-        "[1, 2",
-        {"replan_decision": {"replan_needed": True, "confidence": 85, "reasoning": 1, "replan_type": "full_replan"}},
-        {"subtasks": [{"id": "a", "description": "a", "dependencies": ["a"]}]},
-        {"actions": [{"task_id": "nobody", "tool": "nothing"}]},
-        "<think>" * 50,
-    ]
-    return rng.choice(bad)
-
-
-def decided(rng: Random) -> JsonValue:
-    """A decision of any type, allowed or not, sure or not, with or without questions."""
-    kinds = [
-        "clarification_request",
-        "goal_revision",
-        "task_redecomposition",
-        "action_regeneration",
-        "partial_replan",
-        "full_replan",
-        "retry",
-        "plan_revision",
-        "none",
-    ]
-    asked: list[JsonValue] = [[], ["Which?"], ["Which?", "When?"]]
-    return go_on(
-        replan_needed=rng.random() < 0.7,
-        replan_type=rng.choice(kinds),
-        confidence=rng.choice([0, 0.3, 0.4, 0.5, 0.79, 0.8, 1]),
-        reasoning=rng.choice(["so", "because", f"reason {rng.choice('abc')}"]),
-        clarification_needed=rng.random() < 0.3,
-        clarification_questions=rng.choice(asked),
-        target_phase=rng.choice([None, "execution", "goal_understanding", "reflection"]),
-        replan_level=rng.choice([None, 1, 3, 5]),
-    )
-
-
-def misbehaving(seed: int) -> Model:
-    """A model that answers at random, sometimes well."""
-    rng = Random(seed)
-
-    class Wild(Model):
-        def __call__(self, prompt: str) -> JsonValue:
-            kind = kind_of(prompt)
-            self.asked.append(kind)
-            if rng.random() < 0.15:
-                return nonsense(rng)
-            if kind.startswith("decision"):
-                return decided(rng)
-            wild: dict[str, JsonValue] = {
-                "revision": revision(action(rng.choice(["write", "post", "more"]), "shout")),
-                "completion": summary(achieved=rng.random() < 0.5),
-                "execution": {"current_task": "x", "function_call": {"name": "write", "arguments": {}}},
-                "reflection": {"reflection": {"action_id": "x", "status": "failure"}},
-            }
-            return wild.get(kind, USUAL.get(kind))
-
-    return Wild()
-
-
-def within_limits(state: PlanningState) -> bool:
-    """Whether no limit of the default settings was exceeded."""
-    counts = state.counts
-    return (
-        counts.total <= 10
-        and counts.clarifications <= 2
-        and counts.redecompositions <= 3
-        and counts.regenerations <= 3
-        and counts.partial_replans <= 2
-        and counts.plan_revisions <= 2
-        and all(number <= 3 for number in (*counts.retries.values(), *counts.lineages.values()))
-    )
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-async def test_models_that_misbehave(seed: int) -> None:
-    """Whatever a model replies, no limit is exceeded, and the run comes to an end that it can state."""
-    rng = Random(seed)
-    desk = Desk({name: [MISSING] * rng.randrange(4) for name in ("write", "post", "shout")})
-    model = misbehaving(seed)
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        with anyio.fail_after(60):
-            await planning.execute_with_planning()
-        result, state = planning.result, planning.state
-        records = list(planning.engine.store.read(result.run))
-
-    assert result.reason
-    assert within_limits(state), state.counts
-    assert len(model.asked) < 150
-    assert sum(isinstance(record.body, RunEnded) for record in records) >= 1
-    assert result.status in ("succeeded", "failed", "aborted", "needs_human", "paused")
-    assert result.status != "succeeded" or (state.completion or {}).get("status") == "success"
-    assert broken_promises(records) == []
 
 
 def test_the_settings_of_the_file(tmp_path: object) -> None:
