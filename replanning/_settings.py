@@ -147,6 +147,24 @@ def _plain_address(address: str | None) -> str | None:
     return address
 
 
+_TRUSTED: Final = re.compile(r"https://.*|http://(?:localhost|127\.0\.0\.1|\[::1\])(?:[:/].*)?")
+
+
+def _guarded_address(address: str | None) -> str | None:
+    """An address whose answers nobody on the way can have changed: they are settings."""
+    plain = _plain_address(address)
+    if plain is not None and _TRUSTED.fullmatch(plain) is None:
+        raise ValueError("expected an address that begins with https://; http:// only on this machine (localhost)")
+    return plain
+
+
+class OverrideSettings(_Section):
+    """Which server knows what a person has set for planning mode, and for how many seconds it is waited for."""
+
+    url: Annotated[str | None, AfterValidator(_guarded_address)] = None
+    timeout: Duration = 5.0
+
+
 class RedactionSettings(_Section):
     """What is a secret beside what looks like one."""
 
@@ -202,6 +220,7 @@ class Settings(_Section):
     budget: Budget = Budget()
     llm: LLMSettings = LLMSettings()
     redaction: RedactionSettings = RedactionSettings()
+    override: OverrideSettings = OverrideSettings()
     cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"

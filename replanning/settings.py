@@ -1,7 +1,8 @@
-"""The sections of `Settings`, for those who set them in Python rather than in a file."""
+"""The sections of `Settings` for those who set them in Python, and `load_settings` for those who have a file."""
 
 from __future__ import annotations
 
+from replanning._config import LoadedSettings, load_settings
 from replanning._planning_settings import (
     DecisionSettings,
     DecompositionSettings,
@@ -24,6 +25,7 @@ from replanning._settings import (
     JudgeSettings,
     LimitSettings,
     LLMSettings,
+    OverrideSettings,
     PriceSettings,
     RedactionSettings,
     Settings,
@@ -45,6 +47,8 @@ __all__ = [
     "JudgeSettings",
     "LLMSettings",
     "LimitSettings",
+    "LoadedSettings",
+    "OverrideSettings",
     "PlanRevisionSettings",
     "PlanningReplanSettings",
     "PlanningSettings",
@@ -56,4 +60,5 @@ __all__ = [
     "Settings",
     "TimeoutSettings",
     "Weights",
+    "load_settings",
 ]

@@ -81,7 +81,7 @@ def test_order_of_sources(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "replanning: {cooldown: 1, alternatives: {min_confidence: 0.1, max_count: 1}}")
     environ = {"REPLANNING_MIN_CONFIDENCE": "0.2", "REPLANNING_APPROVAL_THRESHOLD": "0.4"}
 
-    loaded = load_settings(file, environ, {"alternatives.human_approval_threshold": 0.6})
+    loaded = load_settings(file, environ, arguments={"alternatives.human_approval_threshold": 0.6})
     alternatives = loaded.settings.alternatives
 
     assert (loaded.settings.cooldown, alternatives.max_count) == (1, 1)
@@ -180,7 +180,7 @@ cooldown: 0
             "limits: {replans_per_run: -1}",
             "settings.yaml:2:12 limits.replans_per_run: expected a whole number of at least 0 or null, got -1",
         ),
-        ("provider: []", "settings.yaml:2:3 provider: expected a list of text, got ()"),
+        ("provider: []", "settings.yaml:2:3 provider: expected a list of text, at least one, got ()"),
         ("limits: 3", "settings.yaml:2:3 limits: expected a section with replans_per_lineage, replans_per_run; got 3"),
         ("colour: red", "settings.yaml:2:3 colour: there is no such setting; known are enabled, provider, triggers,"),
         ("cool_down: 3", "settings.yaml:2:3 cool_down: there is no such setting; did you mean 'cooldown'?"),
@@ -221,7 +221,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "replanning: {cooldown: -1, nothing: 1, api_key: x}\nother: {}")
 
     with pytest.raises(SettingsError) as caught:
-        load_settings(file, {"REPLANNING_APPROVAL_THRESHOLD": "2"}, {"failure_threshold": 0})
+        load_settings(file, {"REPLANNING_APPROVAL_THRESHOLD": "2"}, arguments={"failure_threshold": 0})
 
     told = str(caught.value)
     for place in (
@@ -306,7 +306,7 @@ VALUES = st.sampled_from([None, True, 0, -1, 0.5, 10**400, "", "skip", "1", [], 
 def test_any_arguments(overrides: dict[str, object]) -> None:
     """Whatever arguments say: each of them counts and is named as a source, or the error lists what is wrong."""
     try:
-        sources = load_settings(environ={}, overrides=overrides).sources  # type: ignore[arg-type]
+        sources = load_settings(environ={}, arguments=overrides).sources  # type: ignore[arg-type]
     except SettingsError as error:
         sources = {}
         refused = error.problems
@@ -325,7 +325,7 @@ def test_prices(tmp_path: Path) -> None:
         "own-*": (0, 0),
     }
     assert dict(loaded.sources) == {"llm.prices": f"{tmp_path}/settings.yaml:3:5"}
-    given = load_settings(environ={}, overrides={"llm.prices": {"o3": {"input": 1, "output": 2}}})
+    given = load_settings(environ={}, arguments={"llm.prices": {"o3": {"input": 1, "output": 2}}})
     assert given.settings.llm.prices["o3"].output == 2
     assert load(tmp_path, "llm:\n  prices:").settings.llm.prices == {}
 

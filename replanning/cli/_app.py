@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from typer.core import TyperGroup
 
-from replanning._errors import ReplanningError
 from replanning.cli._carrying import (
     EXITS,
     PLANS,
@@ -28,42 +25,22 @@ from replanning.cli._carrying import (
     paragraphs,
     workers,
 )
+from replanning.cli._config import config
 from replanning.cli._goals import add_goal_commands
 from replanning.cli._inspect import add_commands
 from replanning.cli._options import (
     DEFAULT_STORE,
-    ExitCode,
     JsonOption,
     RunArgument,
     SettingsOption,
     StoreOption,
 )
-from replanning.cli._options import (
-    fail as give_up,
-)
+from replanning.cli._program import Commands, Program
 
 ABOUT: Final = "About this installation"
 
 
-class Commands(TyperGroup):
-    """Says what is wrong in a sentence, where a traceback would help nobody."""
-
-    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
-        """Run a command; errors of the library are the user's to correct."""
-        try:
-            return super().invoke(ctx)
-        except ReplanningError as error:
-            give_up(str(error))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-                raise
-            problem = f"what there is to say cannot be written: {error.strerror}; `replanning status` says it again"
-            give_up(problem, ExitCode.FAILED)
-        except KeyboardInterrupt:
-            give_up("interrupted", ExitCode.INTERRUPTED)
-
-
-app = typer.Typer(
+app = Program(
     name="replanning",
     cls=Commands,
     no_args_is_help=True,
@@ -327,6 +304,9 @@ def simulate(
         as_json=as_json,
     )
     raise typer.Exit(code)
+
+
+app.add_typer(config, name="config", rich_help_panel=ABOUT)
 
 
 @app.command(

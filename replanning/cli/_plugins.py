@@ -13,12 +13,12 @@ import anyio
 
 from replanning import Environment, Settings, __version__
 from replanning._asked import ALTERNATIVES, REPAIR
-from replanning._config import load_settings
 from replanning._errors import NoLLMProvider, PluginError, ReplanningError
 from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
 from replanning._redaction import Redactor
 from replanning.cli._output import console, plain, show, show_json
+from replanning.cli._settings import read_settings
 from replanning.llm import LLMOptions, LLMProvider
 
 MODEL: Final = "language model"
@@ -77,7 +77,7 @@ def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> None:
     Raises:
         SettingsError: the settings are not valid, or contradict one another.
     """
-    loaded = load_settings(settings).settings
+    loaded = read_settings(settings)
     chosen = _chosen(loaded)
     used: dict[str, list[str]] = {
         "providers": _providers(loaded),

@@ -14,7 +14,6 @@ import anyio
 import anyio.abc
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine, ReplanningError, Settings, StoreGate
-from replanning._config import load_settings
 from replanning._engine import drive
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
 from replanning._loading import in_file
@@ -28,6 +27,7 @@ from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json, show_summary
+from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
 from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
@@ -221,7 +221,7 @@ def report(summary: Summary, *, json: bool) -> int:
 
 def _carry_out(job: Job) -> Summary:
     options = job.options
-    settings = job.settings or load_settings(options.settings).settings
+    settings = job.settings or read_settings(options.settings, quiet=options.quiet)
     if not job.enabled:
         settings = settings.model_copy(update={"enabled": False})
     store = open_store(options.store)

@@ -7,12 +7,12 @@ from functools import partial
 
 from replanning import Plan, ReplanningEngine
 from replanning._asked import REPAIR
-from replanning._config import load_settings
 from replanning._errors import PlanError, Problem, SettingsError
 from replanning._llms import AUTO, is_llm
 from replanning.cli._options import ExitCode
 from replanning.cli._output import console, plain, show_json
 from replanning.cli._run import provider_names
+from replanning.cli._settings import read_settings
 from replanning.testing import FaultSchedule, SimulationReport, Spread, simulate
 
 
@@ -43,7 +43,7 @@ def simulate_plan(
         ReplanningError: plan, faults or settings are not valid.
     """
     plan = Plan.load(path)
-    loaded = load_settings(settings).settings
+    loaded = read_settings(settings)
     engine = partial(ReplanningEngine, _without_models(provider_names(providers, loaded)), settings=loaded)
     chances = {kind: _chances(kind, given) for kind, given in faults.items()}
     schedule = _schedule(plan, chances)

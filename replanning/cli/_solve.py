@@ -10,7 +10,6 @@ from pathlib import Path
 import anyio
 
 from replanning import Environment, Goal, Plan, PlanRun, ReplanningError, Settings
-from replanning._config import load_settings
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError
 from replanning._llms import AUTO, create_llm_provider
 from replanning._loading import read_document
@@ -22,6 +21,7 @@ from replanning.cli._output import plain, say, show_json
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary
 from replanning.cli._run import RunOptions, _find, _gate, _story, pairs, report
+from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import PlanningNoted, RunOpened
@@ -188,7 +188,7 @@ def _show_completion(completion: JsonObject) -> None:
 
 def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObject) -> tuple[Summary, JsonObject | None]:
     """Carry a run out; returns how it came out, and what planning mode has to say about that."""
-    settings = load_settings(options.settings).settings
+    settings = read_settings(options.settings, quiet=options.quiet)
     if not settings.planning.enabled:
         raise SettingsError(
             [Problem("planning.enabled", "planning mode is switched off; set it to true to solve goals")]

@@ -1,0 +1,57 @@
+"""What the command line makes of Typer: errors in sentences, and a help that names types only where there are any."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from replanning._errors import ReplanningError
+from replanning.cli._options import ExitCode, fail
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class _PlainFlags:
+    """Shows no type behind options that take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # typer does not export the types
+        """The parameters, as help shows them."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of the command that this is mixed into
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of the program."""
+
+
+class Commands(_PlainFlags, TyperGroup):
+    """Says what is wrong in a sentence, where a traceback would help nobody."""
+
+    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
+        """Run a command; errors of the library are the user's to correct."""
+        try:
+            return super().invoke(ctx)
+        except ReplanningError as error:
+            fail(str(error))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+                raise
+            problem = f"what there is to say cannot be written: {error.strerror}; `replanning status` says it again"
+            fail(problem, ExitCode.FAILED)
+        except KeyboardInterrupt:
+            fail("interrupted", ExitCode.INTERRUPTED)
+
+
+class Program(typer.Typer):
+    """An application, or a group of commands in it."""
+
+    def command(self, *args: Any, **named: Any) -> Callable[[FunctionT], FunctionT]:
+        """Register a function as a command, as Typer does."""
+        return super().command(*args, **{"cls": Command, **named})
