@@ -36,6 +36,7 @@ from replanning.cli._options import (
     StoreOption,
 )
 from replanning.cli._program import Commands, Program
+from replanning.cli._prune import add_prune_command
 
 ABOUT: Final = "About this installation"
 
@@ -229,6 +230,7 @@ def pause(
 
 
 add_commands(app)
+add_prune_command(app)
 
 
 @app.command(

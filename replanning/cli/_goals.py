@@ -32,6 +32,15 @@ ToolsOption = Annotated[
     Path | None,
     typer.Option("--tools", metavar="FILE", help="The tools that may be used: a YAML file with a section `tools`."),
 ]
+IssueIdOption = Annotated[
+    str,
+    typer.Option(
+        "--issue-id",
+        metavar="ID",
+        help="The issue that this is about, such as owner/repo#12: what was planned and done for it before is told to"
+        " the model, and a run that is not finished is continued.",
+    ),
+]
 LlmOption = Annotated[
     str | None,
     typer.Option(
@@ -61,6 +70,7 @@ def solve(
     ask: AskOption = None,
     no_ask: NoAskOption = False,
     run_id: RunIdOption = None,
+    issue_id: IssueIdOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -84,7 +94,7 @@ def solve(
         json=as_json,
         quiet=quiet,
     )
-    task = read_task(goal, file, tools, llm, quiet=quiet)
+    task = read_task(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
     raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
 
 

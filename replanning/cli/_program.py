@@ -34,7 +34,14 @@ class Command(_PlainFlags, TyperCommand):
 class Commands(_PlainFlags, TyperGroup):
     """Says what is wrong in a sentence, where a traceback would help nobody."""
 
-    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
+        """The command that words call; one of two words, as `history prune`, goes before one of the first word."""
+        two = " ".join(args[:2])
+        if len(args) > 1 and two in self.commands:
+            return two, self.commands[two], args[2:]
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:  # likewise
         """Run a command; errors of the library are the user's to correct."""
         try:
             return super().invoke(ctx)

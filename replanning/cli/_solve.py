@@ -18,6 +18,7 @@ from replanning.cli._context import TellingShell
 from replanning.cli._narrator import Line
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show_json
+from replanning.cli._planned import conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary
 from replanning.cli._run import RunOptions, _find, _gate, _story, pairs, report
@@ -27,7 +28,7 @@ from replanning.cli._tracing import open_trace, place_of
 from replanning.events import PlanningNoted, RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.llm import LLMProvider
-from replanning.planning import PlanningCoordinator
+from replanning.planning import PlanningCoordinator, TaskRequest, request_of
 from replanning.planning._steps import phase_of
 from replanning.tools import ToolExecutor, check_machine, check_tools
 
@@ -40,17 +41,19 @@ class Task:
     """What is to be solved.
 
     Attributes:
-        goal: what is to be achieved.
+        request: what is to be achieved, and the issue that says so, if there is one.
         tools: what may be used to that end; of the plan, nothing else counts.
         llm: which language model is asked; None for the one that settings state, or that is found.
     """
 
-    goal: Goal
+    request: TaskRequest
     tools: Plan
     llm: str | None = None
 
 
-def read_task(goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool) -> Task:
+def read_task(
+    goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
+) -> Task:
     """What the command line asks for.
 
     Raises:
@@ -71,7 +74,7 @@ def read_task(goal: str | None, file: Path | None, tools: Path | None, llm: str 
     if not quiet:
         for note in check_machine(plan):
             say(f"note: {note.message}")
-    return Task(Goal(objective=text), plan, llm)
+    return Task(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
 
 
 def _text(path: Path) -> str:
@@ -101,8 +104,14 @@ def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
     Raises:
         ReplanningError: it cannot be started.
     """
-    context = pairs(options.context)
-    return _solved(task, options, lambda planning: planning.execute_with_planning(run_id), context)
+
+    def start(planning: PlanningCoordinator) -> Awaitable[object]:
+        left = None if run_id is not None else unfinished(task.request, planning.settings, planning.engine.store)
+        if left is not None:
+            say(f"run {left} of {task.request.issue_id} is not finished, and is continued; --run-id begins another")
+        return planning.execute_with_planning(run_id or left)
+
+    return _solved(task, options, start, pairs(options.context))
 
 
 def resume_solving(run: str, options: RunOptions, revision: int | None = None) -> int | None:
@@ -121,7 +130,8 @@ def resume_solving(run: str, options: RunOptions, revision: int | None = None) -
         return None
     if revision is None and info.status in ("succeeded", "aborted"):
         raise NotRunning(f"run {info.run!r} is over: it {info.status}; solve the goal anew, or use --from")
-    task = Task(opened.plan.goal, opened.plan, next(iter(options.providers), None))
+    request = request_of(opened.plan) or TaskRequest(goal=opened.plan.goal)
+    task = Task(request, opened.plan, next(iter(options.providers), None))
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
@@ -189,10 +199,6 @@ def _show_completion(completion: JsonObject) -> None:
 def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObject) -> tuple[Summary, JsonObject | None]:
     """Carry a run out; returns how it came out, and what planning mode has to say about that."""
     settings = read_settings(options.settings, quiet=options.quiet)
-    if not settings.planning.enabled:
-        raise SettingsError(
-            [Problem("planning.enabled", "planning mode is switched off; set it to true to solve goals")]
-        )
     environment = Environment()
     model = create_llm_provider(
         task.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
@@ -201,10 +207,15 @@ def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObjec
     try:
         display = display_for(environment.clock, quiet=options.quiet)
         if not options.quiet:
-            say(f"planned and judged by {model.name} ({model.model})")
+            does = (
+                "planned and judged" if settings.planning.enabled else "nothing is planned; tools are chosen one by one"
+            )
+            say(f"{does} by {model.name} ({model.model})")
         parts = _Parts(task, options, settings, model, store, environment, display)
         planning, interrupted = anyio.run(_execute, parts, start, context)
         summary = _summary(planning, options, display, store, interrupted=interrupted)
+        assert planning.run is not None
+        conclude(planning.run, settings, store, environment)
         return summary, planning.state.completion
     finally:
         store.close()
@@ -233,7 +244,7 @@ def _summary(
         store=options.store,
         durable=store.durable,
         resume=options.again(),
-        trace=", ".join(map(place_of, planning.engine.exporters)),
+        trace=place_of(planning.engine.exporters[0]) if options.trace else "",
         interrupted=interrupted,
     )
 
@@ -260,11 +271,11 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
         parts.settings,
         parts.model,
         parts.task.tools.tools,
-        parts.task.goal,
+        with_earlier(parts.task.request, parts.settings),
         work=work,
         gate=gate,
         store=parts.store,
-        exporters=[open_trace(options.trace)] if options.trace else [],
+        exporters=[*([open_trace(options.trace)] if options.trace else []), history_of(parts.settings, parts.store)],
         environment=parts.environment,
         workers=options.workers,
         patient=False,

@@ -13,6 +13,7 @@ from replanning.planning._building import (
 )
 from replanning.planning._coordinator import PlanningCoordinator
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
+from replanning.planning._history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
 from replanning.planning._limits import (
     Cause,
     Counts,
@@ -39,6 +40,7 @@ from replanning.planning._outputs import (
     Reflection,
     ReflectionReply,
     RequiresHumanIntervention,
+    StepReply,
     Subtask,
     Summary,
     TaskDecomposition,
@@ -89,9 +91,12 @@ __all__ = [
     "PlanStep",
     "PlanVersion",
     "PlanningCoordinator",
+    "PlanningHistoryExporter",
+    "PlanningHistoryStore",
     "PlanningProgress",
     "PlanningReply",
     "PlanningState",
+    "PrunedTask",
     "Reflection",
     "ReflectionReply",
     "ReplanDecision",
@@ -105,6 +110,7 @@ __all__ = [
     "RequiresHumanIntervention",
     "Ruling",
     "RulingKind",
+    "StepReply",
     "Subtask",
     "Summary",
     "TaskDecomposition",
