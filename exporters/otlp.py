@@ -92,6 +92,11 @@ class OtlpExporter(Exporter):
         self._close_limit = close_limit
         self._closed = False
         self._problem = ""
+        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is started now because
+        # from Python 3.12 on none can be started at the end of a program.
+        self._over = threading.Event()
+        self._closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
+        self._closing.start()
         atexit.register(self._shut_down)
 
     @classmethod
@@ -129,12 +134,10 @@ class OtlpExporter(Exporter):
             return
         self._closed = True
         atexit.unregister(self._shut_down)
-        # The SDK waits for as long as a request lasts; a daemon thread can be left to itself.
-        closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
-        closing.start()
+        self._over.set()
         absent = _refused(self.endpoint)
-        closing.join(min(self._close_limit, REFUSED_LIMIT) if absent else self._close_limit)
-        if closing.is_alive():
+        self._closing.join(min(self._close_limit, REFUSED_LIMIT) if absent else self._close_limit)
+        if self._closing.is_alive():
             self._problem = (
                 f"spans could not be sent: no collector listens at {self.endpoint}"
                 if absent
@@ -144,6 +147,7 @@ class OtlpExporter(Exporter):
             _log.warning("%s", self.problem)
 
     def _shut_down_providers(self) -> None:
+        self._over.wait()
         self._tracers.shutdown()
         if self._meters is not None:
             self._meters.shutdown()
