@@ -96,6 +96,12 @@ class TaskContext:
         """Report facts that the work has seen to hold, or to hold no longer."""
         self._run.observe(holds, ceased)
 
+    def change_resource(
+        self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
+    ) -> None:
+        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
+
     def note_process(self, group: int) -> None:
         """Journal the process group that the work started, to be killed if this process dies."""
         self._run._note_process(self.attempt_id, group)

@@ -94,6 +94,9 @@ class PlanObservations:
         self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
     ) -> None:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
+        tool = self.live.tools.get(name)
+        if capacity is None and tool is not None and tool.available == available:
+            return
         self._life.observe(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
         self._life.after_observation()
 

@@ -40,7 +40,7 @@ def test_everything_is_wrong():
         {"name": "f"},
         {"name": "unused"},
     ]
-    known = "known are ['http', 'python', 'shell']"
+    known = "known are ['http', 'mcp', 'python', 'shell']"
     tasks: list[JsonObject] = [{"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]]
     assert check_tools(plan(*tools, tasks=tasks)) == [
         Problem(

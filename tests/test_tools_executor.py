@@ -54,8 +54,8 @@ async def test_unknown_tool(tool: str | None, message: str):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (None, "tool 't' cannot be run: it states no `kind`; known are ['http', 'python', 'shell']"),
-        ("agent", "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'python', 'shell']"),
+        (None, "tool 't' cannot be run: it states no `kind`; known are ['http', 'mcp', 'python', 'shell']"),
+        ("agent", "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'mcp', 'python', 'shell']"),
     ],
 )
 async def test_unknown_kind(kind: str | None, message: str):
@@ -152,7 +152,7 @@ def test_reprs():
     secrets = Secrets({"A": "s3cr3t"})
     secrets.look_up("{env:A}")
     assert repr(secrets) == "<Secrets 1 known>"
-    assert repr(ToolExecutor(PLAN)) == "<ToolExecutor 1 tools, kinds http, python, shell>"
+    assert repr(ToolExecutor(PLAN)) == "<ToolExecutor 1 tools, kinds http, mcp, python, shell>"
 
 
 def test_all_errors_are_of_the_library():

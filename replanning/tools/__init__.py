@@ -1,4 +1,4 @@
-"""Tools for plans that describe theirs: shell commands, HTTP requests and Python functions.
+"""Tools for plans that describe theirs: shell commands, HTTP requests, Python functions, and tools of MCP servers.
 
 `ToolExecutor` is the work of an orchestrator. `check_tools` and `check_machine` look at a plan before it runs.
 
@@ -12,6 +12,10 @@ the whole string. Requests that change something carry the idempotency key of th
 
 `python`: `callable` is `package.module:function`; the arguments are keywords.
 
+`mcp`: `server` is one of the section `mcp` of the plan, `tool` what the server calls it. `ToolExecutor.discover` asks
+the servers what they have; what is found is called `SERVER.TOOL`. Servers are started when they are needed, shared by
+all tasks, and started again when they end; meanwhile their tools are unavailable, which `ToolExecutor.watch` tells.
+
 What a tool `produces` is a part of its output, so that `${build.output.wheel}` finds it: the key `wheel` of
 the JSON object that the tool prints or answers; else its argument `wheel`; else the file that the command
 made or changed, named by an argument or directly in a directory named by one, and called `wheel`, or the
@@ -21,6 +25,7 @@ only one that ends in `.wheel`, or the only one.
 tool is run, and its value is hidden in whatever comes back.
 """
 
+from replanning._servers import McpServer
 from replanning.tools._call import Kind, ToolCall, WorkContext
 from replanning.tools._check import check_machine, check_tools
 from replanning.tools._errors import (
@@ -29,14 +34,19 @@ from replanning.tools._errors import (
     HttpUnreachable,
     InvalidArguments,
     InvalidTool,
+    McpNotInstalled,
+    McpServerLost,
+    McpToolFailed,
     ToolOutputTooLarge,
     ToolTimedOut,
     ToolUnavailable,
     TransientCommandFailed,
     TransientHttpStatusFailed,
+    TransientMcpServerLost,
     UnknownTool,
 )
 from replanning.tools._executor import ToolExecutor
+from replanning.tools._mcp import Report
 from replanning.tools._templates import Secrets
 
 __all__ = [
@@ -46,6 +56,11 @@ __all__ = [
     "InvalidArguments",
     "InvalidTool",
     "Kind",
+    "McpNotInstalled",
+    "McpServer",
+    "McpServerLost",
+    "McpToolFailed",
+    "Report",
     "Secrets",
     "ToolCall",
     "ToolExecutor",
@@ -54,6 +69,7 @@ __all__ = [
     "ToolUnavailable",
     "TransientCommandFailed",
     "TransientHttpStatusFailed",
+    "TransientMcpServerLost",
     "UnknownTool",
     "WorkContext",
     "check_machine",

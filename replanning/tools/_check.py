@@ -12,14 +12,16 @@ from replanning._errors import Problem
 from replanning._plan import COMMAND, Plan, TaskBody, ToolSpec
 from replanning._wording import Path, did_you_mean, place
 from replanning.tools._commands import command_problems, programs
+from replanning.tools._errors import McpNotInstalled
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
 from replanning.tools._shell import shell_problems
-from replanning.tools._templates import missing_arguments, texts_of, unset_variables
+from replanning.tools._templates import missing_arguments, texts_of, unset_variables, variables
 
 _OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
     "http": frozenset({"status", "headers", "json", "text", "undecodable"}),
+    "mcp": frozenset({"text", "json", "content"}),
 }
 
 
@@ -27,6 +29,7 @@ _CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "shell": shell_problems,
     "http": request_problems,
     "python": lambda tool: callable_problems(tool.callable),
+    "mcp": lambda tool: [],  # that its server is described, the plan checks itself
 }
 
 
@@ -35,7 +38,7 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
 
     Args:
         plan: the plan.
-        kinds: kinds of tools that are known besides `shell`, `http` and `python`.
+        kinds: kinds of tools that are known besides `shell`, `http`, `python` and `mcp`.
 
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
@@ -55,10 +58,30 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     """
     known = os.environ if environ is None else environ
     return [
-        Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
-        for index, tool in enumerate(plan.tools)
-        for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
+        *_missing_of_servers(plan, known),
+        *(
+            Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
+            for index, tool in enumerate(plan.tools)
+            for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
+        ),
     ]
+
+
+def _missing_of_servers(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
+    if plan.mcp and find_spec("mcp") is None:
+        yield Problem("mcp", str(McpNotInstalled(plan.mcp)))
+    for name, server in plan.mcp.items():
+        program = server.command[0] if server.command else ""
+        path = server.env.get("PATH", environ.get("PATH", os.defpath))
+        if program and "/" not in program and shutil.which(program, path=path) is None:
+            needs = f"the program {program!r}, which is not on the PATH"
+            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
+        texts = [*server.env.values(), *server.headers.values()]
+        wanted = dict.fromkeys(variable for text in texts for variable in variables(text))
+        if unset := [variable for variable in wanted if variable not in environ]:
+            yield Problem(
+                f"mcp.{name}", f"MCP server {name!r} needs the environment variables {unset}, which are not set"
+            )
 
 
 def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:

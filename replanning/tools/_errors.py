@@ -9,6 +9,10 @@
     │   └── TransientCommandFailed     ... with one that the tool declares as transient
     ├── HttpStatusFailed               a server answered with an error
     │   └── TransientHttpStatusFailed  ... which may pass
+    ├── McpToolFailed                  a tool of an MCP server, or the server itself, reports an error
+    ├── McpServerLost                  an MCP server went away while it was at work
+    │   └── TransientMcpServerLost     ... on something that may be done again
+    ├── McpNotInstalled                there are MCP servers, and no package that speaks with them
     ├── HttpUnreachable                a server did not answer; may pass
     ├── ToolTimedOut                   a tool took longer than the executor allows
     └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
@@ -131,6 +135,34 @@ class HttpUnreachable(ToolError, TransientError):
     def __init__(self, tool: str, request: str, cause: str) -> None:
         self.tool, self.request = tool, request
         super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
+
+
+class McpToolFailed(ToolError):
+    """A tool of an MCP server, or the server itself, reports an error."""
+
+    def __init__(self, tool: str, server: str, said: str) -> None:
+        self.tool, self.server, self.said = tool, server, said
+        super().__init__(f"tool {tool!r}: the MCP server {server!r} reports an error: {head(said)}")
+
+
+class McpServerLost(ToolError):
+    """An MCP server went away while it was at work; whether the work was done is not known."""
+
+    def __init__(self, tool: str, server: str, reason: str) -> None:
+        self.tool, self.server, self.reason = tool, server, reason
+        super().__init__(f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}")
+
+
+class TransientMcpServerLost(McpServerLost, TransientError):
+    """An MCP server went away while it was at work on something that may be done again."""
+
+
+class McpNotInstalled(ToolError):
+    """There are MCP servers, and no package that speaks with them."""
+
+    def __init__(self, servers: Iterable[str]) -> None:
+        self.servers = tuple(servers)
+        super().__init__(f"the MCP servers {list(self.servers)} need the package mcp: pip install 'replanning[mcp]'")
 
 
 class ToolTimedOut(ToolError):

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from pydantic import JsonValue
 
+from replanning._clock import SystemClock
+from replanning._interfaces import Clock
 from replanning._plan import Plan, Task, ToolSpec
+from replanning._servers import McpServer
 from replanning.tools._arguments import argument_problems
 from replanning.tools._call import Kind, ToolCall, WorkContext
 from replanning.tools._errors import (
@@ -23,6 +26,7 @@ from replanning.tools._errors import (
     ToolUnavailable,
     UnknownTool,
 )
+from replanning.tools._mcp import McpKind, Report
 from replanning.tools._python import PythonKind
 from replanning.tools._shell import run_shell
 from replanning.tools._templates import Secrets, missing_arguments, unset_variables
@@ -41,7 +45,7 @@ class ToolExecutor:
         result = await engine.attach(SwarmOrchestrator(work)).run(plan)
     ```
 
-    It knows the kinds `shell`, `http` and `python`. Variables `{env:NAME}` in the description of a tool are
+    It knows the kinds `shell`, `http`, `python` and `mcp`. Variables `{env:NAME}` in the description of a tool are
     looked up when it is run, and their values are hidden in what comes back.
 
     Args:
@@ -52,6 +56,8 @@ class ToolExecutor:
         environ: the environment of commands and of `{env:NAME}`; by default that of the program.
         grace: seconds that a process has to end by itself when it is stopped, before it is killed.
         kinds: further kinds by name, or others in the place of ours.
+        servers: the MCP servers; by default those of the plan.
+        clock: time between one start of an MCP server and the next; by default that of this machine.
     """
 
     def __init__(
@@ -64,6 +70,8 @@ class ToolExecutor:
         environ: Mapping[str, str] | None = None,
         grace: float = 2.0,
         kinds: Mapping[str, Kind] | None = None,
+        servers: Mapping[str, McpServer] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._tools = {tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)}
         self._default_timeout = default_timeout
@@ -73,10 +81,13 @@ class ToolExecutor:
         self._grace = grace
         self._begun: dict[str, anyio.Event] = {}
         self._http: HttpKind | None = None
+        found = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
+        self._mcp = McpKind(found, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock())
         self._kinds: dict[str, Kind] = {
             "shell": run_shell,
             "http": self._run_http,
             "python": PythonKind(),
+            "mcp": self._run_mcp,
             **(kinds or {}),
         }
 
@@ -84,6 +95,7 @@ class ToolExecutor:
         return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._kinds))}>"
 
     async def __aenter__(self) -> Self:
+        await self._mcp.open()
         return self
 
     async def __aexit__(
@@ -92,9 +104,42 @@ class ToolExecutor:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of HTTP tools; using one afterwards opens them again."""
-        if self._http is not None:
-            await self._http.aclose()
+        """Close the connections of HTTP tools; using one afterwards opens them again. End the MCP servers."""
+        try:
+            if self._http is not None:
+                await self._http.aclose()
+        finally:
+            await self._mcp.aclose()
+
+    async def discover(self, plan: Plan) -> Plan:
+        """The plan with the tools that its MCP servers have, as `SERVER.TOOL`; the servers are started to ask them.
+
+        Where the plan describes a tool, what it says counts, and what it leaves out is asked of the server. A tool that
+        a task names and whose server is not there is described as unavailable.
+
+        Raises:
+            PlanError: the tasks do not fit the tools.
+            McpNotInstalled: the package that speaks with servers is not there.
+        """
+        if not plan.mcp:
+            return plan
+        found = await self._mcp.discover(plan)
+        self._tools.update((tool.name, tool) for tool in found.tools)
+        return found
+
+    def watch(self, report: Report | None) -> None:
+        """Tell a run which tools of MCP servers are available, now and whenever that changes.
+
+        Args:
+            report: `run.change_resource`, or what takes the same; None for nobody any more. Where it is not said, the
+                run learns it from the first task that uses such a tool.
+        """
+        self._mcp.watch(report)
+
+    @property
+    def unavailable_servers(self) -> Mapping[str, str]:
+        """The MCP servers that were asked and are not there, and why."""
+        return self._mcp.unavailable
 
     async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
         """Execute one task.
@@ -192,6 +237,12 @@ class ToolExecutor:
             output_limit=self._output_limit,
             grace=self._grace,
         )
+
+    async def _run_mcp(self, call: ToolCall) -> JsonValue:
+        report: Report | None = getattr(call.context, "change_resource", None)  # others' contexts need have none
+        if report is not None and not self._mcp.watched:
+            self._mcp.watch(report)
+        return await self._mcp(call)
 
     async def _run_http(self, call: ToolCall) -> JsonValue:
         if self._http is None:

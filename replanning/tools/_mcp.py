@@ -1,0 +1,210 @@
+"""The kind `mcp`: tools of servers of the Model Context Protocol, found by asking the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from pydantic import JsonValue
+
+from replanning._interfaces import Clock
+from replanning._plan import Plan, ToolSpec
+from replanning._servers import McpServer
+from replanning.tools._call import ToolCall
+from replanning.tools._errors import (
+    InvalidArguments,
+    McpNotInstalled,
+    McpServerLost,
+    McpToolFailed,
+    ToolUnavailable,
+    TransientMcpServerLost,
+)
+from replanning.tools._mcp_tools import output_of, schema_problems, spec_of
+
+if TYPE_CHECKING:
+    from replanning.tools._mcp_session import McpSession
+
+_CLOSING: Final = 10.0
+"""Seconds that servers have to end in order; then they are killed."""
+
+
+class Report(Protocol):
+    """Is told that a tool is available or not, such as `run.change_resource`."""
+
+    def __call__(self, name: str, /, *, available: bool, reason: str) -> object: ...
+
+
+class McpKind:
+    """Executes the tools of the servers of a plan, and keeps the servers.
+
+    Args:
+        servers: as the plan describes them.
+        environ: where `{env:NAME}` is looked up.
+        cwd: what `cwd` of a server is relative to.
+        clock: time between one start of a server and the next.
+    """
+
+    def __init__(
+        self, servers: Mapping[str, McpServer], *, environ: Mapping[str, str], cwd: Path, clock: Clock
+    ) -> None:
+        self._servers, self._environ, self._cwd, self._clock = servers, environ, cwd, clock
+        self._sessions: dict[str, McpSession] = {}
+        self._tools: dict[str, ToolSpec] = {}
+        self._group: TaskGroup | None = None
+        self._report: Report | None = None
+
+    def __repr__(self) -> str:
+        return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody is told when tools become available or cease to be."""
+        return self._report is not None
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """The servers that were asked and are not there, and why."""
+        return {name: session.reason for name, session in self._sessions.items() if session.reason}
+
+    async def open(self) -> None:
+        """Begin; `aclose` must be called by the same task."""
+        if self._servers:
+            self._group = anyio.create_task_group()
+            await self._group.__aenter__()
+
+    async def aclose(self) -> None:
+        """End the servers that were started."""
+        group, self._group, self._report = self._group, None, None
+        if group is None:
+            return
+        for session in self._sessions.values():
+            session.close()
+        self._sessions = {}
+        group.cancel_scope.deadline = anyio.current_time() + _CLOSING
+        await group.__aexit__(None, None, None)
+
+    def watch(self, report: Report | None) -> None:
+        """Tell somebody which tools are available, now and whenever that changes; None for nobody any more."""
+        self._report = report
+        for session in self._sessions.values():
+            self._tell(session)
+
+    async def discover(self, plan: Plan) -> Plan:
+        """The plan with the tools that its servers have; starts them.
+
+        What the plan states of a tool counts; what it leaves out is asked of the server. A tool that a task names and
+        whose server is not there is described as unavailable.
+
+        Raises:
+            PlanError: the tasks do not fit the tools.
+            McpNotInstalled: the SDK is not there.
+        """
+        sessions = {name: self._session(name) for name in plan.mcp}
+        async with anyio.create_task_group() as group:
+            for session in sessions.values():
+                group.start_soon(session.start)
+        tools = [self._completed(tool, sessions) for tool in plan.tools]
+        known = {(tool.server, tool.tool or tool.name) for tool in tools if tool.kind == "mcp"}
+        for name, session in sessions.items():
+            for tool in session.tools.values():
+                allowed = session.server.tools is None or tool.name in session.server.tools
+                if allowed and (name, tool.name) not in known:
+                    found = spec_of(name, session.server, tool, None, session.secrets.hide)
+                    tools += [found] if found is not None else []
+        tools += _absent(plan, tools, sessions)
+        self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
+        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+        return Plan.model_validate({**fields, "tools": tuple(tools)})
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Have a server use one of its tools.
+
+        Raises:
+            InvalidArguments: they do not fit the schema of the tool.
+            ToolUnavailable: the server is not there.
+            McpServerLost: it went away while it was at work.
+            McpToolFailed: the tool, or the server, reports an error.
+            ToolOutputTooLarge: it answers more than may be kept.
+            McpNotInstalled: the SDK is not there.
+        """
+        tool, name = call.tool, call.tool.server or ""
+        session = self._session(name, tool.name)
+        self._tools.setdefault(tool.name, tool)
+        if problems := schema_problems(tool.input_schema, call.arguments):
+            raise InvalidArguments(tool.name, [call.secrets.hide(problem) for problem in problems])
+        from replanning.tools._mcp_session import ServerGone
+
+        try:
+            result = await session.call(tool.tool or tool.name, call.arguments)
+        except ServerGone as error:
+            if not error.reached:
+                raise ToolUnavailable(tool.name, f"the MCP server {name!r}", f"which is not there: {error}") from None
+            lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
+            raise lost(tool.name, name, str(error)) from None
+        except Exception as error:  # whatever a server makes the SDK raise is a failure of this task alone
+            said = session.secrets.hide(str(error)) or type(error).__name__
+            raise McpToolFailed(tool.name, name, said) from error
+        return session.secrets.hide_in(output_of(call, result, session.secrets.hide))
+
+    def _session(self, name: str, tool: str = "") -> McpSession:
+        if name not in self._sessions:
+            if name not in self._servers:
+                raise ToolUnavailable(tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`")
+            if self._group is None:
+                raise ToolUnavailable(
+                    tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
+                )
+            self._sessions[name] = self._started(name, self._group)
+        return self._sessions[name]
+
+    def _started(self, name: str, group: TaskGroup) -> McpSession:
+        if find_spec("mcp") is None:
+            raise McpNotInstalled(self._servers)
+        from replanning.tools._mcp_session import McpSession  # the SDK takes its time, and most plans need none
+
+        session = McpSession(
+            name,
+            self._servers[name],
+            environ=self._environ,
+            cwd=self._cwd,
+            clock=self._clock,
+            on_change=self._tell,
+        )
+        group.start_soon(session.keep)
+        return session
+
+    def _tell(self, session: McpSession) -> None:
+        """Say of the tools of a server whether they can be used."""
+        for tool in self._tools.values() if self._report is not None else ():
+            if tool.server == session.name and self._report is not None:
+                lacking = (tool.tool or tool.name) not in session.tools
+                reason = session.reason or ("the server does not have it any more" if lacking else "")
+                why = f"MCP server {session.name!r}: {reason}" if reason else ""
+                self._report(tool.name, available=not reason, reason=why)
+
+    @staticmethod
+    def _completed(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
+        """What a plan says of a tool, with what it leaves out as its server states it."""
+        session = sessions.get(tool.server or "") if tool.kind == "mcp" else None
+        if session is None:
+            return tool
+        found = session.tools.get(tool.tool or tool.name)
+        if found is None:
+            return tool.model_copy(update={"available": False})
+        return spec_of(session.name, session.server, found, tool, session.secrets.hide) or tool
+
+
+def _absent(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
+    """The tools that tasks name of servers that are not there."""
+    known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
+    names = dict.fromkeys(body.tool for task in plan.tasks for body in (task, *task.fallbacks) if body.tool)
+    for name in (name for name in names if name not in known):
+        for server, session in sessions.items():
+            if name.startswith(f"{server}.") and not session.available:
+                fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}
+                found[name] = ToolSpec.model_validate({**fields, "available": False, "dangerous": True})
+    return list(found.values())

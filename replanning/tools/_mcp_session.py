@@ -1,0 +1,222 @@
+"""One server of the Model Context Protocol: started when it is wanted, shared by all tasks, started again when it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+from mcp import Client, MCPError
+from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool
+
+from replanning._interfaces import Clock
+from replanning._plan import JsonObject
+from replanning._servers import McpServer
+from replanning.tools._mcp_transport import CannotStart, Line, opened
+from replanning.tools._templates import Secrets
+
+RESTARTS: Final = 5
+"""How often in a row a server is started again that answers no call in between."""
+
+_MOST_TOOLS: Final = 1_000
+_MOST_PAGES: Final = 100
+_TERMINATED: Final = "Session terminated"
+"""What the SDK says where a server answers that it has forgotten a session."""
+
+
+class ServerGone(Exception):
+    """A server is not there, or has gone while it was at work.
+
+    Attributes:
+        reached: whether it may have begun with what was asked.
+    """
+
+    def __init__(self, reason: str, *, reached: bool) -> None:
+        self.reached = reached
+        super().__init__(reason)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A server as long as it lives: `client` once it answers; `over` is set when it is gone, with the reason."""
+
+    line: Line
+    client: Client | None = None
+    reason: str = ""
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+
+class McpSession:
+    """One server and what it can do.
+
+    Args:
+        name: how plans call it.
+        server: how it is started or reached.
+        environ: where `{env:NAME}` is looked up.
+        cwd: what its `cwd` is relative to.
+        clock: time between one start and the next.
+        on_change: is told whenever it has become available or ceased to be.
+
+    Attributes:
+        tools: its tools by name, as it stated them last.
+        reason: why it is not available; empty where it is.
+        secrets: what it was told and nobody else is to see.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        *,
+        environ: Mapping[str, str],
+        cwd: Path,
+        clock: Clock,
+        on_change: Callable[[McpSession], object],
+    ) -> None:
+        self.name, self.server = name, server
+        self.tools: dict[str, Tool] = {}
+        self.reason = "it was not started yet"
+        self.secrets = Secrets(environ)
+        self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
+        self._connection = self._new()
+        self._wanted = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._closing = False
+        self._starts = 0
+
+    def __repr__(self) -> str:
+        return f"<McpSession {self.name!r} {'available' if self.available else self.reason}>"
+
+    @property
+    def available(self) -> bool:
+        """Whether it answers."""
+        return not self.reason
+
+    async def keep(self) -> None:
+        """Keep the server alive, once somebody wants it, until it is closed or given up. Runs in a task of its own."""
+        with self._scope:
+            await self._wanted.wait()
+            while not self._closing and self._starts <= RESTARTS:
+                if self._starts > 1:  # the first time that it ends it is started again at once
+                    await self._clock.sleep(2.0 ** (self._starts - 2))
+                self._starts += 1
+                await self._once(self._connection)
+            self.reason += "" if self._closing else f"; it was given up after {RESTARTS} more tries"
+
+    def close(self) -> None:
+        """Have it end, in order where it is connected."""
+        self._closing = True
+        if self._connection.client is not None:
+            self._connection.line.ended.set()
+        else:
+            self._scope.cancel()
+
+    async def start(self) -> None:
+        """Have it started, and wait until it answers or cannot be reached."""
+        self._wanted.set()
+        await self._connection.settled.wait()
+
+    async def call(self, tool: str, arguments: JsonObject) -> CallToolResult:
+        """What a tool of the server answers.
+
+        Raises:
+            ServerGone: it is not there, or went away meanwhile.
+            Exception: whatever the SDK raises, `MCPError` where the server refuses.
+        """
+        await self.start()
+        connection = self._connection
+        if connection.client is None:
+            raise ServerGone(self.reason, reached=False)
+        outcome = await _asked(connection, tool, arguments)
+        if isinstance(outcome, CallToolResult):
+            self._starts = 1
+            return outcome
+        forgotten = isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _TERMINATED)
+        closed = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
+        if outcome is not None and not forgotten and not closed and not connection.over.is_set():
+            raise outcome
+        connection.line.ended.set()
+        await connection.over.wait()
+        raise ServerGone(connection.reason, reached=not forgotten)
+
+    def _new(self) -> _Connection:
+        return _Connection(Line(self.name, self.secrets))
+
+    async def _once(self, connection: _Connection) -> None:
+        """Start it, and wait until it has ended, however it does."""
+        try:
+            await self._live(connection)
+            reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
+        except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
+            reason = _explained(error)
+        words = connection.line.last_words
+        self.reason = connection.reason = self.secrets.hide(f"{reason}: {words}" if words else reason)
+        if self._starts <= RESTARTS and not self._closing:
+            self._connection = self._new()
+        connection.client = None
+        connection.over.set()
+        if not self._closing:
+            self._on_change(self)
+        connection.settled.set()
+
+    async def _live(self, connection: _Connection) -> None:
+        server, line = self.server, connection.line
+        with anyio.CancelScope(deadline=anyio.current_time() + server.timeout) as scope:
+            async with Client(opened(server, line, self._environ, self._cwd), cache=None) as client:
+                self.tools = await _listed(client)
+                scope.deadline = math.inf
+                connection.client, self.reason = client, ""
+                self._on_change(self)
+                connection.settled.set()
+                await line.ended.wait()
+        if scope.cancelled_caught:
+            raise CannotStart(f"it did not say within {server.timeout:g} s what it can do")
+
+
+async def _asked(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
+    """What came of a call; None where the server went away."""
+    outcome: CallToolResult | Exception | None = None
+    assert connection.client is not None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await connection.over.wait()
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            outcome = await connection.client.call_tool(tool, dict(arguments))
+        except Exception as error:  # noqa: BLE001 - raised by the caller, not in a group that nobody asked for
+            outcome = error
+        group.cancel_scope.cancel()
+    return outcome
+
+
+async def _listed(client: Client) -> dict[str, Tool]:
+    """The tools that a server states, as many as are looked at."""
+    found: dict[str, Tool] = {}
+    cursor: str | None = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools[: _MOST_TOOLS - len(found)]:
+            found.setdefault(tool.name, tool)
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= _MOST_TOOLS:
+            break
+    return found
+
+
+def _explained(error: BaseException) -> str:
+    """Why a server cannot be used, in one line."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+        return "it ended before it answered"
+    text = " ".join(str(error).split())
+    return (
+        text if isinstance(error, CannotStart | MCPError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+    )

@@ -1,0 +1,197 @@
+"""How a server of the Model Context Protocol is started or reached, and how it is noticed that it is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+import httpx2
+from mcp.client._transport import ReadStream, TransportStreams
+from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+
+from replanning._servers import McpServer
+from replanning.tools._templates import Secrets, variables
+
+_log = logging.getLogger("replanning.mcp")
+for _name in ("mcp", "client"):  # what the SDK says of a server it cannot read is for who asks for it, not for stderr
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+_SHELL: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
+"""Says which process group the program has, before it becomes the program."""
+
+_GROUP: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
+
+_KEPT: Final = 2_000
+_LAST: Final = 1.0
+"""Seconds that what a program said last is waited for, once it has ended."""
+
+_PATIENCE: Final = 30.0
+"""Seconds to reach an address; what an answer may take is for the task to say."""
+
+
+class CannotStart(Exception):
+    """A server cannot be started or reached; says why."""
+
+
+@dataclass(slots=True)
+class Line:
+    """A line to a server.
+
+    Attributes:
+        ended: set as soon as nothing more can come.
+        said: what the program said last on stderr.
+    """
+
+    name: str
+    secrets: Secrets
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    said: bytes = b""
+    _silent: anyio.Event = field(default_factory=anyio.Event)
+    _group: int = 0
+
+    @property
+    def last_words(self) -> str:
+        """The last line that the program said on stderr, without secrets."""
+        lines = self.said.decode(errors="replace").split("\n")
+        found = [line.strip() for line in lines if line.strip()]
+        return self.secrets.hide(found[-1])[:_KEPT] if found else ""
+
+    async def follow(self, end: int) -> None:
+        """Read what the program says on stderr, for the log and for when it ends."""
+        os.set_blocking(end, False)
+        try:
+            while True:
+                await anyio.wait_readable(end)
+                chunk = os.read(end, 65_536)
+                if not chunk:
+                    return
+                self._heard(chunk)
+        finally:
+            os.close(end)
+            self._silent.set()
+
+    def _heard(self, chunk: bytes) -> None:
+        self.said = (self.said + chunk)[-_KEPT:]
+        if not self._group and (found := _GROUP.search(self.said)):
+            self._group, self.said = int(found[1]), self.said[found.end() :]
+        elif self._group:
+            _log.debug("%s: %s", self.name, self.secrets.hide(chunk.decode(errors="replace")).rstrip())
+
+    async def hang_up(self) -> None:
+        """End what is left of the program's process group, and hear its last words."""
+        if self._group > 1:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
+        with anyio.move_on_after(_LAST):
+            await self._silent.wait()
+
+
+class _Watched:
+    """A stream that says when it has ended."""
+
+    def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            return await self._stream.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._ended.set()
+            raise
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._stream.__aexit__(kind, error, traceback)
+
+
+@asynccontextmanager
+async def opened(
+    server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path
+) -> AsyncIterator[TransportStreams]:
+    """The streams to a server, which is started where it is a program; gone with all it started afterwards.
+
+    Raises:
+        CannotStart: something that it needs is missing.
+        OSError: it cannot be started.
+    """
+    texts = [*server.env.values(), *server.headers.values()]
+    named = dict.fromkeys(name for text in texts for name in variables(text))
+    if unset := [name for name in named if name not in environ]:
+        raise CannotStart(f"it needs the environment variables {unset}, which are not set")
+    way = _started(server, line, environ, cwd) if server.command is not None else _reached(server, line)
+    async with way as (read, write):
+        yield _Watched(read, line.ended), write
+
+
+@asynccontextmanager
+async def _started(
+    server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path
+) -> AsyncIterator[TransportStreams]:
+    parameters = _parameters(server, line, environ, cwd / server.cwd if server.cwd is not None else cwd)
+    async with anyio.create_task_group() as group, AsyncExitStack() as stack:
+        stack.callback(group.cancel_scope.cancel)
+        stack.push_async_callback(line.hang_up)
+        read_end, write_end = os.pipe()
+        group.start_soon(line.follow, read_end)
+        with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
+            streams = await stack.enter_async_context(stdio_client(parameters, errors))
+        yield streams
+
+
+def _parameters(server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path) -> StdioServerParameters:
+    program, *arguments = server.command or ()
+    inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
+    own = {name: line.secrets.look_up(text) for name, text in server.env.items()}
+    if not cwd.is_dir():
+        raise CannotStart(f"its working directory {str(cwd)!r} does not exist")
+    path = own.get("PATH", environ.get("PATH", os.defpath))
+    if shutil.which(cwd / program if "/" in program else program, path=path) is None:
+        place = "" if "/" in program else " on the PATH"
+        raise CannotStart(f"the program {program!r} is not found{place}; install it, or correct `command`")
+    return StdioServerParameters(
+        command=_SHELL[0], args=[*_SHELL[1:], program, *arguments], env={**inherited, **own}, cwd=cwd
+    )
+
+
+@asynccontextmanager
+async def _reached(server: McpServer, line: Line) -> AsyncIterator[TransportStreams]:
+    headers = {name: line.secrets.look_up(text) for name, text in server.headers.items()}
+    limits = httpx2.Timeout(_PATIENCE, read=None)
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=limits) as client,
+        streamable_http_client(server.url or "", http_client=client) as streams,
+    ):
+        yield streams
