@@ -41,7 +41,8 @@ PHASES: Final = tuple(ALLOWED)
 
 
 def _wanting(rng: Random, kind: str, **more: JsonValue) -> JsonObject:
-    asked: list[JsonValue] = ["Which?", f"Which of {rng.randrange(9)}?"][: rng.randrange(3)]
+    questions: list[JsonValue] = ["Which?", f"Which of {rng.randrange(9)}?"]
+    asked = questions[: rng.randrange(3)]
     said: JsonObject = {
         "replan_needed": True,
         "replan_type": kind,
@@ -123,18 +124,23 @@ DECISIONS: Final[Mapping[str, Callable[[Random, str], JsonValue]]] = {
 }
 """Ways to decide badly."""
 
+
+def _one(rng: Random, *replies: LLMReply) -> LLMReply:
+    return rng.choice(replies)
+
+
 REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
-    "empty": lambda rng: rng.choice(["", " \n", "null", "{}", "[]"]),
+    "empty": lambda rng: _one(rng, "", " \n", "null", "{}", "[]"),
     "prose": lambda rng: "I would rather not." * rng.randint(1, 3),
     "bad JSON": lambda rng: rng.choice(
         ["{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"]
     ),
-    "not an object": lambda rng: rng.choice([7, [1], "text", True, [[]]]),
+    "not an object": lambda rng: _one(rng, 7, [1], "text", True, [[]]),
     "thoughts": lambda rng: "<think>" * 50 + json.dumps(go_on()) + "</think>" * rng.randrange(50),
     "deep": lambda rng: "[" * 5_000 + "]" * rng.choice([0, 5_000]),
     "huge": lambda rng: rng.choice(["word ", '{"a":', json.dumps({"subtasks": [{"id": "x"}] * 40})]) * 10_000,
-    "another phase": lambda rng: rng.choice([GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}]),
-    "error": lambda rng: rng.choice([LLMUnavailable("overloaded"), LLMRejected("no key"), LLMError("what?")]),
+    "another phase": lambda rng: _one(rng, GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}),
+    "error": lambda rng: _one(rng, LLMUnavailable("overloaded"), LLMRejected("no key"), LLMError("what?")),
     "time-out": lambda rng: hangs(),
     "late": lambda rng: returns(json.dumps(go_on()), after=rng.choice([5.0, 29.0, 31.0])),
     "crash": lambda rng: raises(RuntimeError("a bug of the provider"), after=1),
@@ -159,7 +165,8 @@ def _subtasks(rng: Random, *, good: bool) -> JsonValue:
     foreign: JsonObject = {"id": "x", "description": "x", "required_tools": ["none"], "dependencies": ["y"]}
     many: list[JsonValue] = [{"id": f"t{number}", "description": "t"} for number in range(150)]
     cannot: JsonObject = {"error": {"type": "cannot_decompose", "message": "it cannot be done"}}
-    return rng.choice([{"subtasks": [cycle]}, {"subtasks": [*made, foreign]}, {"subtasks": many}, cannot])
+    bad: list[JsonObject] = [{"subtasks": [cycle]}, {"subtasks": [*made, foreign]}, {"subtasks": many}, cannot]
+    return rng.choice(bad)
 
 
 def _actions(rng: Random, prompt: str, *, good: bool) -> list[JsonObject]:
@@ -314,8 +321,8 @@ def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
         case 1 | 2 | 3:
 
             def answer(question: Question) -> Answer:
-                verdict = rng.choice(["approve", "reject", "approve"])
-                return Answer(verdict, by="eve", comment=rng.choice(["", "the second", "I do not know"]))
+                comment = rng.choice(["", "the second", "I do not know"])
+                return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
 
             return ScriptedGate(answer, clock=clock)
     return None

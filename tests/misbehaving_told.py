@@ -72,7 +72,7 @@ _FULL_TARGETS: Final = {"action_sequence": 3, "task_decomposition": 4, "goal_und
 def told(records: Sequence[Record]) -> Told:
     """Count what was executed, from records alone, with none of the code that counts while it runs."""
     found, streak = Told(), Counter[str]()
-    approved = {r.body.question for r in records if isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES}
+    approved = any(isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES for r in records)
     for record in records:
         body = record.body
         if not isinstance(body, PlanningNoted) or body.type not in ("replan", "held"):
@@ -94,7 +94,7 @@ def told(records: Sequence[Record]) -> Told:
 _YES: Final = ("approve", "modify")
 
 
-def _count(found: Told, streak: Counter[str], done: JsonObject, approved: set[str]) -> None:
+def _count(found: Told, streak: Counter[str], done: JsonObject, approved: bool) -> None:
     kind, said, cause = str(done["replan_type"]), done["llm_decision"], done["cause"]
     assert isinstance(said, dict)
     assert isinstance(cause, dict)
