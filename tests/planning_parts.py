@@ -19,6 +19,7 @@ _MARKS: Final = {
     "Phase reflection.": "reflection",
     "The plan is to be revised": "revision",
     "The work has come to its end": "completion",
+    "There is no plan:": "step",
 }
 GOAL: Final[JsonObject] = {"main_objective": "Tell people", "success_criteria": ["everybody knows"]}
 SUBTASKS: Final[JsonObject] = {
@@ -73,6 +74,16 @@ def revision(*actions: JsonObject) -> JsonObject:
 def action(name: str, tool: str, **more: JsonValue) -> JsonObject:
     """An action with text as its argument."""
     return {"task_id": name, "tool": tool, "arguments": {"text": "news"}, **more}
+
+
+def use(tool: str, **arguments: JsonValue) -> JsonObject:
+    """The next use of a tool, where there is no plan."""
+    return {"comment": f"use {tool}", "function_call": {"name": tool, "arguments": arguments}}
+
+
+def done(*, achieved: bool = True) -> JsonObject:
+    """What a model says at the end, where there is no plan."""
+    return {**summary(achieved=achieved), "phase": "completion", "done": True}
 
 
 USUAL: Final[Mapping[str, JsonValue]] = {

@@ -190,11 +190,20 @@ def test_without_a_key(repository: Path) -> None:
     assert "ANTHROPIC_API_KEY" in done.stderr
 
 
-def test_planning_mode_can_be_switched_off(repository: Path) -> None:
-    """With planning mode switched off, solving is refused with the name of the setting."""
-    done = cli(repository, "solve", "--goal", "x", "--tools", "tools.yaml", PLANNING_ENABLED="false")
-    assert done.returncode == 2
-    assert "planning.enabled" in done.stderr
+def test_j26_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
+    """With planning switched off, `solve` uses one tool after another as the model says, and `plan` says why there is none."""
+    step: JsonObject = {"function_call": {"name": "write-file", "arguments": {"path": "test_sums.py", "content": TEST}}}
+    end: JsonObject = {**summary(), "phase": "completion", "done": True}
+    options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai")
+    with ScriptedLLMServer(Service({"step": (step, end)})) as server:
+        solved = cli(repository, "solve", *options, PLANNING_ENABLED="false", **server.environ())
+        planned = cli(repository, "plan", *options, PLANNING_ENABLED="false", **server.environ())
+
+    assert solved.returncode == 0, solved.stdout + solved.stderr
+    assert (repository / "test_sums.py").read_text() == TEST
+    assert "tools are chosen one by one by openai (" in solved.stderr
+    assert planned.returncode == 2
+    assert "planning.enabled" in planned.stderr
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_j23_the_system_prompt_sets_the_rules_and_tells_nothing_of_the_run():
 
 def test_j23_there_is_a_template_for_every_phase_strategy_and_level():
     """Every phase has a template for itself and one for its decision, and every setting has its own words."""
-    names = {*KINDS, *(f"decide_{phase}" for phase in Phase), "system", "decision", "refused", "rejected"}
+    names = {*KINDS, *(f"decide_{phase}" for phase in Phase), "system", "decision", "refused", "rejected", "step"}
     names |= {f"strategy_{name}" for name in ("chain_of_thought", "hierarchical", "simple")}
     names |= {f"level_{name}" for name in ("detailed", "moderate", "minimal")}
     assert {*prompt_templates()} == names

@@ -45,8 +45,9 @@ class Acting:
         context.arguments = ready.arguments
         output = await self._work(ready, context)
         name = session.state.name_of(session.run.live.entry(task.id).root)
-        await self._look_back(task, context, name, _json(output))
-        session.manager.action_succeeded(name)
+        if not session.loops:
+            await self._look_back(task, context, name, _json(output))
+            session.manager.action_succeeded(name)
         return output
 
     async def _ready(self, task: Task, context: TaskContext) -> Task:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from replanning._attempt import TaskContext, Work
+from replanning._attempt import TaskContext, Work, check_work
 from replanning._clock import Environment
 from replanning._engine import ReplanningEngine, drive
-from replanning._errors import NotRunning
+from replanning._errors import NotRunning, Problem, SettingsError
 from replanning._interfaces import Exporter, HumanGate, RunStore
 from replanning._llm import LLMProvider
 from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
@@ -17,12 +17,13 @@ from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun, RunResult
 from replanning._settings import AlternativeSettings, LimitSettings, Settings
 from replanning.planning._acting import Acting
+from replanning.planning._looping import Looping
 from replanning.planning._making import Making
 from replanning.planning._recovery import LineagePolicy, Recovery
 from replanning.planning._request import KEPT, TaskRequest
 from replanning.planning._session import Session
 from replanning.planning._state import PlanningState
-from replanning.planning._steps import about, first_plan, is_action, phase_of
+from replanning.planning._steps import about, first_plan, first_step, is_action, phase_of
 
 _LOOK: Final = 5.0
 """Seconds between looks at whether somebody has answered."""
@@ -75,6 +76,8 @@ class PlanningCoordinator:
         workers: int = 8,
         patient: bool = True,
     ) -> None:
+        if work is not None:
+            check_work(work)
         self.settings = config
         self._llm, self._work, self._workers, self._patient = llm_client, work, workers, patient
         self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in tools}
@@ -128,6 +131,9 @@ class PlanningCoordinator:
     async def execute_with_planning(self, run_id: str | None = None) -> bool:
         """Take the goal to its end, or go on with a run that there is already (F11).
 
+        Where `planning.enabled` is false, nothing is planned: the model uses one tool after another until it says that
+        it is done (J26).
+
         Args:
             run_id: how to call the run; one that the store has is continued, and not planned anew.
 
@@ -147,8 +153,12 @@ class PlanningCoordinator:
         """Only plan: the plan that would be executed, with all arguments; None where there is none.
 
         Raises:
+            SettingsError: planning is switched off.
             StoreError: the store does not take the run.
         """
+        if not self.planning.enabled:
+            problem = "planning is switched off, so that there is no plan; set it to true"
+            raise SettingsError([Problem("planning.enabled", problem)])
         self._only_plan = True
         try:
             await self._carry_out(self._opened(run_id))
@@ -165,7 +175,8 @@ class PlanningCoordinator:
 
     def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
         kept: JsonObject = {KEPT: self._request.kept()}
-        return self.engine.open(first_plan(self._request.goal, tuple(self._tools.values()), kept), run_id=run_id)
+        begin = first_plan if self.planning.enabled else first_step
+        return self.engine.open(begin(self._request.goal, tuple(self._tools.values()), kept), run_id=run_id)
 
     def _resumed(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         return self.engine.resume(run_id)
@@ -184,12 +195,12 @@ class PlanningCoordinator:
                 interactive=self._gate is not None,
                 complete=self._only_plan,
             )
-            making, acting = Making(session), Acting(session, self._work or _no_work)
+            making, looping, acting = Making(session), Looping(session), Acting(session, self._work or _no_work)
 
             async def work(task: Task, context: TaskContext) -> object:
                 if phase_of(task) is None:
                     return await acting(task, context)
-                output = await making(task)
+                output = await (looping(task) if session.loops else making(task))
                 if self._only_plan and session.state.plan is not None:
                     run.pause("only the plan was wanted")
                 return output

@@ -196,6 +196,23 @@ class CompletionReply(_Written):
     done: Literal[True] = True
 
 
+class StepReply(_Written):
+    """A reply where there is no plan: the next use of a tool, or that it is done (J26)."""
+
+    phase: Literal["execution", "completion"] = "execution"
+    comment: _Text = ""
+    current_task: _Text = ""
+    function_call: FunctionCall | None = None
+    summary: Summary | None = None
+    done: bool = False
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if (self.function_call is None) == (self.summary is None) or self.done != (self.summary is not None):
+            raise PydanticCustomError("step", "expected either 'function_call', or 'summary' with 'done': true")
+        return self
+
+
 class InterventionSummary(Summary):
     """What was achieved, and why it takes a person to go on."""
 

@@ -190,7 +190,7 @@ class ReplanPromptBuilder:
         return self._templates["system"]
 
     def wanted(self, kind: str, given: JsonObject) -> str:
-        """The prompt of a kind: of a phase, `revision` or `completion`.
+        """The prompt of a kind: of a phase, `revision`, `completion` or `step`.
 
         Raises:
             KeyError: there is no such kind.
@@ -203,6 +203,7 @@ class ReplanPromptBuilder:
             "reflection": self.reflection,
             "revision": self.revision,
             "completion": self.completion,
+            "step": self.step,
         }
         return kinds[kind](given)
 
@@ -243,6 +244,10 @@ class ReplanPromptBuilder:
     def completion(self, given: JsonObject) -> str:
         """Asks for the summary."""
         return self._phase("completion", given, tokens=str(REFLECTION_TOKENS))
+
+    def step(self, given: JsonObject) -> str:
+        """Asks for the next use of a tool, where there is no plan."""
+        return self._phase("step", given)
 
     def decision(self, request: DecisionRequest) -> str:
         """Asks whether to replan after a phase; with `refused` for another way, with `problem` for a usable reply."""

@@ -22,7 +22,7 @@ from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import PlanningFailed, PlanningHeld, Session
 from replanning.planning._state import Held, Why
-from replanning.planning._steps import about, accepted, again, is_action, phase_of, reflection_of
+from replanning.planning._steps import about, accepted, again, again_step, is_action, phase_of, reflection_of
 
 _SURE = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
@@ -110,6 +110,9 @@ class Recovery:
             return _way(
                 self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {'; '.join(assumptions)}"
             )
+        if held.why == "dangerous" and self.session.loops:
+            step = again_step(self.session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
+            return _way([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
         if held.why == "approval":
             changes: list[PlanChange] = [ReplaceTask(task_id=task.id, tasks=(accepted(self.session.run.live, task),))]
             return _way(changes, "the replan was declined: what there is counts")
@@ -121,6 +124,9 @@ class Recovery:
         """An action that failed: its fallback, else what the model decides."""
         session = self.session
         assert session is not None
+        if session.loops:
+            reason = f"{task.id} failed; the model is told, and decides what is done next"
+            return _way([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and stuck:
             return self._action_declined(task, held)

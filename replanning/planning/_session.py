@@ -27,7 +27,7 @@ from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilde
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
 from replanning.planning._state import Held, PlanningState, Why
-from replanning.planning._steps import about, is_action, is_done, phase_of
+from replanning.planning._steps import about, is_action, is_done, is_loop, phase_of
 from replanning.planning._templates import prompt_templates
 
 REPAIRS: Final = 3
@@ -78,6 +78,7 @@ class Session:
         self.run, self.llm, self.config, self.tools, self.clock = run, llm, config, tools, clock
         self.settings = settings = config.planning
         self.interactive, self.complete = interactive, complete
+        self.loops = is_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(
             prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
@@ -164,10 +165,14 @@ class Session:
         }
         return {name: value for name, value in given.items() if value}
 
+    def available(self) -> Mapping[str, ToolSpec]:
+        """The tools that may be used as they are now, with those that are down marked as not available."""
+        live = self.run.live.tools
+        return {name: live.get(name, tool) for name, tool in self.tools.items()}
+
     def _see_tools(self) -> None:
         """Tell the model which tools are available now."""
-        live = self.run.live.tools
-        self.prompts.tools = tuple(live.get(name, tool) for name, tool in self.tools.items())
+        self.prompts.tools = tuple(self.available().values())
 
     def progress(self) -> list[JsonValue]:
         """The actions so far, with what came of them."""

@@ -25,6 +25,7 @@ _GOALS: Final[Mapping[Phase, str]] = {
     Phase.TASK_DECOMPOSITION: "Take the goal apart into subtasks",
     Phase.ACTION_SEQUENCE: "Plan the actions",
     Phase.REFLECTION: "Judge whether the goal was achieved",
+    Phase.EXECUTION: "Decide which tool is used next",
 }
 
 
@@ -60,6 +61,17 @@ def first_plan(goal: Goal, tools: Sequence[ToolSpec], said: JsonObject | None = 
     return Plan(goal=goal, tools=tuple(tools), tasks=tuple(tasks))
 
 
+def first_step(goal: Goal, tools: Sequence[ToolSpec], said: JsonObject | None = None) -> Plan:
+    """The plan with which a run without planning begins: the first step (J26)."""
+    step = phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION), said=said)
+    return Plan(goal=goal, tools=tuple(tools), tasks=(step,))
+
+
+def is_loop(plan: Plan) -> bool:
+    """Whether a run that was opened with this plan is the tool loop alone."""
+    return any(phase_of(task) is Phase.EXECUTION for task in plan.tasks)
+
+
 def again(
     live: LivePlan,
     target: Phase,
@@ -76,6 +88,11 @@ def again(
         told: JsonObject = {**said, "keeps": keeps_finished(target), "target": target.value}
         tasks.append(phase_task(phase, view.fresh_id(TaskId(phase.value)), before, told))
     return tuple(tasks)
+
+
+def again_step(live: LivePlan, task: Task, *, said: JsonObject) -> Task:
+    """A step once more, where there is no plan."""
+    return phase_task(Phase.EXECUTION, PlanView(live).fresh_id(task.id), (), said)
 
 
 def accepted(live: LivePlan, task: Task) -> Task:
