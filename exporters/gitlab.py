@@ -1,0 +1,306 @@
+"""An issue or merge request of GitLab: what it wants, what people say below it, and what is told them there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar, Final
+from urllib.parse import quote, unquote
+
+import httpx
+
+from replanning import Environment, Goal
+from replanning.errors import Problem, SettingsError
+from replanning.exporters._forge import ForgeComment, ForgeError
+from replanning.exporters._forge_answers import Access, serves, texts, wrong_address
+from replanning.exporters._forge_http import Api, Call
+from replanning.exporters._forge_issue import (
+    MOST_COMMENTS,
+    MOST_FILES,
+    Posting,
+    bounded,
+    file_names,
+    known,
+    listed,
+    moment,
+    optional,
+    readme,
+)
+from replanning.interfaces import JsonObject
+from replanning.planning import IssueComment, TaskRequest
+
+_PATH: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"
+_SHORT: Final = re.compile(rf"(?:gitlab:)?{_PATH}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})")
+_PAGE: Final = re.compile(rf"/{_PATH}/-/(?P<kind>issues|work_items|merge_requests)/(?P<number>[1-9]\d{{0,9}})(?:/.*)?")
+_DEVELOPER: Final = 30
+"""The access level from which on members may push code, and so say how work goes on."""
+
+_BOT: Final = re.compile(r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gitlab-.*bot.*", re.IGNORECASE)
+_OLDEST_FIRST: Final = {"sort": "asc", "order_by": "created_at"}
+
+
+class GitLabIssue:
+    """One issue (`group/project#12`) or merge request (`group/project!7`) of GitLab.
+
+    What is public can be read without a token; to write, one is needed that may write notes (scope `api`). A note of
+    which it is not known whether it arrived is looked for before it is sent again.
+
+    Args:
+        issue: as above, also with `gitlab:` before it, or the address of its page.
+        token: by default the value of GITLAB_TOKEN.
+        base_url: of the API; by default the value of GITLAB_API_URL, or of CI_API_V4_URL, or that of gitlab.com.
+        trusted: names of further people whose word counts.
+        timeout: seconds that a call may take in total, retries included.
+        environment: time and chance.
+        transport: what connects, for tests; by default the network.
+        environ: variables of the environment; by default those of this process.
+        redact: takes secrets out of what errors show of answers.
+
+    Attributes:
+        name: of the forge.
+        id: of the issue, such as `gitlab:group/project#12`.
+
+    Raises:
+        SettingsError: there is no such name of an issue, or the address is none of the API's.
+    """
+
+    name: str = "gitlab"
+    default_url: ClassVar[str] = "https://gitlab.com/api/v4"
+
+    def __init__(
+        self,
+        issue: str,
+        *,
+        token: str | None = None,
+        base_url: str | None = None,
+        trusted: Collection[str] = (),
+        timeout: float = 30.0,
+        environment: Environment | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        environ: Mapping[str, str] | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
+        variables = os.environ if environ is None else environ
+        given = base_url or variables.get("GITLAB_API_URL") or variables.get("CI_API_V4_URL") or self.default_url
+        url = _api(given.strip().rstrip("/"))
+        project, kind, number = _place(issue, url)
+        secret = (token if token is not None else variables.get("GITLAB_TOKEN", "")).strip()
+        self.id = f"gitlab:{project}{kind}{number}"
+        self._is_merge = kind == "!"
+        self._project = f"/projects/{quote(project, safe='')}"
+        self._issue = f"{self._project}/{'merge_requests' if self._is_merge else 'issues'}/{number}"
+        self._trusted = {login.lower() for login in trusted}
+        self._people: dict[str, str] = {}
+        self._members: dict[str, bool] = {}
+        self._api = Api(
+            Access(self.name, url, secret, "GITLAB_TOKEN", {"private-token": secret} if secret else {}),
+            timeout=timeout,
+            environment=environment,
+            transport=transport,
+            redact=redact,
+        )
+        self._posting = Posting(self._api)
+
+    def __repr__(self) -> str:
+        return f"<GitLabIssue {self.id} {self._api!r}>"
+
+    async def comments(self) -> Sequence[ForgeComment]:
+        """All notes of people and programs, oldest first; what GitLab itself notes down is left out.
+
+        Raises:
+            ForgeError: they cannot be had.
+        """
+        return await self._api.call(self._comments)
+
+    async def post(self, body: str) -> str:
+        """Write a new note, and say its id.
+
+        Raises:
+            ForgeError: it was not written, or nobody knows whether it was.
+        """
+
+        async def post(call: Call) -> str:
+            await self._who(call)
+            return await self._posting.post(call, f"{self._issue}/notes", body, self._ours)
+
+        return await self._api.call(post)
+
+    async def edit(self, comment_id: str, body: str) -> None:
+        """Put another text in the place of a note's.
+
+        Raises:
+            ForgeError: it was not done.
+        """
+
+        async def edit(call: Call) -> None:
+            await self._posting.edit(call, "PUT", f"{self._issue}/notes/{comment_id}", body)
+
+        await self._api.call(edit)
+
+    async def issue(self) -> TaskRequest:
+        """What is wanted: the issue with its notes and what is known of the project, all of it bounded.
+
+        Raises:
+            ForgeError: the issue cannot be read; what is missing of the rest is left out.
+        """
+        return await self._api.call(self._request)
+
+    async def may_steer(self, comment: ForgeComment) -> bool:
+        """Whether whoever wrote a comment may say how work goes on: members from Developer on, and no programs.
+
+        Raises:
+            ForgeError: that cannot be found out now.
+        """
+        if comment.bot or comment.notice:
+            return False
+        if comment.own or comment.author.lower() in self._trusted:
+            return True
+        person = self._people.get(comment.author)
+        if person is None:
+            return False
+        if person not in self._members:
+            self._members[person] = await self._api.call(lambda call: self._is_member(call, person))
+        return self._members[person]
+
+    async def aclose(self) -> None:
+        """Close the connections; they are made anew when it is asked again."""
+        await self._api.aclose()
+
+    async def _is_member(self, call: Call, person: str) -> bool:
+        try:
+            member = known(await call.get(f"{self._project}/members/all/{person}"))
+        except ForgeError as error:
+            if not error.final:
+                raise
+            return False  # GitLab says of strangers that there are none such
+        level = member.get("access_level")
+        return isinstance(level, int) and level >= _DEVELOPER and texts(member, "state") in ("", "active")
+
+    async def _request(self, call: Call) -> TaskRequest:
+        issue = known(await call.get(self._issue))
+        comments = [c for c in await self._comments(call) if not c.notice]
+        title = texts(issue, "title")
+        return TaskRequest(
+            goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
+            issue_id=self.id,
+            title=title,
+            text=texts(issue, "description"),
+            comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
+            repository=await self._about(call, issue),
+        ).bounded()
+
+    async def _about(self, call: Call, issue: JsonObject) -> JsonObject:
+        found = known(await optional(call.get(self._project)))
+        name = texts(found, "readme_url").rpartition("/")[2] or "README.md"
+        file = f"{self._project}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
+        labels = issue.get("labels")
+        about: JsonObject = {
+            "forge": self.name,
+            "url": texts(issue, "web_url"),
+            "name": texts(found, "path_with_namespace"),
+            "state": texts(issue, "state"),
+            "author": texts(issue, "author", "username"),
+            "labels": [str(one) for one in labels] if isinstance(labels, list) else [],
+            **{name: found[name] for name in ("description", "default_branch", "topics") if name in found},
+            "files": file_names([*await listed(call.entries(f"{self._project}/repository/tree", most=MOST_FILES))]),
+            "readme": readme(await optional(call.text(file))),
+        }
+        if self._is_merge:
+            changed = await listed(call.entries(f"{self._issue}/diffs", most=MOST_FILES))
+            about["merge_request"] = {
+                "base": texts(issue, "target_branch"),
+                "head": texts(issue, "source_branch"),
+                "changed_files": [{"path": texts(one, "new_path"), "status": _status(one)} for one in changed],
+            }
+        return bounded(about)
+
+    # Notes
+
+    async def _comments(self, call: Call) -> list[ForgeComment]:
+        login = await self._who(call)
+        notes = await call.entries(f"{self._issue}/notes", _OLDEST_FIRST, most=MOST_COMMENTS)
+        for note in notes:
+            self._people[texts(note, "author", "username")] = texts(note, "author", "id")
+        return [self._comment(note, login) for note in notes if note.get("system") is not True]
+
+    def _comment(self, note: JsonObject, login: str) -> ForgeComment:
+        author = texts(note, "author", "username")
+        body, marked = self._posting.read(texts(note, "body"))
+        own = bool(login) and author == login
+        return ForgeComment(
+            id=texts(note, "id"),
+            author=author or "somebody",
+            body=f"{_line(note)}{body}",
+            at=moment(texts(note, "created_at")),
+            own=own,
+            notice=marked and (own or not login),
+            bot=_BOT.fullmatch(author) is not None,
+        )
+
+    async def _ours(self, call: Call) -> list[JsonObject]:
+        """The notes of the account that writes here, as GitLab has them; one try."""
+        notes = await self._posting.all_entries(call, f"{self._issue}/notes")
+        login = self._posting.login
+        return [one for one in notes if not login or texts(one, "author", "username") == login]
+
+    async def _who(self, call: Call) -> str:
+        """The name of whoever the token belongs to; empty where that is not known."""
+        if self._posting.login is None:
+            if not self._api.access.token:
+                self._posting.login = ""
+            else:
+                try:
+                    self._posting.login = texts(await call.get("/user"), "username")
+                except ForgeError as error:
+                    if not error.final:
+                        raise
+                    self._posting.login = ""
+        return self._posting.login
+
+
+def _api(url: str) -> str:
+    """The address of the API where that of the site was given."""
+    if problem := wrong_address(url):
+        expected = "https://gitlab.com/api/v4"
+        raise SettingsError([Problem("GITLAB_API_URL", f"{problem}; expected something like {expected}")])
+    return f"{url}/api/v4" if httpx.URL(url).path in ("", "/") else url
+
+
+def _place(issue: str, url: str) -> tuple[str, str, str]:
+    """The project, the kind (`#` or `!`) and the number of an issue.
+
+    Raises:
+        SettingsError: it is no issue of this API.
+    """
+    text = issue.strip()
+    if found := _SHORT.fullmatch(text):
+        return found["project"], found["kind"], found["number"]
+    if wrong_address(text.partition("#")[0].partition("?")[0]):
+        expected = "group/project#12, group/project!7, or the address of the page of an issue or a merge request"
+        raise SettingsError([Problem("issue", f"{issue!r} names no issue of GitLab; expected {expected}")])
+    page = httpx.URL(text)
+    found = _PAGE.fullmatch(page.path)
+    if found is None:
+        example = "https://gitlab.com/group/project/-/issues/12"
+        problem = f"{issue!r} is no page of an issue or a merge request, such as {example}"
+        raise SettingsError([Problem("issue", problem)])
+    if not serves(url, text):
+        problem = (
+            f"{page.host} is not served by {httpx.URL(url).host}, and no token goes elsewhere; set GITLAB_API_URL to"
+            f" its API, such as https://{page.host}/api/v4"
+        )
+        raise SettingsError([Problem("issue", problem)])
+    return found["project"], "!" if found["kind"] == "merge_requests" else "#", found["number"]
+
+
+def _status(entry: JsonObject) -> str:
+    words = {"new_file": "added", "deleted_file": "removed", "renamed_file": "renamed"}
+    return next((word for flag, word in words.items() if entry.get(flag) is True), "modified")
+
+
+def _line(note: JsonObject) -> str:
+    """Which line a note is about, where it is about one."""
+    path = texts(note, "position", "new_path") or texts(note, "position", "old_path")
+    line = texts(note, "position", "new_line") or texts(note, "position", "old_line")
+    return f"{path}{':' if line else ''}{line}: " if path else ""

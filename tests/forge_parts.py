@@ -1,0 +1,416 @@
+"""Forges to test against: fakes of GitHub and GitLab that keep comments, as real web servers or on a virtual clock.
+
+They are written from the documentation of the two services: paths, pages, conditional requests, statuses, limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+
+from replanning import Environment
+from replanning.exporters.github import GitHubIssue
+from replanning.exporters.gitlab import GitLabIssue
+from replanning.interfaces import Clock, JsonObject
+from replanning.testing import VirtualClock
+
+TOKEN = "glpat-Zx81mQpLw7VbN2kT90aS"
+US = "planner"
+FULL = 100
+"""Entries of a page."""
+
+
+class Asked(NamedTuple):
+    """A request as a forge has seen it, with what it answered."""
+
+    method: str
+    path: str
+    status: int
+    headers: Mapping[str, str]
+
+
+class Reply(NamedTuple):
+    """What a forge answers."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = {}
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong with the next request of a method.
+
+    Attributes:
+        method: of the request.
+        status: what is answered; 0 cuts the connection.
+        headers: of the answer.
+        message: that it has.
+        done: whether what was asked for is done all the same.
+        path: what the path must contain.
+    """
+
+    method: str
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    message: str = "no"
+    done: bool = False
+    path: str = ""
+
+
+class FakeForge:
+    """What the two have in common.
+
+    Attributes:
+        comments: what was written, oldest first, in the form of the service.
+        faults: what goes wrong, in turn.
+        asked: what it was asked.
+        now: what time it is there.
+        limit: requests that it answers before it wants to be left alone for an hour.
+    """
+
+    site = ""
+    base = ""
+    url = ""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:  # noqa: TID251 # a server has its own time
+        self.comments: list[dict[str, Any]] = []
+        self.faults: list[Fault] = []
+        self.asked: list[Asked] = []
+        self.now = now
+        self.limit: int | None = None
+        self._lock = threading.Lock()
+
+    def says(self, author: str, body: str, **more: Any) -> str:
+        """Somebody writes a comment; returns its id."""
+        raise NotImplementedError
+
+    def texts(self) -> list[str]:
+        """What all comments say."""
+        return [one["body"] for one in self.comments]
+
+    def count(self, method: str, status: int | None = None) -> int:
+        """How often it was asked so, and answered so."""
+        return sum(one.method == method and status in (None, one.status) for one in self.asked)
+
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+        """What is answered where nothing goes wrong."""
+        raise NotImplementedError
+
+    def known(self, headers: Mapping[str, str]) -> bool | None:
+        """Whether the token is ours; None where there is none."""
+        raise NotImplementedError
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
+        """The answer to a request; None where the connection is cut."""
+        with self._lock:
+            reply = self._answer(method, target, {name.lower(): value for name, value in headers.items()}, content)
+            self.asked.append(Asked(method, urlsplit(target).path, reply.status if reply else 0, dict(headers)))
+            return reply
+
+    def _answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
+        parts = urlsplit(target)
+        path, query = parts.path.removeprefix(self.base), {k: v[-1] for k, v in parse_qs(parts.query).items()}
+        body = json.loads(content) if content else None
+        for fault in self.faults:
+            if fault.method == method and fault.path in path:
+                self.faults.remove(fault)
+                if fault.done:
+                    self._checked(method, path, query, body, headers)
+                if fault.status == 0:
+                    return None
+                return Reply(fault.status, {"message": fault.message}, {"x-request-id": "F00D", **fault.headers})
+        reply = self._checked(method, path, query, body, headers)
+        if reply.status == 200 and method == "GET" and not isinstance(reply.body, str):
+            etag = f'W/"{hashlib.sha256(json.dumps(reply.body).encode()).hexdigest()[:16]}"'
+            if headers.get("if-none-match") == etag:
+                return Reply(304, None, {"etag": etag})
+            reply = reply._replace(headers={**reply.headers, "etag": etag})
+        return self._limited(reply)
+
+    def _limited(self, reply: Reply) -> Reply:
+        if self.limit is None:
+            return reply
+        self.limit -= 1
+        reset = str(int(self.now()) + 3600)
+        if self.limit < 0:
+            said = {"message": "API rate limit exceeded"}
+            return Reply(403, said, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset})
+        return reply._replace(
+            headers={**reply.headers, "x-ratelimit-remaining": str(self.limit), "x-ratelimit-reset": reset}
+        )
+
+    def _checked(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, headers: Mapping[str, str]
+    ) -> Reply:
+        known = self.known(headers)
+        if known is False or (known is None and (method != "GET" or path == "/user")):
+            return Reply(401, {"message": "Bad credentials"}, {"x-request-id": "F00D"})
+        return self.route(method, path, query, body)
+
+    def stamp(self) -> str:
+        """The time, in whole seconds, as both write it."""
+        return datetime.fromtimestamp(int(self.now()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def page(self, entries: list[Any], query: Mapping[str, str], path: str) -> Reply:
+        """One page of a list."""
+        size, number = min(int(query.get("per_page", 20)), FULL), int(query.get("page", 1))
+        part = entries[size * (number - 1) : size * number]
+        more = size * number < len(entries)
+        return Reply(200, part, self.following(path, query, number + 1) if more else self.following(path, query, 0))
+
+    def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
+        """The headers that say which page is next; 0 is none."""
+        raise NotImplementedError
+
+
+class FakeGitHub(FakeForge):
+    """GitHub with the issue `octo/repo#12`, or that pull request."""
+
+    site = "https://github.com"
+
+    def __init__(self, now: Callable[[], float] = time.time, *, pull: bool = False) -> None:  # noqa: TID251 # likewise
+        super().__init__(now)
+        self.url = "https://api.github.com"
+        self.pull = pull
+        self.app = False
+        self.about_lines: list[JsonObject] = []
+        self.reviews: list[JsonObject] = []
+        self.roles = {"ada": "OWNER", "bob": "MEMBER", "cy": "COLLABORATOR", US: "MEMBER"}
+
+    def says(self, author: str, body: str, **more: Any) -> str:
+        number = 9_000 + len(self.comments)
+        self.comments.append(self._said(number, author, body, **more))
+        return str(number)
+
+    def reviewed(self, author: str, body: str, state: str = "COMMENTED") -> None:
+        """Somebody hands in a review."""
+        self.reviews.append(
+            {**self._said(70 + len(self.reviews), author, body), "state": state, "submitted_at": self.stamp()}
+        )
+
+    def lines(self, author: str, body: str, path: str, line: int) -> None:
+        """Somebody says something about a line."""
+        self.about_lines.append({**self._said(50 + len(self.about_lines), author, body), "path": path, "line": line})
+
+    def _said(self, number: int, author: str, body: str, **more: Any) -> JsonObject:
+        user = {"login": author, "type": "Bot" if author.endswith("[bot]") else "User"}
+        role = self.roles.get(author, "NONE")
+        return {
+            "id": number,
+            "user": user,
+            "body": body,
+            "created_at": self.stamp(),
+            "author_association": role,
+            **more,
+        }
+
+    def known(self, headers: Mapping[str, str]) -> bool | None:
+        said = headers.get("authorization")
+        return None if said is None else said == f"Bearer {TOKEN}"
+
+    def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
+        if not number:
+            return {}
+        address = f"{self.url}{path}?{'&'.join(f'{k}={v}' for k, v in {**query, 'page': str(number)}.items())}"
+        return {"link": f'<{address}>; rel="next", <{address}>; rel="last"'}
+
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+        issue, pull = "/repos/octo/repo/issues/12", "/repos/octo/repo/pulls/12"
+        if method == "POST" and path == f"{issue}/comments":
+            number = self.says(US, body["body"])
+            return Reply(201, self.comments[-1] | {"id": int(number)})
+        if found := re.fullmatch(r"/repos/octo/repo/issues/comments/(\d+)", path):
+            one = next((c for c in self.comments if c["id"] == int(found[1])), None)
+            if one is None:
+                return Reply(404, {"message": "Not Found"})
+            one["body"] = body["body"] if method == "PATCH" else one["body"]
+            return Reply(200, one)
+        lists = {f"{issue}/comments": self.comments}
+        if self.pull:
+            changed = [{"filename": "a.py", "status": "modified", "additions": 2, "deletions": 1}]
+            lists |= {f"{pull}/comments": self.about_lines, f"{pull}/reviews": self.reviews, f"{pull}/files": changed}
+        if path in lists:
+            return self.page(lists[path], query, path)
+        if path == "/user" and self.app:
+            return Reply(403, {"message": "Resource not accessible by integration"})
+        if path == "/graphql" and self.app:
+            return Reply(200, {"data": {"viewer": {"login": US}}})
+        about = self._about()
+        if path == f"{pull}" and self.pull:
+            return Reply(200, {"base": {"ref": "main"}, "head": {"ref": "fix"}})
+        return Reply(200, about[path]) if path in about else Reply(404, {"message": "Not Found"}, {"x-request-id": "A"})
+
+    def _about(self) -> Mapping[str, Any]:
+        issue = {
+            "title": "It crashes",
+            "body": "Every time that I start it.",
+            "user": {"login": "eve"},
+            "state": "open",
+            "html_url": f"{self.site}/octo/repo/{'pull' if self.pull else 'issues'}/12",
+            "labels": [{"name": "bug"}],
+            **({"pull_request": {}} if self.pull else {}),
+        }
+        return {
+            "/user": {"login": US},
+            "/repos/octo/repo": {"description": "A tool", "default_branch": "main", "language": "Python"},
+            "/repos/octo/repo/issues/12": issue,
+            "/repos/octo/repo/contents/": [{"name": "src", "type": "dir"}, {"name": "README.md", "type": "file"}],
+            "/repos/octo/repo/readme": "# Repo\nIt does things.",
+        }
+
+
+class FakeGitLab(FakeForge):
+    """GitLab with the issue `group/project#3` and the merge request `group/project!7`, which share their notes."""
+
+    site, base = "https://gitlab.com", "/api/v4"
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:  # noqa: TID251 # likewise
+        super().__init__(now)
+        self.url = "https://gitlab.com"
+        self.levels = {"ada": 50, "bob": 30, "guest": 10, US: 40}
+
+    def says(self, author: str, body: str, **more: Any) -> str:
+        number = 400 + len(self.comments)
+        who = {"id": sum(map(ord, author)), "username": author, "name": author.title()}
+        self.comments.append(
+            {"id": number, "author": who, "body": body, "created_at": self.stamp(), "system": False, **more}
+        )
+        return str(number)
+
+    def known(self, headers: Mapping[str, str]) -> bool | None:
+        said = headers.get("private-token")
+        return None if said is None else said == TOKEN
+
+    def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
+        return {"x-next-page": str(number or ""), "x-per-page": query.get("per_page", "20")}
+
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+        project = "/projects/group%2Fproject"
+        found = re.fullmatch(rf"{project}/(?:issues/3|merge_requests/7)/notes(?:/(\d+))?", path)
+        if found and found[1] is None:
+            if method == "POST":
+                self.says(US, body["body"])
+                return Reply(201, self.comments[-1])
+            newest = query.get("sort", "desc") == "desc"
+            return self.page(self.comments[::-1] if newest else list(self.comments), query, path)
+        if found:
+            one = next((c for c in self.comments if c["id"] == int(found[1])), None)
+            if one is None:
+                return Reply(404, {"message": "404 Not found"})
+            one["body"] = body["body"] if method == "PUT" else one["body"]
+            return Reply(200, one)
+        if member := re.fullmatch(rf"{project}/members/all/(\d+)", path):
+            levels = {str(sum(map(ord, name))): level for name, level in self.levels.items()}
+            if member[1] not in levels:
+                return Reply(404, {"message": "404 Not found"})
+            return Reply(200, {"id": int(member[1]), "state": "active", "access_level": levels[member[1]]})
+        if path == f"{project}/repository/tree":
+            return self.page([{"name": "src", "type": "tree"}, {"name": "README.md", "type": "blob"}], query, path)
+        if path == f"{project}/merge_requests/7/diffs":
+            return self.page([{"new_path": "a.py", "new_file": True}, {"new_path": "b.py"}], query, path)
+        about = self._about()
+        return Reply(200, about[path]) if path in about else Reply(404, {"message": "404 Not found"})
+
+    def _about(self) -> Mapping[str, Any]:
+        project = "/projects/group%2Fproject"
+        issue = {
+            "title": "It crashes",
+            "description": "Every time that I start it.",
+            "author": {"username": "eve"},
+            "state": "opened",
+            "labels": ["bug"],
+        }
+        site = f"{self.site}/group/project/-"
+        merge = {"source_branch": "fix", "target_branch": "main", "web_url": f"{site}/merge_requests/7"}
+        return {
+            "/user": {"username": US},
+            project: {
+                "description": "A tool",
+                "default_branch": "main",
+                "path_with_namespace": "group/project",
+                "readme_url": f"{site}/blob/main/README.md",
+            },
+            f"{project}/issues/3": {**issue, "web_url": f"{site}/issues/3"},
+            f"{project}/merge_requests/7": {**issue, **merge},
+            f"{project}/repository/files/README.md/raw": "# Project\nIt does things.",
+        }
+
+
+class Line(httpx.AsyncBaseTransport):
+    """Connects to a fake in the same process, so that time can be virtual."""
+
+    def __init__(self, fake: FakeForge) -> None:
+        self._fake = fake
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        content = await request.aread()
+        reply = self._fake.answer(request.method, request.url.raw_path.decode(), request.headers, content)
+        if reply is None:
+            raise httpx.ReadError("the connection was cut", request=request)
+        return httpx.Response(reply.status, headers=dict(reply.headers), content=_content(reply))
+
+
+def _content(reply: Reply) -> bytes:
+    if reply.body is None:
+        return b""
+    return reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
+
+
+@contextmanager
+def served(fake: FakeForge) -> Iterator[str]:
+    """A fake as a real web server; gives the address of its API."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the name is theirs
+            pass
+
+        def _serve(self) -> None:
+            content = self.rfile.read(int(self.headers.get("content-length") or 0))
+            reply = fake.answer(self.command, self.path, dict(self.headers.items()), content)
+            if reply is None:
+                self.close_connection = True
+                return
+            data = _content(reply)
+            self.send_response(reply.status)
+            for name, value in {**reply.headers, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+    for method in ("GET", "POST", "PUT", "PATCH"):
+        setattr(Handler, f"do_{method}", Handler._serve)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    fake.url = fake.site = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield f"{fake.url}{fake.base}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def on(fake: FakeForge, clock: Clock | None = None, **more: Any) -> Any:
+    """A forge that asks a fake, on its clock."""
+    environment = Environment(clock=clock if clock is not None else VirtualClock(), chance=lambda: 0.5)
+    given: dict[str, Any] = {"token": TOKEN, "environ": {}, "environment": environment, "transport": Line(fake), **more}
+    if isinstance(fake, FakeGitHub):
+        return GitHubIssue("octo/repo#12", **given)
+    return GitLabIssue("group/project#3", **given)
