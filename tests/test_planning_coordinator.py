@@ -267,6 +267,87 @@ async def test_d14_a_lineage_that_has_used_up_its_replans_is_blocked() -> None:
     assert "'v4.write' blocked" in planning.result.reason
 
 
+# Goals that cannot be taken apart
+
+CANNOT: JsonObject = {
+    "error": {
+        "type": "cannot_decompose",
+        "message": "there is no post",
+        "possible": ["writing"],
+        "not_possible": ["posting"],
+        "other_approach": "shout it",
+    }
+}
+WRITING: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
+WRITTEN: JsonObject = {"actions": [action("write", "write")]}
+
+
+async def test_j32_a_coarser_split_is_asked_for() -> None:
+    """A goal that cannot be taken apart is divided more coarsely, and what is not possible is on record and told."""
+    seen = list[str]()
+    script = Model({"task_decomposition": (CANNOT, WRITING), "action_sequence": WRITTEN})
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write")]
+    assert script.asked.count("task_decomposition") == 2
+    coarser = [prompt for prompt in seen if kind_of(prompt) == "task_decomposition"][1]
+    assert "divide more coarsely" in coarser
+    assert "there is no post" in coarser
+    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
+    assert "it is done without: posting" in seen[-1]
+
+
+@pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
+async def test_j32_what_is_possible_and_what_not(how: str, status: str) -> None:
+    """Where not even a coarser split helps, it is said what is possible, what is not, and what is proposed instead."""
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": how}})
+    model = Model({"task_decomposition": (CANNOT, CANNOT, WRITING), "action_sequence": WRITTEN})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, settings=settings)
+        await planning.execute_with_planning()
+
+    assert planning.result.status == status
+    told = str(planning.state.completion if how != "assume" else planning.state.clarified)
+    for text in ("there is no post", "not possible: posting", "shout it"):
+        assert text in told
+
+
+@pytest.mark.parametrize(("third", "done", "asked"), [(WRITING, True, 3), (CANNOT, False, 4)])
+async def test_j32_a_person_agrees_to_another_approach(third: JsonObject, done: bool, asked: int) -> None:
+    """What is proposed instead is done when a person agrees; where it does not help either, the run ends."""
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
+    model = Model({"task_decomposition": (CANNOT, CANNOT, third), "action_sequence": WRITTEN})
+    gate = ScriptedGate([Answer("approve", by="eve")] * 2)
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, settings=settings, gate=gate)
+        assert await planning.execute_with_planning() is done
+
+    assert planning.result.status == ("succeeded" if done else "aborted")
+    assert model.asked.count("task_decomposition") == asked
+
+
+async def test_e5_an_unreadable_plan_is_fatal() -> None:
+    """A plan that cannot be read after three repairs ends the run, with a summary that says why."""
+    model = Model({"action_sequence": "I would rather not."})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert not await planning.execute_with_planning()
+
+    assert model.asked.count("action_sequence") == 4
+    assert planning.result.status == "aborted"
+    completion = planning.state.completion or {}
+    assert completion["status"] == "requires_human_intervention"
+    assert "no usable action_sequence in 4 tries" in str(completion["summary"])
+
+
 # Revisions
 
 

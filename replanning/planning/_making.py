@@ -20,6 +20,7 @@ from replanning.planning._building import (
     within,
 )
 from replanning.planning._decision import ReplanDecision
+from replanning.planning._dividing import CANNOT, divide
 from replanning.planning._outputs import (
     ActionPlan,
     CompletionReply,
@@ -107,23 +108,8 @@ class Making:
         return understood if reply.error is None else {**understood, "unclear": reply.error.model_dump(mode="json")}
 
     async def decompose(self, task: Task) -> JsonObject:
-        """The subtasks; a goal that cannot be taken apart as it is calls for a coarser split (J32)."""
-        session = self._session
-
-        def read(text: str) -> TaskDecomposition:
-            reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
-            found = reply.task_decomposition
-            if found is None:
-                why = reply.error.message if reply.error is not None else "there is none"
-                raise LLMReplyInvalid(f"a decomposition is needed, be it a coarse one of what is possible ({why})")
-            most, tools = session.settings.max_subtasks, session.tools.values()
-            if problems := problems_of(found, tools=tools, max_subtasks=most):
-                raise LLMReplyInvalid("; ".join(map(str, problems)))
-            return found
-
-        given = session.basis(task)
-        found = await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)
-        return found.model_dump(mode="json")
+        """The subtasks; a goal that cannot be taken apart as it is calls for a coarser split, then another way (J32)."""
+        return await divide(self._session, task)
 
     async def sequence(self, task: Task) -> JsonObject:
         """The actions, which fit subtasks and tools, and bring something new where a plan is replaced.
@@ -195,7 +181,8 @@ class Making:
         session, plan = self._session, self._session.state.plan
         keeps = plan is not None and keeps_finished(_target(task))
         found = plan.decomposition if plan is not None and keeps else session.output(Phase.TASK_DECOMPOSITION)
-        return TaskDecomposition.model_validate(found, strict=False)
+        told = {name: value for name, value in found.items() if name != CANNOT}
+        return TaskDecomposition.model_validate(told, strict=False)
 
     def _finished(self, task: Task) -> dict[str, str]:
         plans = [plan for plan in self._session.state.plans if plan.task != task.id]

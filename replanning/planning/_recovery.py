@@ -68,6 +68,8 @@ class Recovery:
         held = self.session.state.held.get(task.id)
         if held is None:
             reason = task.failure.message if task.failure is not None else "it failed"
+            if self.session.state.completion is None:  # else it says already how the run ends
+                self.session.intervene(f"{task.id} came to nothing: {reason}")
             return _way([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
         if not held.verdict:
             return _way(self._agreed(task.task, held), held.text, ask=held.text)

@@ -223,8 +223,16 @@ class Session:
         self.note("held", held.model_dump(mode="json"))
         raise PlanningHeld(text)
 
-    def no_way(self, task: TaskId, reason: str) -> None:
+    def no_way(
+        self, task: TaskId, reason: str, *, target: Phase | None = None, recommendations: tuple[str, ...] = ()
+    ) -> None:
         """Do what is to be done where a replan is wanted, cannot be, and no other way was found (E1).
+
+        Args:
+            task: the task that it is about.
+            reason: why there is no way on.
+            target: the phase that is done again if a person agrees; None where what there is counts then.
+            recommendations: what they might do.
 
         Raises:
             PlanningHeld: a person decides.
@@ -232,13 +240,13 @@ class Session:
         """
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
             case "assume":
-                text = f"{reason}: what there is counts"
+                text = f"{reason}: what there is counts" if target is None else reason
                 self.note("assumed", {"questions": [], "assumptions": [text]})
             case "wait":
-                self.intervene(reason)
-                self.hold(task, "no_alternative", reason, target=None, considered=None)
+                self.intervene(reason, recommendations)
+                self.hold(task, "no_alternative", reason, target=target, considered=None)
             case _:
-                self.intervene(reason)
+                self.intervene(reason, recommendations)
                 raise PlanningFailed(reason)
 
     def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:

@@ -1,0 +1,91 @@
+"""Takes a goal apart; where that cannot be done as it is, more coarsely, or in another way (J32)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replanning._errors import LLMReplyInvalid
+from replanning._plan import JsonObject, JsonValue, Task
+from replanning.planning._building import problems_of
+from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
+from replanning.planning._phases import Phase
+from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._steps import about
+
+CANNOT: Final = "cannot"
+"""Where a decomposition in part says why it is not the whole."""
+
+_COARSER: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
+_OTHERWISE: Final = "it cannot be divided: take the other approach that you proposed, and only what is possible"
+
+
+async def divide(session: Session, task: Task) -> JsonObject:
+    """The subtasks of a goal.
+
+    Where it cannot be taken apart, a coarser split is asked for, then what is to be done about that: what is not possible
+    is on record with what is done without it.
+
+    Raises:
+        PlanningHeld: a person must decide whether another approach is taken.
+        PlanningFailed: there are none.
+        LLMError: the model cannot be asked.
+        BudgetExceeded: asking it does not fit what is left of the budget.
+    """
+    given = session.basis(task)
+    found = await _divided(session, given)
+    if isinstance(found, TaskDecomposition):
+        return found.model_dump(mode="json")
+    first, found = found, await _divided(session, _coarser(given, found, _COARSER))
+    if isinstance(found, CannotDecompose):
+        _cannot(session, task, found)
+        first, found = found, await _divided(session, _coarser(given, found, _OTHERWISE))
+    if isinstance(found, CannotDecompose):
+        raise PlanningFailed(_impossible(found))
+    without: list[JsonValue] = [f"it is done without: {text}" for text in first.not_possible]
+    session.note("assumed", {"questions": [], "assumptions": without or [f"it is done in part: {first.message}"]})
+    return {**found.model_dump(mode="json"), CANNOT: first.model_dump(mode="json")}
+
+
+async def _divided(session: Session, given: JsonObject) -> TaskDecomposition | CannotDecompose:
+    """The subtasks, or why there are none."""
+
+    def read(text: str) -> TaskDecomposition | CannotDecompose:
+        reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
+        if reply.task_decomposition is None and isinstance(reply.error, CannotDecompose):
+            return reply.error
+        found = reply.task_decomposition
+        if found is None:
+            raise LLMReplyInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
+        most, tools = session.settings.max_subtasks, session.tools.values()
+        if problems := problems_of(found, tools=tools, max_subtasks=most):
+            raise LLMReplyInvalid("; ".join(map(str, problems)))
+        return found
+
+    return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)
+
+
+def _cannot(session: Session, task: Task, found: CannotDecompose) -> None:
+    """Do what is to be done where not even a coarser split helps; returns where the other way is taken unasked."""
+    reason = _impossible(found)
+    wanted = (found.other_approach,) if found.other_approach else ()
+    if about(task).get("after"):  # the other way was agreed to, and does not help either
+        session.intervene(reason, wanted)
+        raise PlanningFailed(reason)
+    session.no_way(task.id, reason, target=Phase.TASK_DECOMPOSITION, recommendations=wanted)
+
+
+def _coarser(given: JsonObject, found: CannotDecompose, why: str) -> JsonObject:
+    """What is given, with why it is to be divided in another way."""
+    reason = "; ".join(filter(None, [str(given.get("why") or ""), why]))
+    return {**given, "why": reason, "errors": found.model_dump(mode="json")}
+
+
+def _impossible(found: CannotDecompose) -> str:
+    """Why a goal cannot be taken apart, what is possible and what is not, and what is proposed instead."""
+    parts = {
+        "possible": "; ".join(found.possible),
+        "not possible": "; ".join(found.not_possible),
+        "proposed instead": found.other_approach,
+    }
+    said = [f"{name}: {text}" for name, text in parts.items() if text]
+    return " | ".join([f"the goal cannot be taken apart: {found.message}", *said])
