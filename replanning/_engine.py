@@ -12,7 +12,7 @@ import anyio.abc
 
 from replanning._answers import changes_of, not_open, understood
 from replanning._asked import Asked
-from replanning._attempt import Work, Worker
+from replanning._attempt import Work, Worker, check_work
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
@@ -163,7 +163,12 @@ class ReplanningEngine:
         return self._opener.fork(run_id, revision, new_id)
 
     async def execute(self, plan: Plan, work: Work, *, max_concurrency: int = 8, replanning: bool = True) -> RunResult:
-        """Run a plan to its end with one call, on up to `max_concurrency` workers."""
+        """Run a plan to its end with one call, on up to `max_concurrency` workers.
+
+        Raises:
+            TypeError: the work is not async.
+        """
+        check_work(work)
         source = self.open(plan) if replanning else open_run(plan, store=self.store, opener=self._opener)
         async with source as run:
             await drive(run, work, max_concurrency)

@@ -307,6 +307,20 @@ class RunStore(ABC):
 # Exporters
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Surroundings:
+    """Where an exporter finds itself.
+
+    Attributes:
+        store: keeps the journals of the runs. Of a run that is resumed, an exporter is told what happens from then on;
+            what was before, it finds here.
+        clock: the time of the runs.
+    """
+
+    store: RunStore
+    clock: Clock
+
+
 class Exporter(ABC):
     """Sends elsewhere what happens in runs.
 
@@ -323,6 +337,9 @@ class Exporter(ABC):
     def meter_provider(self) -> MeterProvider | None:
         """Where metrics go, for an exporter of metrics."""
         return None
+
+    def attach(self, surroundings: Surroundings) -> None:
+        """Take note of where this is used; called once for each engine, before any run is opened."""
 
     async def export(self, run: RunId, record: Record) -> None:
         """Send a record, after it was committed. What this raises is contained and recorded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from replanning._errors import NotRunning
 from replanning._ids import TaskId
@@ -13,6 +13,7 @@ from replanning._patterns import normalise_fact
 from replanning._plan import Goal, JsonObject, JsonValue
 from replanning._records import PlanningNoted
 from replanning._redaction import Redactor
+from replanning._wording import shown
 
 
 class PlanObservations:
@@ -27,7 +28,12 @@ class PlanObservations:
         return self._life.live
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that were seen to hold, or to hold no longer."""
+        """Report facts that were seen to hold, or to hold no longer.
+
+        Raises:
+            TypeError: these are no facts.
+        """
+        _check_texts("observe", holds=holds, ceased=ceased)
         redact, known = self._redactor.text, self.live.facts
         new = tuple(fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in known)
         gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in known)
@@ -36,7 +42,14 @@ class PlanObservations:
             self._life.after_observation()
 
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
-        """Report values of the context that have changed or are gone; unchanged ones are passed over."""
+        """Report values of the context that have changed or are gone; unchanged ones are passed over.
+
+        Raises:
+            TypeError: this is no mapping of names to values.
+        """
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"change_context: expected a mapping of names to values, got {shown(changes)}")
+        _check_texts("change_context", changes=list(changes), removed=removed)
         clean = self._redactor.value(dict(changes))
         assert isinstance(clean, dict)
         old = self.live.context
@@ -127,3 +140,12 @@ class PlanObservations:
         redact = self._redactor.text
         self._life.observe(PersonAsked(redact(reason), redact(by), ids, message))
         self._life.after_observation()
+
+
+def _check_texts(method: str, **given: Sequence[str]) -> None:
+    """Refuse what is no list of texts, a single text included, whose letters would count."""
+    for name, texts in given.items():
+        if isinstance(texts, str) or not isinstance(texts, Collection):
+            raise TypeError(f"{method}: expected a list of texts for {name!r}, got {shown(texts)}")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise TypeError(f"{method}: expected texts in {name!r}, got {', '.join(map(shown, wrong))}")

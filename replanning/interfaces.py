@@ -26,6 +26,7 @@ from replanning._interfaces import (
     ReplanRequest,
     RunInfo,
     RunStore,
+    Surroundings,
     TriggerDetector,
 )
 from replanning._judge import (
@@ -80,6 +81,7 @@ __all__ = [
     "RunId",
     "RunInfo",
     "RunStore",
+    "Surroundings",
     "TaskId",
     "TaskState",
     "TaskView",

@@ -28,6 +28,7 @@ from replanning.cli._carrying import (
 from replanning.cli._config import config
 from replanning.cli._goals import add_goal_commands
 from replanning.cli._inspect import add_commands
+from replanning.cli._notifying import NotifyOption
 from replanning.cli._options import (
     DEFAULT_STORE,
     JsonOption,
@@ -184,6 +185,7 @@ def resume(
     settings: SettingsOption = None,
     observe: ObserveOption = False,
     trace: TraceOption = None,
+    notify: NotifyOption = None,
     ask: AskOption = None,
     no_ask: NoAskOption = False,
     as_json: JsonOption = False,
@@ -205,6 +207,7 @@ def resume(
         workers=workers(sequential=sequential, most=max_concurrency),
         context=values or (),
         trace=trace,
+        notify=notify or (),
         ask=asking(ask, never=no_ask),
         json=as_json,
         quiet=quiet,

@@ -21,6 +21,7 @@ from replanning.cli._carrying import (
     paragraphs,
     workers,
 )
+from replanning.cli._notifying import NotifyOption
 from replanning.cli._options import DEFAULT_STORE, JsonOption, SettingsOption, StoreOption
 
 GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="What is to be achieved, in words.")]
@@ -67,6 +68,7 @@ def solve(
     values: SetOption = None,
     settings: SettingsOption = None,
     trace: TraceOption = None,
+    notify: NotifyOption = None,
     ask: AskOption = None,
     no_ask: NoAskOption = False,
     run_id: RunIdOption = None,
@@ -90,6 +92,7 @@ def solve(
         workers=workers(sequential=False, most=max_concurrency),
         context=values or (),
         trace=trace,
+        notify=notify or (),
         ask=asking(ask, never=no_ask),
         json=as_json,
         quiet=quiet,

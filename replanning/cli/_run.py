@@ -23,6 +23,7 @@ from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
 from replanning.cli._gate import ConsoleGate
 from replanning.cli._lookup import LATEST, me
+from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
 from replanning.cli._progress import Display, display_for
@@ -57,6 +58,7 @@ class RunOptions:
     workers: int = WORKERS
     context: Sequence[str] = ()
     trace: str | None = None
+    notify: Sequence[str] = ()
     ask: Asking | None = None
     json: bool = False
     quiet: bool = False
@@ -68,6 +70,7 @@ class RunOptions:
         words += [word for name in self.providers for word in ("--replan-provider", name)]
         words += ["--max-concurrency", str(self.workers)] if self.workers != WORKERS else []
         words += ["--trace", self.trace] if self.trace else []
+        words += [word for target in self.notify for word in ("--notify", target)]
         words += ["--ask", self.ask] if self.ask else []
         return words
 
@@ -225,7 +228,8 @@ def _carry_out(job: Job) -> Summary:
     if not job.enabled:
         settings = settings.model_copy(update={"enabled": False})
     store = open_store(options.store)
-    exporters = [open_trace(options.trace)] if options.trace else []
+    traces = [open_trace(options.trace)] if options.trace else []
+    exporters = [*traces, *open_notifiers(options.notify)]
     environment = Environment()
     display = display_for(environment.clock, quiet=options.quiet)
     try:
@@ -248,7 +252,7 @@ def _carry_out(job: Job) -> Summary:
             store=options.store,
             durable=store.durable,
             resume=options.again(),
-            trace=", ".join(map(place_of, exporters)),
+            trace=", ".join(map(place_of, traces)),
             interrupted=interrupted,
         )
     finally:

@@ -16,6 +16,7 @@ from replanning._loading import read_document
 from replanning._opening import redactor_for
 from replanning.cli._context import TellingShell
 from replanning.cli._narrator import Line
+from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show_json
 from replanning.cli._planned import conclude, history_of, unfinished, with_earlier
@@ -275,7 +276,11 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
         work=work,
         gate=gate,
         store=parts.store,
-        exporters=[*([open_trace(options.trace)] if options.trace else []), history_of(parts.settings, parts.store)],
+        exporters=[
+            *([open_trace(options.trace)] if options.trace else []),
+            history_of(parts.settings, parts.store),
+            *open_notifiers(options.notify),
+        ],
         environment=parts.environment,
         workers=options.workers,
         patient=False,

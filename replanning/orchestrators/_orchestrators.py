@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
+from replanning._attempt import check_work
 from replanning._engine import drive
 from replanning.errors import NotRunning
 from replanning.interfaces import Work
@@ -14,6 +15,7 @@ class _Orchestrator:
     def __init__(self, work: Work, *, max_concurrency: int) -> None:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
+        check_work(work)
         self.work = work
         self.max_concurrency = max_concurrency
         self.engine: ReplanningEngine | None = None

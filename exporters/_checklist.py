@@ -1,0 +1,140 @@
+"""The plans of a run as one comment with a box for each task, which is edited as tasks finish (G7–G9, G12). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from replanning.exporters._forge import MAX_BODY
+from replanning.exporters._markdown import Marker, field, line, moment
+from replanning.planning import PlanProgress, PlanStep
+
+CHECKLIST: Final = "checklist"
+"""The kind that the mark of such a comment states."""
+
+SUMMARY: Final = "📜 Previous Plan History"
+
+_LONGEST_TEXT: Final = (300, 80, 0)
+"""How much of what a task is for is shown, until all tasks of the plan fit."""
+
+_LONGEST_REASON: Final = 1_000
+_LONGEST_NAME: Final = 100
+
+
+def checklist_of(plans: Sequence[PlanProgress], run: str, room: int = MAX_BODY) -> str:
+    """The comment, with its mark.
+
+    The plan that holds comes first. Earlier plans are cut where there is no room for everything, the oldest first, and
+    then texts of tasks, and tasks; what was cut is said where it would stand.
+
+    Args:
+        plans: all of them, oldest first; there is one at least.
+        run: whose they are.
+        room: characters that the comment may have.
+    """
+    mark = str(Marker(CHECKLIST, run))
+    head, tail = _head(plans), _footer(plans)
+    left = room - len(head) - len(tail) - len(mark) - 6
+    spare = _history(plans[:-1], 0, 0)  # that there are earlier plans is said in any case
+    tasks = _fitted(plans[-1].steps, left - len(spare))
+    earlier = _earlier(plans[:-1], left - len(tasks))
+    return "\n\n".join(part for part in (f"{head}\n\n{tasks}", tail, earlier, mark) if part)
+
+
+def progress_line(plans: Sequence[PlanProgress]) -> str:
+    """How far the plan that holds has come, on a single line."""
+    plan = plans[-1]
+    revision = f" | Revision: #{plan.number - 1} at {moment(plan.at)}" if plan.number > 1 else ""
+    return f"Progress: {_count(plan)} ({_percent(plan)}%) complete{revision}"
+
+
+def _head(plans: Sequence[PlanProgress]) -> str:
+    plan = plans[-1]
+    if len(plans) == 1:
+        return "## 📋 Execution Plan"
+    revised = (
+        f"## 📋 Execution Plan (Revised #{plan.number - 1})",
+        field("Revision Reason", plan.reason, _LONGEST_REASON),
+        f"**Previous Progress**: {_count(plans[-2])}",
+        "### New Plan:",
+    )
+    return "\n\n".join(revised)
+
+
+def _footer(plans: Sequence[PlanProgress]) -> str:
+    plan = plans[-1]
+    revisions = plan.number - 1
+    if revisions < 2:
+        return f"*{progress_line(plans)}*"
+    lines = (
+        f"Progress: {_count(plan)} ({_percent(plan)}%) complete",
+        f"Plan Revisions: {revisions} times",
+        f"Current Plan: #{plan.number} (started at {moment(plan.at)})",
+    )
+    return "\n".join(f"*{one}*" for one in lines)
+
+
+def _count(plan: PlanProgress) -> str:
+    return f"{plan.done}/{len(plan.steps)}"
+
+
+def _percent(plan: PlanProgress) -> int:
+    """How much is done, in whole per cent; nothing less than everything is 100."""
+    return 100 * plan.done // len(plan.steps) if plan.steps else 100
+
+
+def _fitted(steps: Sequence[PlanStep], room: int) -> str:
+    """The tasks with as much text as there is room for; those for which there is none are counted."""
+    for limit in _LONGEST_TEXT:
+        shown = "\n".join(_item(step, limit) for step in steps)
+        if len(shown) <= room:
+            return shown
+    lines, left = list[str](), room - 100
+    for number, step in enumerate(steps):
+        one = _item(step, 0)
+        left -= len(one) + 1
+        if left < 0:
+            rest = steps[number:]
+            done = sum(step.done for step in rest)
+            return "\n".join([*lines, "", f"*… and {len(rest)} more tasks, {done} of them complete*"])
+        lines.append(one)
+    return "\n".join(lines)
+
+
+def _item(step: PlanStep, limit: int) -> str:
+    text = line(step.text, limit) if limit else "…" * bool(step.text)
+    return f"- [{'x' if step.done else ' '}] **{line(step.name, _LONGEST_NAME)}**: {text}".rstrip()
+
+
+# Earlier plans
+
+
+def _earlier(plans: Sequence[PlanProgress], room: int) -> str:
+    """The earlier plans: the newest in full, older ones in short, and the oldest counted, as there is room."""
+    count = len(plans)
+    ways = [(full, count - full) for full in range(count, 0, -1)] + [(0, short) for short in range(count, -1, -1)]
+    found = (_history(plans, full, short) for full, short in ways)
+    return next((text for text in found if len(text) <= room), "")
+
+
+def _history(plans: Sequence[PlanProgress], full: int, short: int) -> str:
+    """The block with the newest `full` plans as they were, the `short` before them without tasks, the rest counted."""
+    if not plans:
+        return ""
+    first = len(plans) - full - short
+    notes = [f"*{first} older plan{'s' * (first != 1)} left out: there is no room here.*"] if first else []
+    if short:
+        notes.append(f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*")
+    sections = [_section(plan, tasks=number >= short) for number, plan in enumerate(plans[first:])]
+    return "\n\n".join([f"<details>\n<summary>{SUMMARY}</summary>", *notes, *sections, "</details>"])
+
+
+def _section(plan: PlanProgress, *, tasks: bool) -> str:
+    """An earlier plan, with its ticks and the reason for which it was made."""
+    parts = [
+        f"### Plan #{plan.number} (started at {moment(plan.at)})",
+        field("Reason", plan.reason or "the initial plan", _LONGEST_REASON if tasks else 100),
+        "\n".join(_item(step, _LONGEST_TEXT[0]) for step in plan.steps) if tasks else "",
+        f"*Progress: {_count(plan)} ({_percent(plan)}%) complete*",
+    ]
+    return "\n\n".join(part for part in parts if part)

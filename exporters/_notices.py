@@ -1,0 +1,271 @@
+"""What is told of a replan on the issue that it is about, as comments in Markdown (G1–G3). Pure.
+
+Six kinds of notices are about replans; two more are about people who must decide, and about a run that was given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from replanning.events import PlanningNoted, QuestionAsked, Record, RunEnded
+from replanning.exporters._forge import MAX_BODY
+from replanning.exporters._markdown import Marker, clean, fitting, moment, points
+from replanning.exporters._markdown import field as named
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.planning import (
+    LEVELS,
+    Consideration,
+    DecisionRecord,
+    PlanningProgress,
+    PlanningState,
+    ReplanDecision,
+    ReplanNote,
+    ReplanType,
+)
+
+
+class NoticeKind(StrEnum):
+    """What a notice tells."""
+
+    DECIDED = "decided"
+    STARTED = "started"
+    CLARIFICATION = "clarification"
+    DONE = "done"
+    FAILED = "failed"
+    OVERRIDDEN = "overridden"
+    QUESTION = "question"
+    ENDED = "ended"
+
+
+HEADINGS: Final = MappingProxyType(
+    {
+        NoticeKind.DECIDED: "🔄 Plan Revision Decided by AI",
+        NoticeKind.STARTED: "🚀 Plan Revision Started",
+        NoticeKind.CLARIFICATION: "❓ Clarification Needed (AI Decision)",
+        NoticeKind.DONE: "✅ Plan Revision Done",
+        NoticeKind.FAILED: "❌ Plan Revision Failed",
+        NoticeKind.OVERRIDDEN: "⚠️ Plan Revision Overridden by a Limit",
+        NoticeKind.QUESTION: "🙋 Decision Needed",
+        NoticeKind.ENDED: "⛔ Execution Ended without Success",
+    }
+)
+"""The heading of each kind."""
+
+Parts = Sequence[str]
+Build = Callable[[int], Parts]
+"""Makes the paragraphs of a notice of texts of at most so many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A comment to be made once.
+
+    Attributes:
+        kind: what it tells.
+        about: of what in the run: a replan, a question, the record with which the run ended.
+        at: when that was, in seconds since the epoch.
+        text: the gist of it, for a single line.
+        build: makes its paragraphs.
+    """
+
+    kind: NoticeKind
+    about: str
+    at: float
+    text: str
+    build: Build = field(repr=False, compare=False)
+
+    @property
+    def heading(self) -> str:
+        """What it is called."""
+        return HEADINGS[self.kind]
+
+    def marker(self, run: str) -> Marker:
+        """By which it is known again."""
+        return Marker(self.kind.value, run, self.about)
+
+    def body(self, run: str, hint: str = "") -> str:
+        """The comment, with its mark.
+
+        Args:
+            run: whose it is.
+            hint: how people answer, in Markdown; stands below what they are asked.
+        """
+        asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
+        end = [hint] * (asks and bool(hint)) + [f"*{moment(self.at)}*", str(self.marker(run))]
+
+        def build(limit: int) -> str:
+            return "\n\n".join([f"## {self.heading}", *self.build(limit), *end])
+
+        return fitting(build, MAX_BODY)
+
+    def line(self) -> str:
+        """The same on a single line, without secrets."""
+        return clean(f"{self.heading}: {self.text}", 240)
+
+
+def notices_of(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
+    """What is to be told of a record.
+
+    Args:
+        record: what happened.
+        progress: how things stand after it.
+    """
+    body = record.body
+    if isinstance(body, PlanningNoted) and body.type == "replan":
+        yield from _replan(ReplanNote.model_validate(body.data, strict=False), record.at)
+    elif isinstance(body, QuestionAsked):
+        yield _asked(body, record.at, progress)
+    elif isinstance(body, RunEnded) and body.status in ("failed", "aborted"):
+        yield _ended(body, record, progress.state)
+
+
+# Replans
+
+
+def _replan(note: ReplanNote, at: float) -> Iterator[Notice]:
+    """What a step of a replan tells."""
+    considered, record = note.considered, note.record
+    if record is not None:
+        yield from _result(record, considered, at)
+    elif considered is not None and considered.decision is not None:
+        decision = considered.decision
+        kind = NoticeKind.STARTED if note.stage == "applying" else NoticeKind.DECIDED
+        if note.stage not in ("applying", "generating", "awaiting_user") or _asks(decision):
+            return
+
+        def build(limit: int) -> Parts:
+            if kind is NoticeKind.STARTED:
+                return (*_what(considered, decision), _counted("Replans so far", note.counts.total))
+            return (*_decision(considered, decision, limit), *_caution(considered, limit))
+
+        text = f"{decision.replan_type} after {considered.phase}, {_percent(decision.confidence)}: {decision.reasoning}"
+        yield Notice(kind, considered.replan_id, at, text, build)
+
+
+def _result(record: DecisionRecord, considered: Consideration | None, at: float) -> Iterator[Notice]:
+    """What came of a replan."""
+    decision = considered.decision if considered is not None else None
+    if considered is None or decision is None or decision.replan_type is ReplanType.NONE:
+        return
+    if not record.executed:
+        if record.override_reason is None:
+            return
+        asked = considered.ruling.kind == "ask"
+        why = f"{record.reason}; a person was asked, and did not agree" if asked else record.reason
+
+        def overridden(limit: int) -> Parts:
+            rule = (named("Overridden by", str(record.override_reason), limit), named("Rule", why, limit))
+            return (*_decision(considered, decision, limit), *rule)
+
+        yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{decision.replan_type}: {why}", overridden)
+        return
+    failed = record.result == "failure"
+    if _asks(decision) and not failed:
+        return
+
+    def done(limit: int) -> Parts:
+        error = (named("Error", record.error, limit),) if failed else ()
+        return (*_what(considered, decision), *error, f"**Duration**: {record.duration:.1f} s")
+
+    kind = NoticeKind.FAILED if failed else NoticeKind.DONE
+    yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
+
+
+def _asks(decision: ReplanDecision) -> bool:
+    """Whether what is done is asking people, of which the questions themselves tell."""
+    return decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+
+
+def _decision(considered: Consideration, decision: ReplanDecision, limit: int) -> Parts:
+    return (
+        f"**Phase**: {considered.phase}",
+        f"**Confidence**: {_percent(decision.confidence)}",
+        named("Reasoning", decision.reasoning, limit),
+        points("Issues Found", decision.issues_found, limit),
+        points("Recommended Actions", decision.recommended_actions, limit),
+        _wanted(decision),
+    )
+
+
+def _what(considered: Consideration, decision: ReplanDecision) -> Parts:
+    return (f"**Phase**: {considered.phase}", _wanted(decision))
+
+
+def _wanted(decision: ReplanDecision) -> str:
+    level = LEVELS.get(decision.replan_level or 0, "")
+    goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
+    return f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
+
+
+def _caution(considered: Consideration, limit: int) -> Parts:
+    """What stands in the way of a decision, if anything does."""
+    match considered.ruling.kind:
+        case "execute_with_warning":
+            return (named("Warning", considered.ruling.reason, limit),)
+        case "ask":
+            return (named("Waiting", f"a person must agree: {considered.ruling.reason}", limit),)
+    return ()
+
+
+def _percent(confidence: float) -> str:
+    return f"{100 * confidence:.0f} %"
+
+
+def _counted(name: str, count: int) -> str:
+    return f"**{name}**: {count}"
+
+
+# People
+
+
+def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
+    held = progress.state.held.get(progress.state.questions.get(body.question, ""))
+    if held is None or held.why != "clarification":
+        texts = _stopped(progress.state.completion) if held is not None else ()
+
+        def question(limit: int) -> Parts:
+            choices = [candidate.alternative.reason for candidate in body.candidates]
+            facts = (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
+            asked = (named("Question", body.text, limit), points("If you agree", choices, limit))
+            return (*asked, *(facts if texts else ()), named("Question id", body.question, limit))
+
+        return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
+
+    decision = held.considered.decision if held.considered is not None else None
+    context = decision.reasoning if decision is not None else held.text
+    assumed = held.assumptions or ("what is most likely meant",)
+    by = f" by {moment(held.due)}" if held.due is not None else ""
+
+    def clarification(limit: int) -> Parts:
+        waits = f"**If no response**{by}: the work waits; nothing is assumed"
+        return (
+            points("Questions", held.questions, limit, numbered=True),
+            named("Context", context, limit),
+            *([points("Issues Found", decision.issues_found, limit)] if decision and decision.issues_found else ()),
+            points("If no response", assumed, limit, after=f"{by}, it is assumed") if progress.assumes else waits,
+        )
+
+    return Notice(NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification)
+
+
+def _ended(body: RunEnded, record: Record, state: PlanningState) -> Notice:
+    texts = _stopped(state.completion)
+
+    def build(limit: int) -> Parts:
+        facts = (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
+        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *(facts if texts else ()))
+
+    return Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
+
+
+def _stopped(completion: JsonObject | None) -> tuple[str, ...]:
+    """Where things stand when a person must look after them, then what is recommended (J36); nothing if it is not so."""
+    summary = (completion or {}).get("summary")
+    if not isinstance(summary, dict) or not isinstance(state := summary.get("current_state"), str):
+        return ()
+    wanted: JsonValue = summary.get("recommendations")
+    return (state, *map(str, wanted if isinstance(wanted, list) else ()))

@@ -1,0 +1,163 @@
+"""Tells people of a run of planning mode where they follow it: in comments that are there once, and one checklist."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Final
+
+from replanning import Environment
+from replanning.events import Record
+from replanning.exporters._account import Account
+from replanning.exporters._board import Board
+from replanning.exporters._checklist import CHECKLIST
+from replanning.exporters._forge import Forge, ForgeError
+from replanning.exporters._markdown import Marker
+from replanning.interfaces import Clock, Exporter, RunId, RunStore, Surroundings
+
+EVERY: Final = 3.0
+"""Seconds between edits of a checklist: what finishes meanwhile becomes one edit."""
+
+_FIRST_PAUSE: Final = 10.0
+_LONGEST_PAUSE: Final = 300.0
+"""Seconds for which a forge that failed is left alone at first, and at most."""
+
+
+class Notifier(Exporter):
+    """Posts what is decided about replans, what people are asked, and the plan as a checklist that is ticked.
+
+    ::
+
+        notifier = Notifier(GitHubIssue("owner/repo#12"))
+        planning = PlanningCoordinator(settings, model, tools, task, store=store, exporters=[notifier])
+
+    Every notice is posted once, also when the run is resumed elsewhere: comments carry a mark that nobody sees, and are
+    read before anything is written. The checklist is one comment, edited in place. A forge that fails harms nobody: it
+    is reported once, and what it did not take is posted later, at the latest when this is closed or the run is resumed.
+
+    Args:
+        forge: where to.
+        every: seconds between edits of the checklist.
+        hint: how people answer what they are asked, in Markdown.
+
+    Attributes:
+        endpoint: where people find the comments.
+    """
+
+    name: ClassVar[str] = "notices"
+
+    def __init__(self, forge: Forge, *, every: float = EVERY, hint: str = "") -> None:
+        self._board = Board(forge)
+        self.endpoint = str(getattr(forge, "id", forge.name))
+        self._store: RunStore | None = None
+        self._clock: Clock = Environment().clock
+        self._every, self._hint = every, hint
+        self._accounts: dict[RunId, Account] = {}
+        self._edited = -math.inf
+        self._failures = 0
+        self._pause = self._barred = -math.inf  # until when the forge is left alone: by ourselves, as it has said
+        self._problem = ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.forge.name!r} runs={len(self._accounts)}>"
+
+    @property
+    def forge(self) -> Forge:
+        """Where the comments are."""
+        return self._board.forge
+
+    @property
+    def problem(self) -> str:
+        """What is not posted, and why; empty when everything is."""
+        notices = sum(len(account.pending) for account in self._accounts.values())
+        what = [f"{notices} notice{'s' * (notices != 1)}"] if notices else []
+        what += ["the latest checklist"] if any(account.touched for account in self._accounts.values()) else []
+        if not what or not self._problem:
+            return ""
+        return f"{' and '.join(what)} could not be posted to {self.endpoint}: {self._problem}"
+
+    def attach(self, surroundings: Surroundings) -> None:
+        """Read the past of resumed runs from this store, and take the time from this clock."""
+        self._store, self._clock = surroundings.store, surroundings.clock
+
+    async def export(self, run: RunId, record: Record) -> None:
+        """Post what follows from a record.
+
+        Raises:
+            ForgeError: the forge does not take it now; it is tried again later.
+            StoreError: the beginning of the run cannot be read.
+        """
+        account = self._accounts.setdefault(run, Account(run))
+        self._catch_up(account, record)
+        if not (account.pending or account.touched) or self._clock.now() < max(self._pause, self._barred):
+            return
+        if not account.pending and not account.ended and (left := self._edited + self._every - self._clock.now()) > 0:
+            await self._clock.sleep(left)
+            self._catch_up(account, record)
+        await self._send(account)
+
+    async def aclose(self) -> None:
+        """Post what is left, and let go of connections.
+
+        Raises:
+            ForgeError: something is left that could not be posted.
+        """
+        try:
+            for account in self._accounts.values():
+                if self._store is not None:
+                    self._catch_up(account, None)
+                if (account.pending or account.touched) and self._clock.now() >= self._barred:
+                    await self._send(account)
+        finally:
+            await self.forge.aclose()
+        if self.problem:
+            raise ForgeError(self.problem)
+
+    def _board_of(self, run: RunId) -> Board:
+        """Where the comments about a run are."""
+        return self._board
+
+    def _catch_up(self, account: Account, record: Record | None) -> None:
+        """Take in everything up to a record, and what was recorded since: then a burst is told of at once."""
+        if record is not None and record.seq <= account.seq:
+            return
+        if self._store is not None:
+            for one in self._store.read(account.run, after=account.seq):
+                account.take(one)
+        if record is not None:  # the store need not have it: a run may go on without its journal
+            account.take(record)
+
+    async def _send(self, account: Account) -> None:
+        try:
+            await self._sent(account)
+        except Exception as error:
+            self._failed(error)
+            raise
+        self._failures, self._problem = 0, ""
+
+    async def _sent(self, account: Account) -> None:
+        while account.pending:
+            notice = account.pending[0]
+            await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self._hint))
+            if account.pending and account.pending[0] is notice:
+                account.pending.popleft()
+        if account.touched:
+            account.touched = False
+            try:
+                text = account.checklist()
+                if text is not None and await self._board_of(account.run).keep(Marker(CHECKLIST, account.run), text):
+                    self._edited = self._clock.now()
+            except BaseException:
+                account.touched = True
+                raise
+
+    def _failed(self, error: Exception) -> None:
+        """Leave the forge alone for a while: as long as it says, else longer each time."""
+        self._problem = str(error) or repr(error)
+        said, now = getattr(error, "retry_after", None), self._clock.now()
+        if getattr(error, "final", False):
+            self._barred = math.inf
+        elif said is not None:
+            self._barred = now + said
+        else:
+            self._pause = now + min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
+            self._failures += 1
