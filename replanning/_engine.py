@@ -21,7 +21,16 @@ from replanning._errors import NotRunning, ReplanningError, StoreError, UnknownQ
 from replanning._evaluation import PlanEvaluator
 from replanning._generator import AlternativeGenerator
 from replanning._ids import QuestionId, RunId
-from replanning._interfaces import AlternativeProvider, Answer, Exporter, HumanGate, Message, Question, RunStore
+from replanning._interfaces import (
+    AlternativeProvider,
+    Answer,
+    Exporter,
+    HumanGate,
+    Message,
+    Question,
+    RunStore,
+    Surroundings,
+)
 from replanning._lifecycle import Past
 from replanning._llm import LLMProvider
 from replanning._monitor import PlanMonitor
@@ -114,6 +123,8 @@ class ReplanningEngine:
         )
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = exporters_of(exporters)
+        for exporter in self.exporters:
+            exporter.attach(Surroundings(self.store, environment.clock))
         telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
         parts = environment, redactor, codec, telemetry
         self._opener = Opener(self.store, self.settings, *parts)
