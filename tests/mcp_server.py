@@ -13,20 +13,23 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anyio
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
-
-READ_ONLY = ToolAnnotations(read_only_hint=True)
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
 
 
 def made(pulse: int | None) -> MCPServer:
     """The server with its tools."""
-    server: MCPServer = MCPServer("test")
+    import anyio
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.types import ToolAnnotations
 
-    @server.tool(annotations=READ_ONLY)
+    server: MCPServer = MCPServer("test")
+    read_only = ToolAnnotations(read_only_hint=True)
+
+    @server.tool(annotations=read_only)
     def search(query: str, limit: int = 2) -> dict[str, list[str]]:
         """Find what there is about something."""
         sys.stderr.write(f"searching {query}\n")
@@ -46,7 +49,7 @@ def made(pulse: int | None) -> MCPServer:
         """Delete something; it cannot."""
         raise ToolError(f"{path} is write-protected, says {os.environ.get('KEY', 'nobody')}")
 
-    @server.tool(annotations=READ_ONLY)
+    @server.tool(annotations=read_only)
     async def hang() -> None:
         """Never end."""
         if pulse is not None:
@@ -84,6 +87,7 @@ def main() -> None:
 
 def serve(server: MCPServer, port: int) -> None:
     """Serve over HTTP, on a port that is free if none is given."""
+    import anyio
     import uvicorn
 
     listening = socket.socket()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -11,9 +11,11 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
+from replanning._errors import PlanError, Problem
 from replanning._interfaces import Clock
 from replanning._plan import Plan, ToolSpec
 from replanning._servers import McpServer
+from replanning._wording import Hints, place
 from replanning.tools._call import ToolCall
 from replanning.tools._errors import (
     InvalidArguments,
@@ -117,8 +119,7 @@ class McpKind:
                     tools += [found] if found is not None else []
         tools += _absent(plan, tools, sessions)
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
-        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
-        return Plan.model_validate({**fields, "tools": tuple(tools)})
+        return _checked(plan, tools)
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Have a server use one of its tools.
@@ -198,11 +199,42 @@ class McpKind:
         return spec_of(session.name, session.server, found, tool, session.secrets.hide) or tool
 
 
+def _checked(plan: Plan, tools: list[ToolSpec]) -> Plan:
+    """The plan with these tools.
+
+    Raises:
+        PlanError: its tasks do not fit them.
+    """
+    known, hints = {tool.name: tool for tool in tools}, Hints()
+    problems = [
+        Problem(place(("tasks", *path, "tool")), f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}")
+        for path, name in _named(plan)
+        if known and name not in known and (hint := hints(name, known) or "; its server does not have it")
+    ]
+    try:
+        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+        found = Plan.model_validate({**fields, "tools": tuple(tools)})
+    except PlanError as error:
+        raise PlanError([*problems, *error.problems]) from None
+    if problems:
+        raise PlanError(problems)
+    return found
+
+
+def _named(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
+    """The tools that tasks and their fallbacks name, each with its place."""
+    for index, task in enumerate(plan.tasks):
+        if task.tool is not None:
+            yield (index,), task.tool
+        for number, fallback in enumerate(task.fallbacks):
+            if fallback.tool is not None:
+                yield (index, "fallbacks", number), fallback.tool
+
+
 def _absent(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
     """The tools that tasks name of servers that are not there."""
     known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
-    names = dict.fromkeys(body.tool for task in plan.tasks for body in (task, *task.fallbacks) if body.tool)
-    for name in (name for name in names if name not in known):
+    for name in dict.fromkeys(name for _, name in _named(plan) if name not in known):
         for server, session in sessions.items():
             if name.startswith(f"{server}.") and not session.available:
                 fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}

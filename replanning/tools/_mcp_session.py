@@ -85,7 +85,7 @@ class McpSession:
         self._connection = self._new()
         self._wanted = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._closing = False
+        self._starting = self._closing = False
         self._starts = 0
 
     def __repr__(self) -> str:
@@ -112,6 +112,8 @@ class McpSession:
         self._closing = True
         if self._connection.client is not None:
             self._connection.line.ended.set()
+        elif self._starting and self.server.command is not None:
+            self._connection.line.abandon()
         else:
             self._scope.cancel()
 
@@ -148,11 +150,13 @@ class McpSession:
 
     async def _once(self, connection: _Connection) -> None:
         """Start it, and wait until it has ended, however it does."""
+        self._starting = True
         try:
             await self._live(connection)
             reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
             reason = _explained(error)
+        self._starting = False
         words = connection.line.last_words
         self.reason = connection.reason = self.secrets.hide(f"{reason}: {words}" if words else reason)
         if self._starts <= RESTARTS and not self._closing:

@@ -58,8 +58,10 @@ class Line:
     secrets: Secrets
     ended: anyio.Event = field(default_factory=anyio.Event)
     said: bytes = b""
+    _known: anyio.Event = field(default_factory=anyio.Event)
     _silent: anyio.Event = field(default_factory=anyio.Event)
     _group: int = 0
+    _unwanted: bool = False
 
     @property
     def last_words(self) -> str:
@@ -86,16 +88,40 @@ class Line:
         self.said = (self.said + chunk)[-_KEPT:]
         if not self._group and (found := _GROUP.search(self.said)):
             self._group, self.said = int(found[1]), self.said[found.end() :]
+            self._known.set()
+            if self._unwanted:
+                self._kill()
         elif self._group:
             _log.debug("%s: %s", self.name, self.secrets.hide(chunk.decode(errors="replace")).rstrip())
 
+    async def attend(self) -> None:
+        """Notice when the program ends, also where something that it has started holds its output open."""
+        await self._known.wait()
+        try:
+            end = os.pidfd_open(self._group)
+        except (AttributeError, OSError):  # the system cannot, or it is gone already and its output tells
+            return
+        try:
+            await anyio.wait_readable(end)
+            self.ended.set()
+        finally:
+            os.close(end)
+
     async def hang_up(self) -> None:
         """End what is left of the program's process group, and hear its last words."""
+        self._kill()
+        with anyio.move_on_after(_LAST):
+            await self._silent.wait()
+
+    def abandon(self) -> None:
+        """End a program that is being started, as soon as it is; whoever cancels that instead leaves it unattended."""
+        self._unwanted = True
+        self._kill()
+
+    def _kill(self) -> None:
         if self._group > 1:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
-        with anyio.move_on_after(_LAST):
-            await self._silent.wait()
 
 
 class _Watched:
@@ -166,6 +192,7 @@ async def _started(
         stack.push_async_callback(line.hang_up)
         read_end, write_end = os.pipe()
         group.start_soon(line.follow, read_end)
+        group.start_soon(line.attend)
         with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
             streams = await stack.enter_async_context(stdio_client(parameters, errors))
         yield streams
