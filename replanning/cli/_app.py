@@ -321,6 +321,9 @@ app.add_typer(config, name="config", rich_help_panel=ABOUT)
         "replanning providers --check",
         "replanning providers --json",
         "A language model that is unavailable lacks its key, or a package; one that is a fallback stands in for others.",
+        "[bold]Exit codes[/bold]",
+        "0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
+        " 2 wrong usage or settings",
     ),
 )
 def providers(
@@ -335,7 +338,7 @@ def providers(
     """Show the plugins that are installed: which are used, which are available, and which are broken and why."""
     from replanning.cli._plugins import show_plugins
 
-    show_plugins(settings, check=check, as_json=as_json)
+    raise typer.Exit(show_plugins(settings, check=check, as_json=as_json))
 
 
 @app.command(rich_help_panel=ABOUT)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from replanning import Plan, PlanError
-from replanning._loading import in_file, plan_schema
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from replanning import Goal, Plan, PlanError, Task, ToolSpec
+from replanning._loading import Format, in_file, plan_schema, read_document
+from replanning._plan import JsonObject
+from replanning._wording import path_of, place
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show, show_json
 from replanning.errors import Problem
 from replanning.tools import check_machine, check_tools
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 
 def validate_plan(path: str, *, as_json: bool) -> int:
@@ -41,8 +53,46 @@ def _check(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
     try:
         plan = Plan.load(path)
     except PlanError as error:
-        return None, list(error.problems), []
+        return None, [*error.problems, *_of_tools(path, error.problems)], []
     return plan, in_file(check_tools(plan), path), check_machine(plan)
+
+
+def _of_tools(path: str, told: Sequence[Problem]) -> list[Problem]:
+    """What is wrong with tools of a plan that is not valid, where nothing is told of them yet."""
+    written: Format = "json" if path.lower().endswith(".json") else "yaml"
+    try:
+        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=written)
+    except (OSError, UnicodeDecodeError, PlanError):
+        return []
+    if not isinstance(document, dict):
+        return []
+    tools, tasks = _right(document, "tools", ToolSpec), _right(document, "tasks", Task)
+    # Only to be looked at: as a whole it is wrong, and its positions are not those of the file.
+    plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
+    numbers = {"tools": list(tools), "tasks": list(tasks)}
+    found = []
+    for problem in check_tools(plan):
+        match path_of(problem.place):
+            case (("tools" | "tasks") as group, int(index), *rest):
+                at = (group, numbers[group][index])
+                if not any(_concerns(one, place(at)) for one in told):
+                    found.append(Problem(place((*at, *rest)), problem.message))
+    return in_file(found, path)
+
+
+def _right(document: JsonObject, group: str, model: type[DocumentT]) -> dict[int, DocumentT]:
+    """The parts of a plan that are right by themselves, unknown fields aside, by their number."""
+    found: dict[int, DocumentT] = {}
+    parts = document.get(group)
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict):
+            with suppress(ValidationError, PlanError):
+                found[number] = model.model_validate({name: part[name] for name in part if name in model.model_fields})
+    return found
+
+
+def _concerns(problem: Problem, part: str) -> bool:
+    return re.search(rf"(?:^|\s){re.escape(part)}(?![0-9])", problem.place) is not None
 
 
 def _document(problem: Problem) -> dict[str, str]:

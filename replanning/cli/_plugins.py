@@ -17,6 +17,7 @@ from replanning._errors import NoLLMProvider, PluginError, ReplanningError
 from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
 from replanning._redaction import Redactor
+from replanning.cli._options import ExitCode
 from replanning.cli._output import console, plain, show, show_json
 from replanning.cli._settings import read_settings
 from replanning.llm import LLMOptions, LLMProvider
@@ -66,8 +67,8 @@ class Plugin:
         return ", ".join(filter(None, parts))
 
 
-def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> None:
-    """Print every plugin.
+def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> int:
+    """Print every plugin; returns the exit code.
 
     Args:
         settings: the settings file, if one is named.
@@ -92,6 +93,13 @@ def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> None:
         show_json([asdict(plugin) for plugin in plugins])
     else:
         _show_table(plugins)
+    return int(ExitCode.FAILED if check and not _answered(plugins) else ExitCode.OK)
+
+
+def _answered(plugins: list[Plugin]) -> bool:
+    """Whether a language model has answered, and each that runs would use."""
+    answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
+    return any(answer for _, answer in answers) and ("used", False) not in answers
 
 
 def show_version(*, as_json: bool) -> None:
