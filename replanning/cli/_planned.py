@@ -11,9 +11,9 @@ from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, T
 _GOES_ON = ("paused", "needs_human", "running")
 
 
-def history_of(settings: Settings, store: RunStore) -> PlanningHistoryExporter:
-    """Writes the planning history of runs in a store, where the settings say."""
-    return PlanningHistoryExporter(store, PlanningHistoryStore(settings.planning.history.directory))
+def history_of(settings: Settings) -> PlanningHistoryExporter:
+    """Writes the planning history of runs where the settings say."""
+    return PlanningHistoryExporter(PlanningHistoryStore(settings.planning.history.directory))
 
 
 def with_earlier(request: TaskRequest, settings: Settings) -> TaskRequest:

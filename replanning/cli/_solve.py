@@ -278,7 +278,7 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
         store=parts.store,
         exporters=[
             *([open_trace(options.trace)] if options.trace else []),
-            history_of(parts.settings, parts.store),
+            history_of(parts.settings),
             *open_notifiers(options.notify),
         ],
         environment=parts.environment,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from replanning._clock import Environment
 from replanning._errors import Problem, SettingsError, StoreError
 from replanning._ids import RunId
-from replanning._interfaces import Exporter, RunStore
+from replanning._interfaces import Exporter, RunStore, Surroundings
 from replanning._plan import JsonObject, JsonValue
 from replanning._records import Record, RunEnded
 from replanning._redaction import Redactor
@@ -234,18 +234,16 @@ class PlanningHistoryExporter(Exporter):
     What is written follows from the journal: nothing is written twice, and what is missing, because a process was killed
     or the disk was full, is written with the next line, or when the run is resumed::
 
-        store = SqliteStore("history.db")
-        exporters = [PlanningHistoryExporter(store)]
-        coordinator = PlanningCoordinator(settings, model, tools, task, store=store, exporters=exporters)
+        coordinator = PlanningCoordinator(settings, model, tools, task, exporters=[PlanningHistoryExporter()])
 
     Args:
-        journal: the store of the runs.
         history: where it is written; in `planning_history` when left out.
+        journal: the store of the runs; that of the engine when left out.
     """
 
     name = "planning-history"
 
-    def __init__(self, journal: RunStore, history: PlanningHistoryStore | None = None) -> None:
+    def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
         self.history = history or PlanningHistoryStore()
         self._journal = journal
         self._lines: dict[RunId, HistoryLines] = {}
@@ -253,6 +251,11 @@ class PlanningHistoryExporter(Exporter):
 
     def __repr__(self) -> str:
         return f"<PlanningHistoryExporter into {self.history!r}>"
+
+    def attach(self, surroundings: Surroundings) -> None:
+        """Take note of where the journals are."""
+        if self._journal is None:
+            self._journal = surroundings.store
 
     async def export(self, run: RunId, record: Record) -> None:
         """Write what follows from a record, and whatever is missing before it.
@@ -262,7 +265,7 @@ class PlanningHistoryExporter(Exporter):
         """
         lines, owed = self._lines.setdefault(run, HistoryLines()), self._owed.setdefault(run, [])
         if record.seq > lines.seq + 1:  # it was resumed, or what went before did not get here
-            for earlier in self._journal.read(run, lines.seq):
+            for earlier in self._past(run, lines.seq):
                 if earlier.seq < record.seq:
                     owed += lines.take(earlier)
         if record.seq > lines.seq:
@@ -279,7 +282,7 @@ class PlanningHistoryExporter(Exporter):
             UnknownRun: there is no such run.
         """
         lines = HistoryLines()
-        for record in self._journal.read(RunId(run)):
+        for record in self._past(RunId(run)):
             self._owed.setdefault(RunId(run), []).extend(lines.take(record))
         self._write(RunId(run))
 
@@ -297,6 +300,11 @@ class PlanningHistoryExporter(Exporter):
                 missing.append(f"{run} ({error})")
         if missing:
             raise StoreError(f"the planning history lacks what happened last in {', '.join(missing)}")
+
+    def _past(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        if self._journal is None:
+            raise StoreError(f"planning history: what was before in run {run!r} is not known; say where its journal is")
+        return self._journal.read(run, after)
 
     def _write(self, run: RunId) -> None:
         if owed := self._owed.get(run):
