@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from replanning import Settings, Task, ToolSpec
+from replanning import Plan, Settings, Task, ToolSpec
 from replanning.interfaces import HumanGate, JsonObject, JsonValue, RunStore
 from replanning.planning import PlanningCoordinator, TaskRequest
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
@@ -142,7 +142,7 @@ def coordinator(
     settings: Settings | None = None,
     gate: HumanGate | None = None,
     store: RunStore | None = None,
-    tools: Sequence[ToolSpec] = TOOLS,
+    tools: Sequence[ToolSpec] | Plan = TOOLS,
     patient: bool = True,
     task: str | TaskRequest = "Tell people the news",
 ) -> PlanningCoordinator:

@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from replanning import Answer, Goal, Settings, Task
+from replanning import Answer, Goal, Plan, Settings, Task
+from replanning.errors import PlanError
 from replanning.events import RunOpened, Verdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue, RunId, TaskId
-from replanning.planning import IssueComment, Phase, PlanningState, TaskRequest, request_of
-from replanning.testing import ScriptedGate, VirtualClock, broken_promises
+from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, broken_promises
 from tests.planning_parts import (
     ACTIONS,
     GOAL,
@@ -346,6 +347,96 @@ async def test_e5_an_unreadable_plan_is_fatal() -> None:
     completion = planning.state.completion or {}
     assert completion["status"] == "requires_human_intervention"
     assert "no usable action_sequence in 4 tries" in str(completion["summary"])
+
+
+# Where things stand
+
+
+async def test_c_a_decision_is_told_where_things_stand() -> None:
+    """After a failure the model is told how much is done, how many errors there were, what remains, and what is down."""
+    seen = list[str]()
+    script = Model(
+        {
+            "decision:execution": replan("retry"),
+            "action_sequence": {"actions": [action("write", "shout"), action("post", "post")]},
+        }
+    )
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    async with VirtualClock() as clock:
+
+        class Busy(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                if task.tool == "shout" and planning.run is not None:
+                    planning.run.change_resource("write", available=False, reason="out of ink")
+                return await super().__call__(task, context)
+
+        planning = coordinator(model, clock, Busy({"post": [MISSING] * 2}))
+        assert await planning.execute_with_planning()
+
+    first, second = [prompt for prompt in seen if kind_of(prompt) == "decision:execution"]
+    assert '{"done": 1, "of": 2, "errors": 1, "errors_in_a_row": 1}' in first
+    assert '{"done": 1, "of": 2, "errors": 2, "errors_in_a_row": 2}' in second
+    assert '{"name": "write", "available": false, "reason": "out of ink"}' in first
+    goal = next(prompt for prompt in seen if kind_of(prompt) == "decision:action_sequence")
+    assert "<progress>" not in goal
+
+
+async def test_a_subtask_may_be_called_like_a_phase() -> None:
+    """What the model calls a subtask does not get into the way of the phases."""
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [{"id": "reflection", "description": "Write it"}]},
+        "action_sequence": {"actions": [action("reflection", "write")]},
+    }
+    async with VirtualClock() as clock:
+        desk = Desk()
+        assert await coordinator(Model(replies), clock, desk).execute_with_planning()
+
+    assert desk.used == [("v1.reflection", "write")]
+
+
+SHARED = Plan(
+    goal=Goal(objective=""),
+    resources={"desk": 1},
+    tools=(TOOLS[0].model_copy(update={"resources": {"desk": 1}}), TOOLS[1]),
+)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_tools_share_resources(known: bool) -> None:
+    """Actions whose tools take the same resource wait for it, also where their arguments are asked for later."""
+    names, running, most = ["a", "b", "c"], 0, 0
+    given: JsonObject = {"arguments": {"text": "x"}} if known else {}
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [{"id": name, "description": name} for name in names]},
+        "action_sequence": {"actions": [{"task_id": name, "tool": "write", **given} for name in names]},
+        "execution": {"current_task": "x", "function_call": {"name": "write", "arguments": {"text": "x"}}},
+    }
+    async with VirtualClock() as clock:
+
+        class Slow(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                nonlocal running, most
+                running += 1
+                most = max(most, running)
+                await clock.sleep(5)
+                running -= 1
+                return await super().__call__(task, context)
+
+        desk = Slow()
+        settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 0}}})
+        assert await coordinator(Model(replies), clock, desk, tools=SHARED, settings=settings).execute_with_planning()
+
+    assert (len(desk.used), most) == (3, 1)
+
+
+def test_a_resource_that_is_not_stated() -> None:
+    """Tools that take a resource of which nobody says how much there is are refused with its name and what to do."""
+    with pytest.raises(PlanError, match=r"no resource 'desk'; state its capacity under `resources`"):
+        PlanningCoordinator(Settings(), ScriptedLLM(), SHARED.tools, "x")
 
 
 # Revisions

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from replanning.planning._building import (
-    joined,
     known_arguments,
     missing_arguments,
-    parts_of,
     problems_of,
     revised,
     tasks_of,
@@ -48,6 +46,7 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
+from replanning.planning._parts import joined, parts_of
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
 from replanning.planning._progress import PlanningProgress, PlanProgress, PlanStep
 from replanning.planning._prompts import ReplanPromptBuilder

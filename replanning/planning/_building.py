@@ -9,7 +9,6 @@ from typing import Final
 
 from replanning._checks import check_task
 from replanning._errors import PlanError, Problem
-from replanning._graph import topological_order
 from replanning._ids import TaskId
 from replanning._patterns import holes
 from replanning._plan import Fallback, Goal, JsonObject, JsonValue, Plan, Task, TaskBody, ToolSpec
@@ -19,8 +18,6 @@ from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomp
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-PART_SIZE: Final = 15
-"""Subtasks whose actions fit into one answer."""
 _ANY: Final = "${context.asked_for_later}"
 """Stands for an argument that is not known yet, in checks only: a reference fits every type."""
 
@@ -32,6 +29,7 @@ def problems_of(
     tools: Iterable[ToolSpec],
     max_subtasks: int = 100,
     finished: Iterable[str] = (),
+    resources: Mapping[str, float] | None = None,
 ) -> list[Problem]:
     """Everything that is wrong with a decomposition and, where there is one, with its action plan.
 
@@ -41,14 +39,15 @@ def problems_of(
         tools: the tools that may be used.
         max_subtasks: how many subtasks there may be beside those that are finished.
         finished: subtasks that were done before, of this decomposition or not: they may be depended on, and not planned.
+        resources: how much there is of what tools take; None where that is not known.
     """
     done = {name: name for name in finished}
     library = {tool.name: tool for tool in tools}
-    left = _left(decomposition, done)
+    left = left_of(decomposition, done)
     problems = [*_count(left, max_subtasks), *_subtasks(decomposition, library, done)]
     if action_plan is None:
         return problems
-    problems += [*_order(action_plan, left), *_actions(action_plan, left, library, done)]
+    problems += [*_order(action_plan, left), *_actions(action_plan, left, library, done, resources)]
     return problems or _references(_built(action_plan, left, library, _Ids("", done)), done)
 
 
@@ -78,7 +77,7 @@ def tasks_of(
         PlanError: something is wrong; with everything that is.
     """
     library, done = {tool.name: tool for tool in tools}, finished or {}
-    left = _left(decomposition, done)
+    left = left_of(decomposition, done)
     problems = [
         *_subtasks(decomposition, library, done),
         *_order(action_plan, left),
@@ -99,10 +98,10 @@ def revised(
     it waits for it: nobody said what it needs.
     """
     known, done = {subtask.id: subtask for subtask in decomposition.subtasks}, dict.fromkeys(finished)
-    stays = {**done, **dict.fromkeys(_placed(action_plan))}
+    stays = {**done, **dict.fromkeys(placed(action_plan))}
     subtasks = [known[name].model_copy(update={"dependencies": ()}) for name in done if name in known]
     before: str | None = None
-    for name in (name for name in _placed(action_plan) if name not in done):
+    for name in (name for name in placed(action_plan) if name not in done):
         old = known.get(name)
         needed = [each for each in old.dependencies if each in stays] if old else []
         if before is not None and (old is None or before not in known) and before not in needed:
@@ -112,37 +111,6 @@ def revised(
         subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
         before = name
     return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
-
-
-def parts_of(
-    decomposition: TaskDecomposition, most: int = PART_SIZE, finished: Collection[str] = ()
-) -> tuple[tuple[str, ...], ...]:
-    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer (J38).
-
-    What a subtask depends on is in its own part or in an earlier one.
-
-    Args:
-        decomposition: the subtasks.
-        most: how many a part has at most.
-        finished: subtasks that were done before, and are in no part.
-    """
-    left = _left(decomposition, finished)
-    places = {subtask.id: place for place, subtask in enumerate(left)}
-    order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
-    names = [left[place].id for place in order]
-    return tuple(tuple(names[start : start + most]) for start in range(0, len(names), most))
-
-
-def within(decomposition: TaskDecomposition, names: Collection[str]) -> TaskDecomposition:
-    """Only those subtasks of a decomposition."""
-    subtasks = tuple(subtask for subtask in decomposition.subtasks if subtask.id in names)
-    return decomposition.model_copy(update={"subtasks": subtasks})
-
-
-def joined(plans: Sequence[ActionPlan]) -> ActionPlan:
-    """The action plan whose parts were planned one by one."""
-    order = tuple(name for plan in plans for name in _placed(plan))
-    return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
 
 
 def parameters_of(tool: ToolSpec) -> Mapping[str, str]:
@@ -166,7 +134,7 @@ def known_arguments(body: TaskBody) -> JsonObject:
     return known if body.tool is None and isinstance(known, dict) else body.arguments
 
 
-def _left(decomposition: TaskDecomposition, done: Container[str]) -> list[Subtask]:
+def left_of(decomposition: TaskDecomposition, done: Container[str]) -> list[Subtask]:
     """The subtasks that are to be done."""
     return [subtask for subtask in decomposition.subtasks if subtask.id not in done]
 
@@ -194,8 +162,13 @@ def _subtasks(
 
 
 def _sound(tasks: Iterable[Task]) -> tuple[Problem, ...]:
+    tasks, resources = tuple(tasks), dict[str, float]()
+    for name, amount in (
+        taken for task in tasks for body in (task, *task.fallbacks) for taken in body.resources.items()
+    ):
+        resources[name] = max(amount, resources.get(name, 0))  # whether there is so much is another question
     try:
-        Plan(goal=Goal(objective=""), tasks=tuple(tasks))
+        Plan(goal=Goal(objective=""), tasks=tasks, resources=resources)
     except PlanError as error:
         return tuple(error.problems)
     return ()
@@ -218,11 +191,15 @@ def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Pro
 
 
 def _actions(
-    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], done: Collection[str]
+    action_plan: ActionPlan,
+    subtasks: Sequence[Subtask],
+    library: Mapping[str, ToolSpec],
+    done: Collection[str],
+    resources: Mapping[str, float] | None = None,
 ) -> Iterator[Problem]:
     hints = Hints()
     known = dict.fromkeys(subtask.id for subtask in subtasks)
-    capacity = {name: float("inf") for tool in library.values() for name in tool.resources}
+    capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
     for index, action in enumerate(action_plan.actions):
         at, of = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
         if action.task_id not in known:
@@ -332,14 +309,14 @@ def _by_subtask(action_plan: ActionPlan) -> Mapping[str, Sequence[Action]]:
     return found
 
 
-def _placed(action_plan: ActionPlan) -> tuple[str, ...]:
+def placed(action_plan: ActionPlan) -> tuple[str, ...]:
     """The subtasks in the order in which they are to run: the stated one, then that of the actions."""
     return tuple(dict.fromkeys((*action_plan.execution_order, *(action.task_id for action in action_plan.actions))))
 
 
 def _sorted(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> list[Subtask]:
     known = {subtask.id: subtask for subtask in subtasks}
-    return [known[name] for name in _placed(action_plan)]
+    return [known[name] for name in placed(action_plan)]
 
 
 def _names(subtask: str, count: int, taken: set[str]) -> list[str]:
@@ -372,9 +349,10 @@ def _use(tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, ids: 
     arguments = {name: ids.renamed(value) for name, value in given.items()}
     if missing := missing_arguments(tool, given):
         return {
+            "resources": dict(tool.resources),
             "metadata": {
                 "planning": {**said, "tool": tool.name, "arguments": arguments, "missing": list(missing)},
-            }
+            },
         }
     return {"tool": tool.name, "arguments": arguments, "metadata": {"planning": {**said, "tool": tool.name}}}
 

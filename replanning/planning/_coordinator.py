@@ -23,7 +23,7 @@ from replanning.planning._recovery import LineagePolicy, Recovery
 from replanning.planning._request import KEPT, TaskRequest
 from replanning.planning._session import Session
 from replanning.planning._state import PlanningState
-from replanning.planning._steps import about, first_plan, first_step, is_action, phase_of
+from replanning.planning._steps import about, first_plan, first_step, is_action, phase_of, with_tools
 
 _LOOK: Final = 5.0
 """Seconds between looks at whether somebody has answered."""
@@ -44,7 +44,8 @@ class PlanningCoordinator:
     Args:
         config: the settings.
         llm_client: the language model.
-        tools: what may be used, and nothing else.
+        tools: what may be used, and nothing else; a plan stands for its tools with the resources that they share, their
+            servers and the objects they speak of.
         task: the goal, in words or with criteria, or a request with the issue that it comes from.
         work: executes an action with its tool, such as a `ToolExecutor`; None where nothing is to be executed.
         gate: asks a person; without one, questions are kept in the store.
@@ -54,6 +55,9 @@ class PlanningCoordinator:
         workers: how many tasks run at once at most.
         patient: whether to wait, as long as settings say, for answers that come through the store where there is no
             gate; else it is assumed at once what the model would assume.
+
+    Raises:
+        PlanError: the tools do not fit together; with everything that is wrong.
 
     Attributes:
         engine: through which everything is done.
@@ -65,7 +69,7 @@ class PlanningCoordinator:
         self,
         config: Settings,
         llm_client: LLMProvider,
-        tools: Sequence[ToolSpec],
+        tools: Sequence[ToolSpec] | Plan,
         task: str | Goal | TaskRequest,
         *,
         work: Work | None = None,
@@ -80,9 +84,10 @@ class PlanningCoordinator:
             check_work(work)
         self.settings = config
         self._llm, self._work, self._workers, self._patient = llm_client, work, workers, patient
-        self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in tools}
+        self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
+        self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in self._library.tools}
         self._request = task if isinstance(task, TaskRequest) else TaskRequest(goal=_goal(task))
-        environment = environment if environment is not None else Environment()
+        self._environment = environment = environment if environment is not None else Environment()
         self._clock = environment.clock
         self._gate = gate
         self._recovery = Recovery()
@@ -171,12 +176,13 @@ class PlanningCoordinator:
         phases = {task.id for task in plan.tasks if phase_of(task) is not None}
         if not tasks:
             return None
-        return Plan(goal=plan.goal, tools=plan.tools, tasks=tuple(_alone(task, phases) for task in tasks))
+        made = with_tools(self._library, plan.goal, [_alone(task, phases) for task in tasks])
+        return Plan.model_validate(made.model_dump())
 
     def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
         kept: JsonObject = {KEPT: self._request.kept()}
         begin = first_plan if self.planning.enabled else first_step
-        return self.engine.open(begin(self._request.goal, tuple(self._tools.values()), kept), run_id=run_id)
+        return self.engine.open(begin(self._request.goal, self._library, kept), run_id=run_id)
 
     def _resumed(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         return self.engine.resume(run_id)
@@ -191,7 +197,7 @@ class PlanningCoordinator:
                 self._llm,
                 self.settings,
                 self._tools,
-                self._clock,
+                self._environment,
                 interactive=self._gate is not None,
                 complete=self._only_plan,
             )

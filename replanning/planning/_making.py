@@ -11,13 +11,10 @@ from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
 from replanning.planning._building import (
-    joined,
     missing_arguments,
-    parts_of,
     problems_of,
     revised,
     tasks_of,
-    within,
 )
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._dividing import CANNOT, divide
@@ -30,6 +27,7 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
+from replanning.planning._parts import joined, parts_of, within
 from replanning.planning._phases import Phase, ReplanType, keeps_finished
 from replanning.planning._prompts import PART
 from replanning.planning._replan_records import Consideration
@@ -192,7 +190,14 @@ class Making:
     def _problems(self, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]) -> list[str]:
         session, tools = self._session, self._session.tools
         most = session.settings.max_subtasks + len(finished)
-        problems = problems_of(subtasks, planned, tools=tools.values(), max_subtasks=most, finished=finished)
+        problems = problems_of(
+            subtasks,
+            planned,
+            tools=tools.values(),
+            max_subtasks=most,
+            finished=finished,
+            resources=session.run.live.pool.capacity,
+        )
         if problems or not session.complete:
             return list(map(str, problems))
         lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
@@ -265,11 +270,14 @@ class Making:
         number, finished = 1 + sum(plan.task != task.id for plan in state.plans), self._finished(task)
         action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
         subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
-        prefix, tools = "" if number == 1 else f"v{number}.", session.tools.values()
+        prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
         made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        if any(one.id in live for one in made):  # such as a subtask that is called like a phase
+            prefix = f"v{number}."
+            made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
         planned = [self._marked(one, task) for one in made]
         self._check_danger(task, planned, accepted=accepted)
-        found = install(session.run.live, planned, prefix, finished, by=task.id)
+        found = install(live, planned, prefix, finished, by=task.id)
         version = PlanVersion(
             number=number,
             task=task.id,

@@ -258,7 +258,7 @@ class Recovery:
         session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
         if reflection_of(session.run.live) is None:
             return []
-        given: JsonObject = {"feedback": trigger.reason, "executed": session.progress()}
+        given = session.basis()
         considered = await session.manager.consider(Phase.REFLECTION, given, Cause(error=trigger.reason))
         decision, reflection = considered.decision, reflection_of(session.run.live)
         if decision is None or not considered.ruling.executes or decision.target_phase is None:

@@ -12,7 +12,6 @@ from replanning._clock import Environment
 from replanning._completions import LLMOptions
 from replanning._errors import LLMReplyInvalid, ReplanningError
 from replanning._ids import TaskId
-from replanning._interfaces import Clock
 from replanning._llm import LLMProvider
 from replanning._meter import RunMeter
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
@@ -26,6 +25,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
+from replanning.planning._standing import Standing
 from replanning.planning._state import Held, PlanningState, Why
 from replanning.planning._steps import about, is_action, is_done, is_loop, phase_of
 from replanning.planning._templates import prompt_templates
@@ -59,7 +59,7 @@ class Session:
         llm: who is asked.
         config: the settings.
         tools: those that may be used.
-        clock: time.
+        environment: time, chance and ids.
         interactive: whether there is somebody to ask.
         complete: whether every argument must be planned, because nothing is executed.
     """
@@ -70,12 +70,12 @@ class Session:
         llm: LLMProvider,
         config: Settings,
         tools: Mapping[str, ToolSpec],
-        clock: Clock,
+        environment: Environment,
         *,
         interactive: bool,
         complete: bool,
     ) -> None:
-        self.run, self.llm, self.config, self.tools, self.clock = run, llm, config, tools, clock
+        self.run, self.llm, self.config, self.tools, self.clock = run, llm, config, tools, environment.clock
         self.settings = settings = config.planning
         self.interactive, self.complete = interactive, complete
         self.loops = is_loop(run.live.plan)
@@ -83,7 +83,7 @@ class Session:
         self.prompts = ReplanPromptBuilder(
             prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
         )
-        self._state = PlanningState()
+        self._state, self._standing = PlanningState(), Standing()
         life = run._life
         meter = RunMeter("planning", life.ledger.spending, run.charge, run._spans)
         self._most = llm.max_tokens
@@ -97,7 +97,7 @@ class Session:
             records=state.records,
             note=self._on_replan,
             options=self._options,
-            environment=Environment(clock=clock),
+            environment=environment,
         )
 
     @property
@@ -105,6 +105,7 @@ class Session:
         """What the journal tells by now."""
         for record in self.run._life.journal.store.read(self.run.id, after=self._state.seq):
             self._state.fold(record)
+            self._standing.fold(record, self.run.live)
         return self._state
 
     def note(self, kind: str, data: JsonObject) -> None:
@@ -149,8 +150,8 @@ class Session:
         ]
         return found[-1] if found else {}
 
-    def basis(self, task: Task) -> JsonObject:
-        """What every phase is told: what is wanted, what is known, and why it is done again."""
+    def basis(self, task: Task | None = None) -> JsonObject:
+        """What every phase is told: what is wanted, what is known, where things stand, and why it is done again."""
         state = self.state
         given: JsonObject = {
             **self.request.model_copy(update={"goal": self.run.live.goal}).told(),
@@ -160,8 +161,9 @@ class Session:
             "task_decomposition": self.output(Phase.TASK_DECOMPOSITION),
             "action_plan": state.plan.action_plan if state.plan is not None else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
-            "why": about(task).get("reason", ""),
+            "why": about(task).get("reason", "") if task is not None else "",
             "executed": self.progress(),
+            **self._standing.told(self.run.live, state),
         }
         return {name: value for name, value in given.items() if value}
 

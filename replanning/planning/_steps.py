@@ -9,7 +9,7 @@ from replanning._changes import AddTask, PlanChange, SkipTask
 from replanning._entries import Entry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
-from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
+from replanning._plan import Goal, JsonObject, Plan, Task
 from replanning._states import STUCK, WAITING, TaskState
 from replanning._view import PlanView
 from replanning.planning._phases import Phase, carried_over, keeps_finished
@@ -52,19 +52,24 @@ def phase_task(phase: Phase, name: TaskId, depends_on: Sequence[TaskId] = (), sa
     return Task(id=name, goal=_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
 
 
-def first_plan(goal: Goal, tools: Sequence[ToolSpec], said: JsonObject | None = None) -> Plan:
+def first_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
     """The plan with which a run of planning mode begins: its phases, the first with what is said of the run."""
     tasks: list[Task] = []
     for phase in (*MAKING, Phase.REFLECTION):
         more = {} if tasks else said
         tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]], more))
-    return Plan(goal=goal, tools=tuple(tools), tasks=tuple(tasks))
+    return with_tools(library, goal, tasks)
 
 
-def first_step(goal: Goal, tools: Sequence[ToolSpec], said: JsonObject | None = None) -> Plan:
+def first_step(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
     """The plan with which a run without planning begins: the first step (J26)."""
     step = phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION), said=said)
-    return Plan(goal=goal, tools=tuple(tools), tasks=(step,))
+    return with_tools(library, goal, [step])
+
+
+def with_tools(library: Plan, goal: Goal, tasks: Sequence[Task]) -> Plan:
+    """A plan of these tasks with the tools of another, and with what they share and speak of."""
+    return library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
 
 
 def is_loop(plan: Plan) -> bool:

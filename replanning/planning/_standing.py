@@ -1,0 +1,59 @@
+"""Where an execution stands, as models are told: how far it has come, what went wrong, what remains, what is down. Pure."""
+
+from __future__ import annotations
+
+from replanning._ids import TaskId
+from replanning._live import LivePlan
+from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
+from replanning._plan import JsonObject, JsonValue
+from replanning._records import Record
+from replanning._states import WAITING, TaskState
+from replanning.planning._state import PlanningState
+from replanning.planning._steps import about, is_action, is_done
+
+
+class Standing:
+    """Folds what the state of tasks does not tell: failures that were made good, and why something is down."""
+
+    def __init__(self) -> None:
+        self._errors = self._in_a_row = 0
+        self._down: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Standing {self._errors} errors, {self._in_a_row} in a row, {len(self._down)} down>"
+
+    def fold(self, record: Record, live: LivePlan) -> None:
+        """Take in a record; those that do not concern actions or what they use are passed over."""
+        body = record.body
+        if isinstance(body, ResourceUpdated):
+            self._down.pop(body.name, None)
+            if body.available is False:
+                self._down[body.name] = body.reason
+        elif isinstance(body, AttemptFailed | AttemptTimedOut | AttemptSucceeded):
+            if body.task not in live or not is_action(live.entry(body.task).task):
+                return
+            failed = not isinstance(body, AttemptSucceeded)
+            self._errors += failed
+            self._in_a_row = self._in_a_row + 1 if failed else 0
+
+    def told(self, live: LivePlan, state: PlanningState) -> JsonObject:
+        """What models are told, under the names of the prompts; nothing of what there is nothing of."""
+        planned = {name: live.entry(TaskId(task)) for name, task in (state.plan.tasks if state.plan else {}).items()}
+        entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
+        open_states = (*WAITING, TaskState.RUNNING)
+        remaining: list[JsonValue] = [
+            {"task": name, "tool": entry.task.tool or about(entry.task).get("tool", ""), "state": entry.state.value}
+            for name, entry in entries.items()
+            if entry.state in open_states
+        ]
+        down: list[JsonValue] = [
+            {"name": name, "available": False, **({"reason": reason} if reason else {})}
+            for name, reason in self._down.items()
+        ]
+        progress: JsonObject = {
+            "done": sum(is_done(live, entry) for entry in entries.values()),
+            "of": len(entries),
+            "errors": self._errors,
+            "errors_in_a_row": self._in_a_row,
+        }
+        return {"progress": progress if entries else {}, "remaining": remaining, "tool_status": down}
