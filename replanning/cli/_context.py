@@ -34,12 +34,12 @@ class TellingShell:
     can be read as such, else text. They are taken when the command has succeeded. What it prints never counts:
     that may hold text from anywhere.
 
-    Args:
-        change: reports the values to the run.
+    Attributes:
+        change: reports the values to the run; nobody takes them where it is None.
     """
 
-    def __init__(self, change: Callable[[JsonObject], None]) -> None:
-        self._change = change
+    def __init__(self, change: Callable[[JsonObject], None] | None = None) -> None:
+        self.change = change
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Run the command of a tool, and take what it says about the context.
@@ -51,8 +51,8 @@ class TellingShell:
             file = Path(folder, "context")
             output = await run_shell(replace(call, environ={**call.environ, VARIABLE: str(file)}))
             said = _read(file, call.tool.name)
-        if said:
-            self._change(call.secrets.hide_in(said))  # type: ignore[arg-type] # a mapping stays one
+        if said and self.change is not None:
+            self.change(call.secrets.hide_in(said))  # type: ignore[arg-type] # a mapping stays one
         return output
 
 

@@ -81,7 +81,8 @@ class Job:
 
     Attributes:
         options: what the command line says.
-        start: opens the run.
+        plan: with the tools and the servers that are to be used.
+        start: opens the run, of the plan with all tools that its servers have.
         enabled: whether the plan is repaired.
         observe: whether what would be changed is only recorded.
         settings: instead of those of file and environment.
@@ -91,7 +92,8 @@ class Job:
     """
 
     options: RunOptions
-    start: Callable[[ReplanningEngine], AbstractAsyncContextManager[PlanRun]]
+    plan: Plan
+    start: Callable[[ReplanningEngine, Plan], AbstractAsyncContextManager[PlanRun]]
     enabled: bool = True
     observe: bool = False
     settings: Settings | None = None
@@ -124,7 +126,8 @@ def run_plan(
     """
     job = Job(
         options,
-        lambda engine: engine.open(plan, run_id=run_id),
+        plan,
+        lambda engine, found: engine.open(found, run_id=run_id),
         enabled=options.replan is not False,
         observe=options.observe,
         settings=settings,
@@ -153,11 +156,12 @@ def resume_run(run_id: str, options: RunOptions, *, revision: int | None = None)
     assert isinstance(opened, RunOpened)
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
 
-    def start(engine: ReplanningEngine) -> AbstractAsyncContextManager[PlanRun]:
+    def start(engine: ReplanningEngine, _: Plan) -> AbstractAsyncContextManager[PlanRun]:
         return engine.resume(info.run if revision is None else engine.fork(info.run, revision))
 
     job = Job(
         options,
+        opened.plan,
         start,
         enabled=was_enabled if options.replan is None else options.replan,
         observe=options.observe or opened.mode == "observe",
@@ -188,9 +192,7 @@ def load_for_run(path: str, options: RunOptions) -> Plan:
     plan = Plan.load(path)
     if changed := pairs(options.context):
         plan = Plan.model_validate(
-            plan.model_copy(update={"context": {**plan.context, **changed}}).model_dump(
-                mode="json", exclude_defaults=True
-            )
+            plan.model_copy(update={"context": {**plan.context, **changed}}).model_dump(mode="json", exclude_unset=True)
         )
     if problems := check_tools(plan):
         raise PlanError(in_file(problems, path))
@@ -311,14 +313,17 @@ async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tupl
             with scope:
                 async with (
                     _judge(engine, display) as model,
-                    job.start(engine) as run,
-                    _tools(job, engine, run, model) as work,
+                    _tools(job, engine) as (tools, plan, shell),
+                    job.start(engine, plan) as run,
                 ):
+                    shell.change = run.change_context
+                    tools.watch(run.change_resource)
                     display.watch(run)
                     group.start_soon(_on_signals, run, scope)
                     if job.context:
                         run.change_context(job.context)
-                    await drive(run, work, job.options.workers)
+                    await drive(run, _judged(tools, model), job.options.workers)
+                    tools.watch(None)
         except ReplanningError as error:
             failure = error  # raised below, not wrapped into a group
         finally:
@@ -344,19 +349,31 @@ async def _judge(engine: ReplanningEngine, display: Display) -> AsyncIterator[LL
 
 
 @asynccontextmanager
-async def _tools(
-    job: Job, engine: ReplanningEngine, run: PlanRun, model: LLMProvider | None
-) -> AsyncIterator[JudgedWork]:
+async def _tools(job: Job, engine: ReplanningEngine) -> AsyncIterator[tuple[ToolExecutor, Plan, TellingShell]]:
+    """What uses the tools, the plan with those that its servers have, and who tells of changes of the context."""
+    shell = TellingShell()
     executor = ToolExecutor(
-        run.plan,
+        job.plan,
         default_timeout=engine.settings.timeout.task,
         cwd=job.cwd,
         environ=job.environ,
-        kinds={"shell": TellingShell(run.change_context)},
+        kinds={"shell": shell},
     )
     async with executor:
-        rules = RuleJudge(executor.check)
-        yield JudgedWork(executor, rules if model is None else LLMJudge(model, rules))
+        plan = await executor.discover(job.plan)
+        note_servers(executor, quiet=job.options.quiet)
+        yield executor, plan, shell
+
+
+def note_servers(executor: ToolExecutor, *, quiet: bool) -> None:
+    """Say which MCP servers are not there."""
+    for name, reason in {} if quiet else executor.unavailable_servers.items():
+        say(f"note: MCP server {name!r} is not there: {reason}")
+
+
+def _judged(tools: ToolExecutor, model: LLMProvider | None) -> JudgedWork:
+    rules = RuleJudge(tools.check)
+    return JudgedWork(tools, rules if model is None else LLMJudge(model, rules))
 
 
 def stopping_signals() -> tuple[signal.Signals, ...]:
