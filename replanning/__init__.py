@@ -7,24 +7,28 @@ The names here are what most programs need. More stands in `replanning.changes` 
 
 from __future__ import annotations
 
-from replanning._attempt import Attempt, TaskContext
-from replanning._changes import Alternative
-from replanning._clock import Environment
-from replanning._confidence import ConfidenceScorer
-from replanning._engine import ReplanningEngine, open_run
-from replanning._errors import PlanError, ReplanningError, TransientError
-from replanning._evaluation import PlanEvaluator
-from replanning._gate import CallbackGate, StoreGate
-from replanning._generator import AlternativeGenerator
-from replanning._interfaces import Answer, Question, ReplanRequest
-from replanning._monitor import PlanMonitor
-from replanning._plan import Budget, Goal, Plan, Retry, Task, ToolSpec
-from replanning._policy import ReplanPolicy
-from replanning._run import PlanRun, RunResult
-from replanning._settings import Settings
-from replanning._states import TaskState
-from replanning._version import __version__
-from replanning._view import PlanView
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from replanning._attempt import Attempt, TaskContext
+    from replanning._changes import Alternative
+    from replanning._clock import Environment
+    from replanning._confidence import ConfidenceScorer
+    from replanning._engine import ReplanningEngine, open_run
+    from replanning._errors import PlanError, ReplanningError, TransientError
+    from replanning._evaluation import PlanEvaluator
+    from replanning._gate import CallbackGate, StoreGate
+    from replanning._generator import AlternativeGenerator
+    from replanning._interfaces import Answer, Question, ReplanRequest
+    from replanning._monitor import PlanMonitor
+    from replanning._plan import Budget, Goal, Plan, Retry, Task, ToolSpec
+    from replanning._policy import ReplanPolicy
+    from replanning._run import PlanRun, RunResult
+    from replanning._settings import Settings
+    from replanning._states import TaskState
+    from replanning._version import __version__
+    from replanning._view import PlanView
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     # the plan
@@ -66,7 +70,43 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
-for _name in __all__:
-    if getattr(globals()[_name], "__module__", "").startswith("replanning._"):
-        globals()[_name].__module__ = __name__
-del _name
+# Where the names stand. They are imported all at once when the first of them is asked for, so that whoever imports only
+# the package, as a program does that starts, is not held up.
+_HOMES: Final = {
+    "_attempt": ("Attempt", "TaskContext"),
+    "_changes": ("Alternative",),
+    "_clock": ("Environment",),
+    "_confidence": ("ConfidenceScorer",),
+    "_engine": ("ReplanningEngine", "open_run"),
+    "_errors": ("PlanError", "ReplanningError", "TransientError"),
+    "_evaluation": ("PlanEvaluator",),
+    "_gate": ("CallbackGate", "StoreGate"),
+    "_generator": ("AlternativeGenerator",),
+    "_interfaces": ("Answer", "Question", "ReplanRequest"),
+    "_monitor": ("PlanMonitor",),
+    "_plan": ("Budget", "Goal", "Plan", "Retry", "Task", "ToolSpec"),
+    "_policy": ("ReplanPolicy",),
+    "_run": ("PlanRun", "RunResult"),
+    "_settings": ("Settings",),
+    "_states": ("TaskState",),
+    "_version": ("__version__",),
+    "_view": ("PlanView",),
+}
+
+if not TYPE_CHECKING:  # what it would say of types is "anything"
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for home, names in _HOMES.items():
+            module = import_module(f"{__name__}.{home}")
+            for public in names:
+                found = getattr(module, public)
+                if getattr(found, "__module__", "").startswith(f"{__name__}._"):
+                    found.__module__ = __name__
+                globals()[public] = found
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

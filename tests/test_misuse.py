@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable
 
 import pytest
 
@@ -23,7 +24,7 @@ def blocking(task, context):
     return task.id
 
 
-def promising(task, context) -> "Awaitable[object]":  # noqa: F821, UP037 # a word is all that is looked at
+def promising(task, context) -> Awaitable[object]:
     """A function that says it hands on something to be awaited."""
     return work(task, context)
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Final
+
 __all__ = ["main"]
+
+_INTERRUPTED: Final = 130
 
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
-    from replanning.cli._app import app
-    from replanning.cli._output import prepare_streams
+    try:
+        from replanning.cli._app import app
+        from replanning.cli._output import prepare_streams
 
-    prepare_streams()
-    app()
+        prepare_streams()
+        app()
+    except KeyboardInterrupt:
+        # Ctrl-C before a command has begun, while the program is still being read; nothing is there yet to say it with.
+        if sys.stderr is not None:
+            sys.stderr.write("error: interrupted\n")
+        raise SystemExit(_INTERRUPTED) from None
