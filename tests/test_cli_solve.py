@@ -190,6 +190,27 @@ def test_without_a_key(repository: Path) -> None:
     assert "ANTHROPIC_API_KEY" in done.stderr
 
 
+def test_tools_that_share_a_resource(repository: Path) -> None:
+    """A tools file that says how much there is of what tools take is planned with; one that does not say it is refused."""
+    tools = [{**TOOLS[0], "resources": {"disk": 1}}]
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [subtask("test")]},
+        "action_sequence": {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]},
+    }
+    options = ("plan", "--goal", "Write a test", "--tools", "shared.yaml", "--llm", "openai", "-q")
+    path = repository / "shared.yaml"
+    with ScriptedLLMServer(Service(replies)) as server:
+        path.write_text(json.dumps({"tools": tools}), encoding="utf-8")
+        refused = cli(repository, *options, **server.environ())
+        path.write_text(json.dumps({"tools": tools, "resources": {"disk": 1}}), encoding="utf-8")
+        planned = cli(repository, *options, **server.environ())
+
+    assert refused.returncode == 2
+    assert "no resource 'disk'; state its capacity under `resources`" in refused.stderr
+    assert planned.returncode == 0, planned.stderr
+    assert Plan.parse(planned.stdout).resources == {"disk": 1}
+
+
 def test_j26_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
     """With planning switched off, `solve` uses one tool after another as the model says, and `plan` says why there is none."""
     step: JsonObject = {"function_call": {"name": "write-file", "arguments": {"path": "test_sums.py", "content": TEST}}}

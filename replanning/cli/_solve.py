@@ -22,7 +22,7 @@ from replanning.cli._output import plain, say, show_json
 from replanning.cli._planned import conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary
-from replanning.cli._run import RunOptions, _find, _gate, _story, pairs, report
+from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
 from replanning.cli._tracing import open_trace, place_of
@@ -32,6 +32,9 @@ from replanning.llm import LLMProvider
 from replanning.planning import PlanningCoordinator, TaskRequest, request_of
 from replanning.planning._steps import phase_of
 from replanning.tools import ToolExecutor, check_machine, check_tools
+
+_SHARED = ("tools", "resources", "objects", "mcp")
+"""The sections of a file of tools; others, as a plan file has them, are passed over."""
 
 LONGEST_GOAL = 100_000
 """Characters that a goal may have."""
@@ -88,10 +91,12 @@ def _text(path: Path) -> str:
 def _tools(path: Path) -> Plan:
     """The tools of a file, as a plan without tasks."""
     document = read_document(_text(path), format="json" if path.suffix == ".json" else "yaml", source=str(path))
-    if not isinstance(document, dict) or not document.get("tools"):
-        raise PlanError([Problem(str(path), "expected a section `tools` with at least one tool")])
+    if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
+        problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
+        raise PlanError([Problem(str(path), problem)])
     try:
-        plan = Plan.model_validate({"goal": {"objective": ""}, "tools": document["tools"]})
+        shared = {name: document[name] for name in _SHARED if name in document}
+        plan = Plan.model_validate({"goal": {"objective": ""}, **shared})
     except PlanError as error:
         raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
     if problems := check_tools(plan):
@@ -252,29 +257,37 @@ def _summary(
 
 async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[PlanningCoordinator, bool]:
     """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
-    options, display = parts.options, parts.display
-    gate = _gate(options, display)
-    failure: ReplanningError | None = None
-    scope = anyio.CancelScope()
+    shell, timeout = TellingShell(), parts.settings.timeout.task
+    async with ToolExecutor(parts.task.tools, default_timeout=timeout, kinds={"shell": shell}) as work:
+        library = await work.discover(parts.task.tools)
+        note_servers(work, quiet=parts.options.quiet)
+        if not library.tools:
+            raise SettingsError([Problem("--tools", "there are no tools: none is described, and no server has any")])
+        planning = _coordinator(parts, library, work)
 
-    def change(changes: JsonObject) -> None:
-        if planning.run is not None:
-            planning.run.change_context(changes)
+        def watch(run: PlanRun) -> None:
+            shell.change = run.change_context
+            work.watch(run.change_resource)
+            parts.display.watch(run)
+            if context:
+                run.change_context(context)
 
-    def watch(run: PlanRun) -> None:
-        display.watch(run)
-        if context:
-            run.change_context(context)
+        planning.watching = watch
+        try:
+            return await _followed(parts, planning, start)
+        finally:
+            work.watch(None)
 
-    timeout = parts.settings.timeout.task
-    work = ToolExecutor(parts.task.tools, default_timeout=timeout, kinds={"shell": TellingShell(change)})
+
+def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCoordinator:
+    options = parts.options
     planning = PlanningCoordinator(
         parts.settings,
         parts.model,
-        parts.task.tools.tools,
+        library,
         with_earlier(parts.task.request, parts.settings),
         work=work,
-        gate=gate,
+        gate=_gate(options, parts.display),
         store=parts.store,
         exporters=[
             *([open_trace(options.trace)] if options.trace else []),
@@ -285,9 +298,15 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
         workers=options.workers,
         patient=False,
     )
-    planning.watching = watch
-    planning.engine.monitor.on(object, _teller(display))
-    async with display.shown(), anyio.create_task_group() as group, work:
+    planning.engine.monitor.on(object, _teller(parts.display))
+    return planning
+
+
+async def _followed(parts: _Parts, planning: PlanningCoordinator, start: Start) -> tuple[PlanningCoordinator, bool]:
+    """Carry a run out, show how it goes, and hear what stops it."""
+    failure: ReplanningError | None = None
+    scope = anyio.CancelScope()
+    async with parts.display.shown(), anyio.create_task_group() as group:
         group.start_soon(_on_signals, planning, scope)
         try:
             with scope:
