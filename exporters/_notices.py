@@ -229,9 +229,8 @@ def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice
 
         def question(limit: int) -> Parts:
             choices = [candidate.alternative.reason for candidate in body.candidates]
-            facts = (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
             asked = (named("Question", body.text, limit), points("If you agree", choices, limit))
-            return (*asked, *(facts if texts else ()), named("Question id", body.question, limit))
+            return (*asked, *_standing(texts, limit), named("Question id", body.question, limit))
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 
@@ -256,8 +255,7 @@ def _ended(body: RunEnded, record: Record, state: PlanningState) -> Notice:
     texts = _stopped(state.completion)
 
     def build(limit: int) -> Parts:
-        facts = (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
-        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *(facts if texts else ()))
+        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *_standing(texts, limit))
 
     return Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
 
@@ -269,3 +267,10 @@ def _stopped(completion: JsonObject | None) -> tuple[str, ...]:
         return ()
     wanted: JsonValue = summary.get("recommendations")
     return (state, *map(str, wanted if isinstance(wanted, list) else ()))
+
+
+def _standing(texts: Sequence[str], limit: int) -> Parts:
+    """The same as paragraphs."""
+    if not texts:
+        return ()
+    return (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
