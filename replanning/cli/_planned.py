@@ -5,7 +5,7 @@ from __future__ import annotations
 from replanning import Environment, PlanRun, Settings
 from replanning._errors import StoreError
 from replanning.cli._output import say
-from replanning.interfaces import RunStore
+from replanning.interfaces import JsonObject, RunStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, TaskRequest, request_of
 
 _GOES_ON = ("paused", "needs_human", "running")
@@ -38,18 +38,17 @@ def unfinished(request: TaskRequest, settings: Settings, store: RunStore) -> str
 
 def conclude(run: PlanRun, settings: Settings, store: RunStore, environment: Environment) -> None:
     """Say that a run is over whose journal is not kept, since nobody can go on with it."""
-    if store.durable or run.result.status in ("succeeded", "failed", "aborted"):
-        return
     request = request_of(run.live.plan)
+    if store.durable or run.result.status in ("succeeded", "failed", "aborted") or request is None:
+        return
     history = PlanningHistoryStore(
         settings.planning.history.directory,
         task_uuid=run.id,
-        issue_id="" if request is None else request.issue_id,
+        issue_id=request.issue_id,
         environment=environment,
     )
+    said: JsonObject = {"phase": "completion", "status": "planned" if history.has_plan() else "given_up"}
     try:
-        history.save_completion(
-            {"phase": "completion", "status": "planned", "result": run.result.status, "reason": run.result.reason}
-        )
+        history.save_completion({**said, "result": run.result.status, "reason": run.result.reason})
     except StoreError as error:
         say(f"note: {error}")
