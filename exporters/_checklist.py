@@ -35,7 +35,7 @@ def checklist_of(plans: Sequence[PlanProgress], run: str, room: int = MAX_BODY) 
     mark = str(Marker(CHECKLIST, run))
     head, tail = _head(plans), _footer(plans)
     left = room - len(head) - len(tail) - len(mark) - 6
-    spare = _history(plans[:-1], 0, 0)  # that there are earlier plans is said in any case
+    spare = _block([], len(plans), len(plans))  # that there are earlier plans is said in any case
     tasks = _fitted(plans[-1].steps, left - len(spare))
     earlier = _earlier(plans[:-1], left - len(tasks))
     return "\n\n".join(part for part in (f"{head}\n\n{tasks}", tail, earlier, mark) if part)
@@ -110,29 +110,34 @@ def _item(step: PlanStep, limit: int) -> str:
 
 
 def _earlier(plans: Sequence[PlanProgress], room: int) -> str:
-    """The earlier plans: the newest in full, older ones in short, and the oldest counted, as there is room."""
-    count = len(plans)
-    ways = [(full, count - full) for full in range(count, 0, -1)] + [(0, short) for short in range(count, -1, -1)]
-    found = (_history(plans, full, short) for full, short in ways)
-    return next((text for text in found if len(text) <= room), "")
+    """The earlier plans: the newest in full, older ones without their tasks, the oldest counted, as there is room."""
+    shorts = [_section(plan, tasks=False) for plan in plans]
+    first, left = len(plans), room - len(_block([], len(plans), len(plans)))
+    while first and (need := len(shorts[first - 1]) + 2) <= left:
+        first, left = first - 1, left - need
+    full = len(plans)
+    while full > first:
+        whole = _section(plans[full - 1], tasks=True)
+        left -= len(whole) - len(shorts[full - 1])
+        if left < 0:
+            break
+        full -= 1
+        shorts[full] = whole
+    return _block(shorts[first:], first, full - first) if plans else ""
 
 
-def _history(plans: Sequence[PlanProgress], full: int, short: int) -> str:
-    """The block with the newest `full` plans as they were, the `short` before them without tasks, the rest counted."""
-    if not plans:
-        return ""
-    first = len(plans) - full - short
-    notes = [f"*{first} older plan{'s' * (first != 1)} left out: there is no room here.*"] if first else []
+def _block(sections: Sequence[str], gone: int, short: int) -> str:
+    """What can be folded, with a note of how many plans are left out, and of how many the tasks are."""
+    notes = [f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"] if gone else []
     if short:
         notes.append(f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*")
-    sections = [_section(plan, tasks=number >= short) for number, plan in enumerate(plans[first:])]
     return "\n\n".join([f"<details>\n<summary>{SUMMARY}</summary>", *notes, *sections, "</details>"])
 
 
 def _section(plan: PlanProgress, *, tasks: bool) -> str:
     """An earlier plan, with its ticks and the reason for which it was made."""
     parts = [
-        f"### Plan #{plan.number} (started at {moment(plan.at)})",
+        f"### Plan {plan.number} (started at {moment(plan.at)})",
         field("Reason", plan.reason or "the initial plan", _LONGEST_REASON if tasks else 100),
         "\n".join(_item(step, _LONGEST_TEXT[0]) for step in plan.steps) if tasks else "",
         f"*Progress: {_count(plan)} ({_percent(plan)}%) complete*",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -44,6 +45,7 @@ def clean(text: str, limit: int) -> str:
     return seen if len(seen) <= limit and len(text) <= 20 * limit else f"{seen[: limit - 1]}…"
 
 
+@lru_cache(1024)
 def line(text: str, limit: int) -> str:
     """Markdown that shows this text on one line; it links to nothing, and calls nobody."""
     apart = _REFERENCES.sub(lambda match: f"{match[0]}{_APART}", clean(text, limit))
