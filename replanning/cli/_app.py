@@ -38,6 +38,7 @@ from replanning.cli._options import (
 )
 from replanning.cli._program import Commands, Program
 from replanning.cli._prune import add_prune_command
+from replanning.cli._tools import add_tool_commands
 
 ABOUT: Final = "About this installation"
 
@@ -248,6 +249,9 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     from replanning.cli._plans import validate_plan
 
     raise typer.Exit(validate_plan(str(plan), as_json=as_json))
+
+
+add_tool_commands(app)
 
 
 @app.command(

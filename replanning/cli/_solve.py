@@ -74,7 +74,7 @@ def read_task(
     if not text or len(text) > LONGEST_GOAL:
         problem = "it is empty" if not text else f"it has more than {LONGEST_GOAL} characters"
         raise SettingsError([Problem(str(file or "--goal"), problem)])
-    plan = _tools(tools)
+    plan = read_tools(tools)
     if not quiet:
         for note in check_machine(plan):
             say(f"note: {note.message}")
@@ -88,8 +88,12 @@ def _text(path: Path) -> str:
         raise PlanError([Problem(str(path), f"it cannot be read: {error}")]) from error
 
 
-def _tools(path: Path) -> Plan:
-    """The tools of a file, as a plan without tasks."""
+def read_tools(path: Path) -> Plan:
+    """The tools of a file, as a plan without tasks.
+
+    Raises:
+        PlanError: it cannot be read, or its tools are not valid.
+    """
     document = read_document(_text(path), format="json" if path.suffix == ".json" else "yaml", source=str(path))
     if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
         problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
