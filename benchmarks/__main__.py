@@ -4,6 +4,7 @@ speed      the overhead of the library, as ratios to floors measured in the same
 planbench  recovery after an unexpected event, on published instances, with baselines beside it
 workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
+planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
 readme     renews the tables and plots of the README from benchmarks/results
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import fetch, outages, planbench, readme, speed, workflows
+from benchmarks import fetch, outages, planbench, planning, readme, speed, workflows
 
 Part = tuple[str, object]
 
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="how often the speed is measured (3 in the short form, else 7)"
     )
+    parser.add_argument("--llm", metavar="NAME", help="planning: a real model to measure as well, such as openai")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
     if arguments.benchmark == "readme":
@@ -99,6 +101,11 @@ def _tools(arguments: argparse.Namespace) -> Part:
     return outages.table(rows), outages.to_json(rows)
 
 
+def _planning(arguments: argparse.Namespace) -> Part:
+    report = planning.measure(short=arguments.short, rounds=arguments.rounds, llm=arguments.llm, report=_say)
+    return report.table(), report.to_json()
+
+
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
     other = name == "planbench" and any(folder.glob("*.jsonl"))  # instances of somebody else's
@@ -119,6 +126,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
+    "planning": _planning,
 }
 
 if __name__ == "__main__":

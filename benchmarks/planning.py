@@ -1,0 +1,247 @@
+"""What planning mode costs beside the model: our own time in each phase, with a model that answers at once."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+
+from benchmarks.figures import Figure, Report, machine, quiet, single
+from replanning import Environment, Settings, ToolSpec
+from replanning.events import AttemptStarted, AttemptSucceeded, Record
+from replanning.history import MemoryStore
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
+from replanning.planning import Phase, PlanningCoordinator
+from replanning.testing import ScriptedLLM
+
+BAR: Final = 5.0
+"""Milliseconds of our own in a phase, of which 95 in 100 are to be below."""
+TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Phase.ACTION_SEQUENCE: 5}
+"""Seconds that a phase is to take with a model in the cloud."""
+WHOLE: Final = 60
+"""Seconds that a simple task is to take with one."""
+
+SIZES: Final = (5, 100)
+TOOLS: Final = (
+    ToolSpec(
+        name="read_file",
+        description="Reads a text file of the repository and puts out what is in it.",
+        parameters={"path": "string"},
+    ),
+    ToolSpec(
+        name="write_file",
+        description="Writes a text file of the repository; what was there before is gone.",
+        parameters={"path": "string", "text": "string"},
+    ),
+)
+GOAL: Final = "Say in notes.txt, in one line, what README.md is about"
+
+
+def measure(
+    *,
+    short: bool = False,
+    rounds: int | None = None,
+    llm: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Our own time in each phase of short and long plans; with a model's name, also how long that model takes."""
+    where, rounds = machine(), rounds or (3 if short else 7)
+    figures: list[Figure] = []
+    for subtasks in SIZES:
+        runs = max(2, (40 if short else 200) // subtasks)
+        found: dict[str, list[float]] = {}
+        for number in range(rounds + 1):
+            times = _round(subtasks, runs)
+            for name in times if number else ():  # the first is to warm up
+                found.setdefault(name, []).append(_p95(times[name]))
+        figures += [single(f"{name}, {subtasks} subtasks, p95", values, "ms", BAR) for name, values in found.items()]
+    figures += _with(llm) if llm else []
+    for figure in figures:
+        report(f"{figure.name}: {figure.value:.2f} {figure.unit}")
+    return Report(where, rounds, tuple(figures))
+
+
+def _p95(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
+    """Milliseconds of our own in each phase of so many runs, and in each action."""
+    found: dict[str, list[float]] = {}
+    for _ in range(runs):
+        with quiet():
+            ours = anyio.run(_run, ScriptedLLM(Answers(subtasks)), Computing())[0]
+        for name, seconds in ours:
+            found.setdefault(name, []).append(seconds * 1000)
+    return found
+
+
+def _with(name: str) -> list[Figure]:
+    """How long a real model takes for a phase, beside the targets."""
+    model = create_llm_provider(name)
+    ours, theirs = anyio.run(_run, model, Passing())
+    phases: dict[str, float] = {}
+    for phase, seconds in theirs:
+        phases[phase] = phases.get(phase, 0) + seconds
+    who = f"{model.name} ({model.model})"
+    figures = [
+        single(f"{phase.value}, {who}", [phases[phase.value]], "s", target)
+        for phase, target in TARGETS.items()
+        if phase.value in phases
+    ]
+    whole = sum(phases.values()) + sum(seconds for _, seconds in ours)
+    return [*figures, single(f"a simple task, {who}", [whole], "s", WHOLE)]
+
+
+class Passing:
+    """The time that passes."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._offset + time.perf_counter()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        await anyio.sleep(seconds)
+
+
+class Computing(Passing):
+    """The computing time of this thread since the beginning: other processes do not count."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, of which only those count in which this thread computed."""
+        return self._offset + time.thread_time()
+
+
+Times = list[tuple[str, float]]
+
+
+async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
+    """The seconds that we and the model took, for each phase and action of a run."""
+    spans = list[tuple[float, float]]()
+    asked = model.request
+
+    async def request(prompt: str, options: LLMOptions) -> Completion:
+        begin = clock.now()
+        try:
+            return await asked(prompt, options)
+        finally:
+            spans.append((begin, clock.now()))
+
+    setattr(model, "request", request)  # noqa: B010 # whichever model it is
+    store = MemoryStore()
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "abort"}})
+    environment = Environment(clock=clock)
+    planning = PlanningCoordinator(
+        settings, model, TOOLS, GOAL, work=_work, store=store, environment=environment, workers=1, patient=False
+    )
+    await planning.execute_with_planning()
+    await model.aclose()
+    return _split(list(store.read(planning.result.run)), spans)
+
+
+async def _work(task: object, context: object) -> JsonValue:
+    """What a tool does: nothing."""
+    return "done"
+
+
+def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> tuple[Times, Times]:
+    begun: dict[str, float] = {}
+    ours, theirs = Times(), Times()
+    for record in records:
+        body = record.body
+        if isinstance(body, AttemptStarted):
+            begun[body.attempt] = record.at
+        elif isinstance(body, AttemptSucceeded):
+            begin, end = begun[body.attempt], record.at
+            asked = sum(right - left for left, right in spans if begin <= left and right <= end)
+            stem = body.task.partition("~")[0]
+            name = stem if stem in list(Phase) else Phase.EXECUTION.value
+            ours.append((name, end - begin - asked))
+            theirs.append((name, asked))
+    return ours, theirs
+
+
+class Answers:
+    """Answers every prompt at once and as planned: so many subtasks, each by one action.
+
+    Args:
+        subtasks: how many.
+    """
+
+    def __init__(self, subtasks: int) -> None:
+        self._names = [f"part-{number}" for number in range(subtasks)]
+        self._goal: JsonObject = {
+            "main_objective": "Everything that the request names is written down and can be read.",
+            "success_criteria": ["each file is there", "each file says what it is about"],
+            "constraints": ["nothing else is changed"],
+            "context": "A repository of text files.",
+        }
+        self._kinds: Sequence[tuple[str, Callable[[str], JsonValue]]] = (
+            ("Ask yourself first", lambda prompt: _GO_ON),
+            ("Phase goal_understanding.", lambda prompt: {"goal_understanding": self._goal}),
+            ("Phase task_decomposition.", self._subtasks),
+            ("Phase action_sequence.", self._actions),
+            ("Phase reflection.", lambda prompt: _THOUGHT),
+            ("The work has come to its end", lambda prompt: _SUMMARY),
+        )
+
+    def __call__(self, prompt: str) -> str:
+        """The answer to a prompt."""
+        return next(json.dumps(answer(prompt)) for mark, answer in self._kinds if mark in prompt)
+
+    def _subtasks(self, prompt: str) -> JsonValue:
+        found: list[JsonValue] = [
+            {
+                "id": name,
+                "description": f"Look at what {name} needs, write it down, and leave everything else as it is.",
+                "dependencies": list(self._names[:index][-1:]),
+                "estimated_complexity": "low",
+                "required_tools": ["write_file"],
+            }
+            for index, name in enumerate(self._names)
+        ]
+        return {"task_decomposition": {"reasoning": "One part after another.", "subtasks": found}}
+
+    def _actions(self, prompt: str) -> JsonValue:
+        _, _, part = prompt.partition("<part>\n")
+        names: list[JsonValue] = [json.loads(line) for line in part.partition("</part>")[0].split("\n") if line] or [
+            *self._names
+        ]
+        found: list[JsonValue] = [
+            {
+                "task_id": name,
+                "action_type": "write",
+                "tool": "write_file",
+                "arguments": {"path": f"{name}.txt", "text": f"This is about {name}."},
+                "purpose": f"so that {name} can be read",
+                "expected_outcome": f"{name}.txt says what {name} is about",
+                "fallback_strategy": None,
+            }
+            for name in names
+        ]
+        return {"action_plan": {"execution_order": names, "actions": found}}
+
+
+_GO_ON: Final[JsonValue] = {
+    "replan_decision": {
+        "replan_needed": False,
+        "confidence": 0.9,
+        "reasoning": "Nothing stands in the way of going on.",
+        "replan_type": "none",
+    }
+}
+_THOUGHT: Final[JsonValue] = {
+    "reflection": {"action_id": "part-0", "status": "success", "evaluation": "It came to what was expected."}
+}
+_SUMMARY: Final[JsonValue] = {
+    "summary": {"goal_achieved": True, "tasks_completed": 1, "tasks_failed": 0, "key_outcomes": ["It is written."]}
+}
