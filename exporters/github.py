@@ -86,7 +86,7 @@ class GitHubIssue:
         url = (base_url or variables.get("GITHUB_API_URL") or self.default_url).strip().rstrip("/")
         project, number = _place(issue, url)
         secret = (token if token is not None else variables.get("GITHUB_TOKEN", "")).strip()
-        headers = {"accept": "application/vnd.github+json", "x-github-api-version": "2022-11-28"}
+        headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
         if secret:
             headers["authorization"] = f"Bearer {secret}"
         self.id = f"{project}#{number}"

@@ -59,6 +59,7 @@ from replanning.planning._replan_records import (
 )
 from replanning.planning._request import IssueComment, TaskRequest, request_of
 from replanning.planning._state import PlanningState, PlanVersion
+from replanning.planning._steering import Steering
 from replanning.planning._templates import prompt_templates
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "RequiresHumanIntervention",
     "Ruling",
     "RulingKind",
+    "Steering",
     "StepReply",
     "Subtask",
     "Summary",

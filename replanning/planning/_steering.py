@@ -1,0 +1,302 @@
+"""What people write below an issue while work on it goes on, as answers and feedback (J8, G3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, Protocol
+from urllib.parse import quote
+
+from replanning._containment import contained, message_of
+from replanning._errors import ReplanningError
+from replanning._ids import RunId
+from replanning._interfaces import Question
+from replanning._observations import PersonAsked
+from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, Verdict
+from replanning._run import PlanRun
+from replanning.planning._coordinator import PlanningCoordinator
+from replanning.planning._state import PlanningState
+
+HEARD: Final = "heard"
+"""The note that says which comments need not be looked at any more."""
+
+EVERY: Final = 15.0
+"""Seconds between looks at whether somebody has written something."""
+
+_LONGEST_PAUSE: Final = 300.0
+_LONGEST: Final = 10_000
+"""Characters of a comment that are taken in."""
+
+_COMMAND: Final = re.compile(r"\s*/(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
+_BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
+
+
+class Said(Protocol):
+    """A comment below an issue: who wrote what when, and whether it is a notice of ours."""
+
+    @property
+    def id(self) -> str: ...  # as in the exporters, where forges are
+    @property
+    def author(self) -> str: ...  # likewise
+    @property
+    def body(self) -> str: ...  # likewise
+    @property
+    def at(self) -> datetime: ...  # likewise
+    @property
+    def notice(self) -> bool: ...  # likewise
+
+
+class Listening(Protocol):
+    """Where people write, such as a `GitHubIssue`."""
+
+    async def comments(self) -> Sequence[Any]:
+        """All comments, oldest first; cheap when nothing has changed."""
+        ...
+
+    async def may_steer(self, comment: Any) -> bool:  # one of its own
+        """Whether whoever wrote a comment may say how work goes on."""
+        ...
+
+
+class Heard(NamedTuple):
+    """What a comment says.
+
+    Attributes:
+        kind: a command, or `text` where it is none; `other` where it is a command for somebody else.
+        text: what is said, without the command.
+    """
+
+    kind: Literal["approve", "reject", "replan", "text", "other"]
+    text: str
+
+
+class Steering:
+    """Reads what people write below an issue, and lets them steer the run with it.
+
+    While something is to be clarified, a reply to the notice is the answer. Any other comment is feedback, which the
+    model judges as a reflection. `/replan` asks for a new plan in so many words. What may do harm, and whatever else a
+    person must agree to, takes `/approve` or `/reject` at the beginning of a comment, with the id of the question where
+    there are several; no other words do.
+
+    Each comment counts once, also after a resume: who wrote which comment stands in the records that follow from it.
+    Comments that were there before the run are part of the request, and do not count again.
+
+    Args:
+        planning: whose run is steered.
+        forge: where people write.
+        known: the comments that the request has already.
+        every: seconds between looks.
+        tell: is given what became of comments, in sentences.
+    """
+
+    def __init__(
+        self,
+        planning: PlanningCoordinator,
+        forge: Listening,
+        *,
+        known: Iterable[str] = (),
+        every: float = EVERY,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._planning, self._forge = planning, forge
+        self._known = tuple(known)
+        self._every = every
+        self._tell = tell or _nobody
+        self._run: RunId | None = None
+        self._used: set[str] = set()
+        self._unsaid: list[tuple[str, str]] = []
+        self._told = ""
+
+    def __repr__(self) -> str:
+        return f"<Steering of {self._run or 'no run'} by {self._forge!r} used={len(self._used)}>"
+
+    async def listen(self) -> None:
+        """Look again and again, until it is cancelled; what fails is told, and does not harm the run."""
+        clock, failures = self._planning._clock, 0
+        while True:
+            wait = self._every
+            try:
+                await contained(self.look())
+            except Exception as error:  # noqa: BLE001 - law 7: where people write is no part of the run
+                failures += 1
+                self._say_once(f"what people write cannot be read: {message_of(error)}")
+                if getattr(error, "final", False):
+                    return
+                later = getattr(error, "retry_after", None) or 0.0
+                wait = max(later, min(self._every * 2.0 ** (failures - 1), _LONGEST_PAUSE))
+            else:
+                failures, self._told = 0, ""
+            await clock.sleep(wait)
+
+    async def look(self) -> None:
+        """Take in what was written since the last look.
+
+        Raises:
+            ReplanningError: the comments cannot be read.
+            StoreError: the journal cannot.
+        """
+        run = self._planning.run
+        if run is None:
+            return
+        if self._run != run.id:
+            self._begin(run)
+        comments = await self._forge.comments()
+        for comment in comments:
+            if comment.id not in self._used and not comment.notice and not await self._heard(run, comment, comments):
+                break  # it is left for later, and so is what came after it
+        self._record(run)
+
+    # What is on record
+
+    def _begin(self, run: PlanRun) -> None:
+        """Find out which comments of a run have been used."""
+        store = self._planning.engine.store
+        records = list(store.read(run.id))
+        used = {comment for record in records for comment in _used(record)}
+        used |= {found for message in store.inbox(run.id) if (found := _comment(message.by))}
+        self._run, self._used = run.id, used
+        if not any(isinstance(one.body, PlanningNoted) and one.body.type == HEARD for one in records):
+            self._used |= set(self._known)
+            self._planning_note(run, list(self._known), "they were there before the run")
+
+    def _record(self, run: PlanRun) -> None:
+        """Put on record what was passed over."""
+        if run._life.end is not None:
+            return  # it is said when the run goes on
+        while self._unsaid:
+            comment, why = self._unsaid[0]
+            self._planning_note(run, [comment], why)
+            self._unsaid.pop(0)
+
+    @staticmethod
+    def _planning_note(run: PlanRun, comments: list[str], why: str) -> None:
+        if run._life.end is None:
+            run.note(HEARD, {"comments": [*comments], "why": why})
+
+    # What is said
+
+    async def _heard(self, run: PlanRun, comment: Said, comments: Sequence[Said]) -> bool:
+        """Take in a comment; false where that must wait until the run goes on."""
+        if not await self._forge.may_steer(comment):
+            return self._pass_over(comment, "its author has no say in this project")
+        said = _understood(comment.body)
+        if said.kind == "other" or (not said.text and said.kind == "text"):
+            return self._pass_over(comment, "it is not for us" if said.kind == "other" else "it says nothing")
+        by = f"{comment.author} (comment {comment.id})"
+        if said.kind in ("approve", "reject"):
+            return self._decide(run, comment, comments, said, by)
+        unclear = self._unclear(run, comment, comments) if said.kind == "text" else None
+        if unclear is not None:
+            return self._answer(comment, unclear, Heard("approve", said.text), by)
+        if run._life.end is not None:
+            return False
+        run.request_replan(said.text or "a new plan is wanted", by=by)
+        return self._use(comment, f"{comment.author} has given feedback")
+
+    def _decide(self, run: PlanRun, comment: Said, comments: Sequence[Said], said: Heard, by: str) -> bool:
+        """Take a decision of a person about what waits for it."""
+        named, _, rest = said.text.partition(" ")
+        waiting = self._planning.engine.pending(run.id)
+        state = self._planning.state
+        unclear = {q.id for q in waiting if _is_unclear(state, q)}
+        chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
+        if chosen:
+            said = Heard(said.kind, rest.strip())
+        else:
+            chosen = [q for q in waiting if _replies(comment, q, comments, sure=True)]
+            chosen = [q for q in chosen if q.id not in unclear] or (chosen if said.kind == "reject" else [])
+        if len(chosen) != 1:
+            several = f"{len(chosen)} questions wait: say which, as in /{said.kind} {chosen[0].id}" if chosen else ""
+            return self._pass_over(comment, several or "no question waited for that when it was written")
+        return self._answer(comment, chosen[0], said, by)
+
+    def _answer(self, comment: Said, question: Question, said: Heard, by: str) -> bool:
+        verdict: Verdict = "reject" if said.kind == "reject" else "approve"
+        try:
+            self._planning.engine.answer(question.id, verdict, by=by, comment=said.text)
+        except ReplanningError as error:
+            return self._pass_over(comment, message_of(error))
+        return self._use(comment, f"{comment.author} has answered question {question.id}")
+
+    def _unclear(self, run: PlanRun, comment: Said, comments: Sequence[Said]) -> Question | None:
+        """The clarification that a comment answers; None where it answers none."""
+        waiting = self._planning.engine.pending(run.id)
+        state = self._planning.state if waiting else PlanningState()
+        fits = (q for q in waiting if _is_unclear(state, q) and _replies(comment, q, comments, sure=False))
+        return next(fits, None)
+
+    def _use(self, comment: Said, told: str) -> bool:
+        self._used.add(comment.id)
+        self._tell(told)
+        return True
+
+    def _pass_over(self, comment: Said, why: str) -> bool:
+        self._used.add(comment.id)
+        self._unsaid.append((comment.id, f"{comment.author}: {why}"))
+        self._tell(f"the comment {comment.id} of {comment.author} is passed over: {why}")
+        return True
+
+    def _say_once(self, problem: str) -> None:
+        if problem != self._told:
+            self._told = problem
+            self._tell(problem)
+
+
+def _nobody(_: str) -> None:
+    """Nobody is told."""
+
+
+def _understood(body: str) -> Heard:
+    """What a comment says; a command stands at its beginning."""
+    text = body.strip()[:_LONGEST]
+    found = _COMMAND.fullmatch(text)
+    if found is None:
+        return Heard("text", text)
+    rest = found["rest"].strip()
+    match found["word"].lower():
+        case "approve":
+            return Heard("approve", rest)
+        case "reject":
+            return Heard("reject", rest)
+        case "replan":
+            return Heard("replan", rest)
+    return Heard("other", text)
+
+
+def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
+    """Whether a comment was written when its author could know of a question.
+
+    Args:
+        comment: which.
+        question: about what.
+        comments: all of them.
+        sure: whether only the notice counts; else, where there is none yet, the time does.
+    """
+    names = "|".join(map(re.escape, {str(question.id), quote(question.id, safe="")}))
+    told = next((one for one in comments if one.notice and re.search(rf"(?:{names})(?!\w)", one.body)), None)
+    if told is None:
+        return not sure and comment.at.timestamp() >= int(question.asked_at)
+    ids = [one.id for one in comments]
+    return ids.index(comment.id) > ids.index(told.id)
+
+
+def _is_unclear(state: PlanningState, question: Question) -> bool:
+    held = state.held.get(state.questions.get(question.id, ""))
+    return held is not None and held.why == "clarification"
+
+
+def _used(record: Record) -> Iterable[str]:
+    """The comments that a record follows from, or says need not be looked at."""
+    body = record.body
+    if isinstance(body, PersonAsked | QuestionAnswered | AnswerRefused):
+        found = _comment(body.by)
+        return (found,) if found else ()
+    listed = body.data.get("comments") if isinstance(body, PlanningNoted) and body.type == HEARD else ()
+    return map(str, listed) if isinstance(listed, list) else ()
+
+
+def _comment(by: str) -> str:
+    """The comment in which somebody said something; empty where it was said elsewhere."""
+    found = _BY.fullmatch(by)
+    return found["id"] if found else ""
