@@ -213,21 +213,22 @@ async def test_z8_before_and_after_differ(tmp_path: Path) -> None:
 
 
 async def test_z22_executed_says_what_was_done(tmp_path: Path) -> None:
-    """A decision that was followed says so, and one that a limit overrode says that it was not, and why."""
-    settings = Settings.model_validate(
-        {"planning": {"replanning": {"task_decomposition": {"max_redecomposition_attempts": 1}}}}
-    )
-    replies = {"decision:task_decomposition": (replan("task_redecomposition"), replan("task_redecomposition"), go_on())}
-    await solved(Model(replies), tmp_path, settings=settings)
-    decisions = [d for d in of_type("replan_decision", written(tmp_path)) if d["phase"] == "task_decomposition"]
+    """A decision that was followed says so; one that a limit or its own doubt overrode says that it was not, and why."""
+    settings = Settings.model_validate({"planning": {"replanning": {"execution": {"max_partial_replans": 0}}}})
+    replies = {
+        "decision:goal_understanding": replan("goal_revision", confidence=0.1),
+        "decision:task_decomposition": (replan("task_redecomposition"), go_on()),
+        "decision:execution": (replan("partial_replan"), replan("retry")),
+    }
+    await solved(Model(replies), tmp_path, desk=Desk({"write": [MISSING]}), settings=settings)
+    decisions = [d for d in of_type("replan_decision", written(tmp_path)) if d["replan_type"] != "none"]
 
-    assert (decisions[0]["executed"], decisions[0]["result"], decisions[0]["override_reason"]) == (
-        True,
-        "success",
-        None,
-    )
-    assert not any(d["executed"] for d in decisions[1:])
-    assert all(d["result"] == "skipped" for d in decisions[1:])
+    assert [(d["replan_type"], d["executed"], d["result"], d["override_reason"]) for d in decisions] == [
+        ("goal_revision", False, "skipped", "confidence"),
+        ("task_redecomposition", True, "success", None),
+        ("partial_replan", False, "skipped", "limit"),
+        ("retry", True, "success", None),
+    ]
 
 
 async def test_f2_what_was_decided_survives_a_pause(tmp_path: Path) -> None:
