@@ -93,9 +93,10 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     for name in sorted(environ):
         if name in known or not environ[name].strip():
             continue
-        if name.upper() in unread:
-            what = f"no setting is read from it; set {unread[name.upper()]!r} in the file"
-        elif near := _nearest(name, known):
+        near, key = _nearest(name, known), unread.get(name.upper())
+        if key is not None and near != name.upper():
+            what = f"no setting is read from it; set {key!r} in the file"
+        elif near:
             what = f"nothing is read from it; did you mean {near!r}?"
         else:
             continue

@@ -111,10 +111,9 @@ def _hint(key: str, known: Collection[str]) -> str:
     lead, _, name = key.rpartition(".")
     siblings = [k for k in known if k.rpartition(".")[0] == lead] or [k for k in known if "." not in k]
     elsewhere = [k for k in known if k.rpartition(".")[2] == name]
-    near = did_you_mean(key, siblings)
-    if not near and len(elsewhere) == 1:
+    if len(elsewhere) == 1:
         return f"did you mean {elsewhere[0]!r}?"
-    return near or f"known are {', '.join(siblings)}"
+    return did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
 
 
 def validated(given: Mapping[str, Given], problems: list[Problem]) -> Settings | None:

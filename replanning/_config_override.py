@@ -20,7 +20,7 @@ MAX_SIZE: Final = 1024 * 1024
 
 EXPECTED: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
 
-Override = Callable[[], JsonValue]
+Override = Callable[[], object]
 """Answers what the settings of a person are, in the form that `EXPECTED` shows."""
 
 

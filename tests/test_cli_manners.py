@@ -31,7 +31,7 @@ main()
 
 def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every command of the program, those of groups included, by the words that one types."""
-    found = (group or get_command(app)).commands  # type: ignore[union-attr] # it is a group
+    found = (group or get_command(app)).commands
     inner = [commands(one, (*lead, name)) for name, one in found.items() if hasattr(one, "commands")]
     return [*((*lead, name) for name in found), *(words for group in inner for words in group)]
 

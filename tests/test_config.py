@@ -40,28 +40,56 @@ def test_nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert load_settings(environ={}) == LoadedSettings(Settings(), {})
 
 
-def test_every_row_of_the_specification(tmp_path: Path) -> None:
+ROWS = """\
+replanning:
+  enabled: true
+  provider: auto
+  triggers: [task-failed, timeout, context-changed, human-request, goal-unreachable, resource-changed]
+  alternatives: {max_count: 3, min_confidence: 0.5, human_approval_threshold: 0.7, require_approval: false}
+  retry: {max_attempts: 3, delay: 1, exponential_backoff: true}
+  timeout: {task: 60, replan: 30}
+  llm: {model: auto, temperature: 0.3, max_tokens: 2000}
+  judge: {max_iterations: 3, timeout_seconds: 300}
+  escalation: {on_no_alternative: null}
+  judge_on: errors_and_interval
+  failure_threshold: 1
+  better_path: {min_gain: 0.15, every: 3, time_cap: 5}
+  approval: {timeout: 300, on_timeout: null, always_for: [goal-unreachable]}
+  limits: {replans_per_lineage: 3, replans_per_run: null}
+  budget: {calls: null, tokens: null, money: null, wall_clock: null}
+  cooldown: 30
+  on_store_failure: pause
+planning:
+  enabled: true
+  strategy: chain_of_thought
+  max_subtasks: 100
+  decomposition_level: moderate
+  reflection: {enabled: true, trigger_on_error: true, trigger_interval: 3, depth: moderate}
+  revision: {max_revisions: 3}
+  history: {storage_type: jsonl, directory: planning_history, retention_days: 90}
+  replanning:
+    enabled: true
+    llm_decision:
+      min_confidence_threshold: 0.5
+      require_user_confirmation_on_low_confidence: true
+      user_confirmation_threshold: 0.3
+      immediate_execution_threshold: 0.8
+    goal_understanding:
+      {max_clarification_requests: 2, auto_assume_on_no_response: true, auto_assume_timeout_minutes: 30}
+    task_decomposition: {max_redecomposition_attempts: 3}
+    action_sequence: {max_regeneration_attempts: 3}
+    execution: {max_action_retries: 3, max_partial_replans: 2}
+    reflection: {max_plan_revisions: 2}
+    global: {max_total_replans: 10, infinite_loop_detection: true, same_trigger_max_count: 2}
+"""
+
+
+def test_h_every_setting_with_its_default(tmp_path: Path) -> None:
     """The file knows every setting under the name and with the default that the specification gives it."""
-    loaded = load(
-        tmp_path,
-        """\
-enabled: true
-provider: auto
-triggers: [task-failed, timeout, context-changed, human-request, goal-unreachable, resource-changed]
-alternatives: {max_count: 3, min_confidence: 0.5, human_approval_threshold: 0.7, require_approval: false}
-retry: {max_attempts: 3, delay: 1, exponential_backoff: true}
-timeout: {task: 60, replan: 30}
-failure_threshold: 1
-better_path: {min_gain: 0.15, every: 3, time_cap: 5}
-approval: {timeout: 300, on_timeout: null, always_for: [goal-unreachable]}
-limits: {replans_per_lineage: 3, replans_per_run: null}
-budget: {calls: null, tokens: null, money: null, wall_clock: null}
-cooldown: 30
-on_store_failure: pause
-""",
-    )
+    loaded = load_settings(settings_file(tmp_path, ROWS), {})
 
     assert loaded.settings == Settings()
+    assert len(loaded.sources) == 62
 
 
 def test_file_is_found_where_the_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -76,7 +104,7 @@ def test_file_is_found_where_the_program_runs(monkeypatch: pytest.MonkeyPatch, t
         load_settings(environ={})
 
 
-def test_order_of_sources(tmp_path: Path) -> None:
+def test_h_order_of_sources(tmp_path: Path) -> None:
     """An argument goes before the environment, that before the file, and that before the default."""
     file = settings_file(tmp_path, "replanning: {cooldown: 1, alternatives: {min_confidence: 0.1, max_count: 1}}")
     environ = {"REPLANNING_MIN_CONFIDENCE": "0.2", "REPLANNING_APPROVAL_THRESHOLD": "0.4"}
@@ -127,7 +155,7 @@ def test_alias_gives_way(tmp_path: Path) -> None:
     assert (both.settings.enabled, empty.settings.enabled) == (True, False)
 
 
-def test_lists_replace(tmp_path: Path) -> None:
+def test_h_lists_replace(tmp_path: Path) -> None:
     """A list in the file replaces the default and is not merged with it (defect 4)."""
     loaded = load(tmp_path, "triggers: [timeout]\napproval: {always_for: []}\nprovider: [one, two]")
 
@@ -191,7 +219,7 @@ cooldown: 0
         ("weights: {simplicity: 0.5}", "settings.yaml:2:13 weights: the weights sum to 1.4; they must sum to 1"),
     ],
 )
-def test_wrong_value(tmp_path: Path, text: str, message: str) -> None:
+def test_h_wrong_value(tmp_path: Path, text: str, message: str) -> None:
     """A wrong value is told with its place, its key, what is allowed and what was given."""
     (found,) = problems(tmp_path, text)
 
@@ -206,7 +234,7 @@ def test_unknown_trigger(tmp_path: Path) -> None:
     assert "task-failed, timeout, context-changed, better-path-found" in found
 
 
-def test_wrong_variable(tmp_path: Path) -> None:
+def test_h_wrong_variable(tmp_path: Path) -> None:
     """A wrong value in the environment is told with the name of its variable and what is allowed."""
     found = problems(tmp_path, "", REPLANNING_MIN_CONFIDENCE="high", MUSUBI_REPLAN_ENABLED="perhaps")
 
@@ -216,7 +244,7 @@ def test_wrong_variable(tmp_path: Path) -> None:
     ]
 
 
-def test_all_problems_at_once(tmp_path: Path) -> None:
+def test_h_all_problems_at_once(tmp_path: Path) -> None:
     """Every problem of every source is told in one error."""
     file = settings_file(tmp_path, "replanning: {cooldown: -1, nothing: 1, api_key: x}\nother: {}")
 
@@ -240,7 +268,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"]
 )
-def test_keys_stay_out_of_files(tmp_path: Path, text: str) -> None:
+def test_h_keys_stay_out_of_files(tmp_path: Path, text: str) -> None:
     """A key of an API service in the file is an error that names it and does not repeat it."""
     (found,) = problems(tmp_path, text.format("hunter2hunter2"))
 
