@@ -36,11 +36,11 @@ class TaskContext:
         arguments: the task's arguments with every `${...}` reference replaced by its value.
     """
 
-    __slots__ = ("_run", "_task_id", "arguments", "attempt_id")
+    __slots__ = ("_run", "_task", "arguments", "attempt_id")
 
     def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
         self._run = run
-        self._task_id = task.id
+        self._task = task
         self.attempt_id = attempt_id
         self.arguments: JsonObject = task.arguments
 
@@ -65,17 +65,17 @@ class TaskContext:
     @property
     def tool(self) -> ToolSpec | None:
         """The tool of the task, where the plan describes it."""
-        return self._run.live.tools.get(self._run.live.entry(self._task_id).task.tool or "")
+        return self._run.live.tools.get(self._run.live.entry(self._task.id).task.tool or "")
 
     @property
     def feedback(self) -> str:
         """What a judge said of the attempt before, where the task is run again for it; else empty."""
-        return self._run.live.entry(self._task_id).feedback
+        return self._run.live.entry(self._task.id).feedback
 
     @property
     def continued(self) -> int:
         """How often a judge has had the task run again."""
-        return self._run.live.entry(self._task_id).continued
+        return self._run.live.entry(self._task.id).continued
 
     @property
     def idempotency_key(self) -> str:
@@ -84,7 +84,7 @@ class TaskContext:
         It is another after each feedback of a judge: what is not finished is to be done anew.
         """
         continued = self.continued
-        return f"{self._run.id}/{self._task_id}{f'{CONTINUED}{continued}' if continued else ''}"
+        return f"{self._run.id}/{self._task.id}{f'{CONTINUED}{continued}' if continued else ''}"
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Tell the budget what the work used."""
@@ -358,7 +358,7 @@ class Worker:
 
     async def _serve(self) -> bool:
         """Execute until an attempt was cancelled; false when the run has ended."""
-        run, life, spans = self._run, self._run._life, self._run._spans
+        run, life, spans, work = self._run, self._run._life, self._run._spans, self._work
         while (found := life.next_now() or await life.next_task()) is not None:
             entry, self.task = found
             try:
@@ -369,7 +369,7 @@ class Worker:
             token = spans.enter(self.id)
             try:
                 try:
-                    output = await self._work(self.task, TaskContext(run, self.task, self.id))
+                    output = await work(self.task, TaskContext(run, self.task, self.id))
                 finally:
                     if token is not None:
                         spans.leave(token)

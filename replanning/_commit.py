@@ -44,10 +44,10 @@ def edit(graph: TaskGraph, task: Task) -> None:
         graph._index(task)
     if entry.task.depends_on != task.depends_on:
         graph._unlink(entry)
-        entry.task = task
+        entry.become(task)
         graph._link(entry)
         graph._settle(entry)
-    entry.task, entry.priority = task, task.priority
+    entry.become(task)
     graph._recount(entry)
     _requeue(graph, entry)
 
@@ -55,7 +55,8 @@ def edit(graph: TaskGraph, task: Task) -> None:
 def put(graph: TaskGraph, task: Task, order: int) -> None:
     """Give a task another place among those that are ready."""
     entry = graph.entry(task.id)
-    entry.task, entry.priority, entry.order = task, task.priority, order
+    entry.become(task)
+    entry.order = order
     _requeue(graph, entry)
 
 

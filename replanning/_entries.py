@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import TypedDict
 
 from replanning._ids import AttemptId, TaskId
 from replanning._observations import Failure
-from replanning._plan import JsonValue, Task
+from replanning._plan import JsonObject, JsonValue, Task
 from replanning._states import SATISFIED, TaskState
 
 _READY = TaskState.READY
@@ -26,8 +29,25 @@ NOT_MET = -1
 """Stands for the revision at which a condition held, where it did not hold."""
 
 
+class _Fields(TypedDict):
+    """Those fields of a task that are looked at whenever it moves."""
+
+    id: TaskId
+    tool: str | None
+    arguments: JsonObject
+    depends_on: tuple[TaskId, ...]
+    priority: int
+    timeout: float | None
+    optional: bool
+    when: str | None
+
+
 class Entry:
-    """One task as it runs. Its links to other entries are kept in step by the live plan alone."""
+    """One task as it runs. Its links to other entries are kept in step by the live plan alone.
+
+    Attributes:
+        fields: those of the task, which are found there many times faster than as attributes of a model.
+    """
 
     __slots__ = (
         "attempt",
@@ -44,6 +64,7 @@ class Entry:
         "failure",
         "failures",
         "feedback",
+        "fields",
         "held",
         "id",
         "missing",
@@ -68,13 +89,14 @@ class Entry:
     )
 
     def __init__(self, task: Task, order: int, parent: Entry | None) -> None:
-        self.id: TaskId = task.id
+        self.fields = fields = _fields(task)
+        self.id: TaskId = fields["id"]
         self.task = task
         self.state = TaskState.PENDING
         self.order = order
-        self.priority = task.priority
+        self.priority = fields["priority"]
         self.parent = parent
-        self.root: TaskId = task.id if parent is None else parent.root
+        self.root: TaskId = self.id if parent is None else parent.root
         self.missing = 0
         self.dependents: list[Entry] | tuple[()] = ()
         self.stands_for: Entry | None = None
@@ -107,6 +129,12 @@ class Entry:
     def __repr__(self) -> str:
         return f"<Entry {self.id!r} {self.state} attempts={self.attempts} missing={self.missing}>"
 
+    def become(self, task: Task) -> None:
+        """Stand for a changed task of the same id."""
+        self.task = task
+        self.fields = _fields(task)
+        self.priority = task.priority
+
     @property
     def satisfied(self) -> bool:
         """Whether what depends on this task may run."""
@@ -119,6 +147,10 @@ class Entry:
         while entry.parent is not None:
             count, entry = count + 1, entry.parent
         return count
+
+
+def _fields(task: Task) -> _Fields:
+    return task.__dict__  # type: ignore[return-value]  # pydantic keeps them there, defaults as well
 
 
 class ResourcePool:
@@ -150,21 +182,34 @@ class ResourcePool:
 
 
 class ReadyQueue:
-    """Ready entries by (priority, insertion). Items that are no longer right are dropped when they come up."""
+    """Ready entries by (priority, insertion). Items that are no longer right are dropped when they come up.
+
+    Most come in the order in which they go out; a heap, which compares each with many others, has only the rest.
+    """
 
     def __init__(self) -> None:
+        self._row: deque[tuple[int, int, TaskId, Entry]] = deque()
         self._heap: list[tuple[int, int, TaskId, Entry]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int, TaskId, Entry]]:
+        return chain(self._row, self._heap)
 
     def push(self, entry: Entry) -> None:
         """Put an entry in."""
         # The id tells an entry from one that had its place before a change of the order.
-        heapq.heappush(self._heap, (entry.priority, entry.order, entry.id, entry))
+        item = (entry.priority, entry.order, entry.id, entry)
+        row = self._row
+        if not row or row[-1] < item:
+            row.append(item)
+        else:
+            heapq.heappush(self._heap, item)
 
     def pop(self) -> Entry | None:
         """Take the first entry out; None when there is none."""
-        heap = self._heap
-        while heap:
-            priority, order, _, entry = heapq.heappop(heap)
+        row, heap = self._row, self._heap
+        while row or heap:
+            first = row.popleft() if row and not (heap and heap[0] < row[0]) else heapq.heappop(heap)
+            priority, order, _, entry = first
             if (
                 entry.state is _READY
                 and not entry.claimed

@@ -145,7 +145,7 @@ class Lifecycle(Recorder):
         live = self.live
         while (entry := live.claim()) is not None:
             try:
-                if entry.task.when is not None and entry.condition != live.revision and not self._admitted(entry):
+                if entry.fields["when"] is not None and entry.condition != live.revision and not self._admitted(entry):
                     continue
                 if (task := self._resolved(entry)) is not None:
                     return entry, task
@@ -165,7 +165,7 @@ class Lifecycle(Recorder):
         return bool(value)
 
     def _resolved(self, entry: Entry) -> Task | None:
-        if not entry.task.arguments:
+        if not entry.fields["arguments"]:
             return entry.task
         try:
             return entry.task.model_copy(update={"arguments": self.live.arguments(entry)})

@@ -64,6 +64,19 @@ class LivePlan(TaskGraph):
         empty: whether its tasks are left to `fill`.
     """
 
+    __slots__ = (
+        "_hash",
+        "_holds",
+        "bearing",
+        "durations",
+        "ended_attempts",
+        "facts",
+        "goal",
+        "outcomes",
+        "revision",
+        "uses",
+    )
+
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
         """What was worked out of what tasks need and bring about."""
@@ -243,13 +256,14 @@ class LivePlan(TaskGraph):
         _, at, body = record
         handler = _HANDLERS.get(type(body))
         if handler is not None:
-            self._staged.clear()
+            if self._staged:
+                self._staged.clear()
             handler(self, body, at)
 
     def _on_started(self, body: AttemptStarted, at: float) -> None:
         entry = self._entries.get(body.task) or self.entry(body.task)
-        task = entry.task
-        tool = self.tools.get(task.tool) if task.tool is not None else None
+        task, name = entry.task, entry.fields["tool"]
+        tool = self.tools.get(name) if name is not None else None
         effects = None
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             effects = self._effects(task, tool)
@@ -286,8 +300,9 @@ class LivePlan(TaskGraph):
         self.ended_attempts += 1
         count, total = self.durations
         self.durations = (count + 1, total + entry.duration)
-        if entry.task.tool is not None:
-            self._used(entry.task.tool, True)
+        tool = entry.fields["tool"]
+        if tool is not None:
+            self._used(tool, True)
         if entry.effects is not None:
             added, removed = entry.effects
             entry.effects = None

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from operator import is_not
 from typing import Final
 
 from replanning._clock import Environment
@@ -236,7 +237,7 @@ class Opener:
         await in_turns(_cleaned(plan.tasks, self.redactor, tasks))
         rest = plan.model_copy(update={"tasks": ()})
         clean = self.redactor.document(rest)
-        if clean is rest and all(new is old for new, old in zip(tasks, plan.tasks, strict=True)):
+        if clean is rest and not any(map(is_not, tasks, plan.tasks)):
             return plan, ""
         clean = clean.model_copy(update={"tasks": tuple(tasks)})
         return clean, taken_out(clean, plan)
@@ -244,10 +245,9 @@ class Opener:
 
 def _cleaned(tasks: Sequence[Task], redactor: Redactor, clean: list[Task]) -> Iterator[None]:
     """Add the tasks without secrets to a list; pauses now and then."""
-    for number, task in enumerate(tasks, 1):
-        clean.append(redactor.document(task))
-        if not number % _SLICE:
-            yield
+    for start in range(0, len(tasks), _SLICE):
+        clean += [redactor.document(task) for task in tasks[start : start + _SLICE]]
+        yield
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:

@@ -84,10 +84,13 @@ class Recorder(ABC):
         record = self.journal.append(body)
         self.live.fold(record)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
-        for tap in self.taps:
-            tap(record)
-        for observer in self.observers.get(type(body), ()):
-            observer(record)
+        if self.taps:
+            for tap in self.taps:
+                tap(record)
+        observers = self.observers.get(type(body))
+        if observers:
+            for observer in observers:
+                observer(record)
         return record
 
     def _on_refusal(self, error: StoreError) -> None:

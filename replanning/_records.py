@@ -276,6 +276,14 @@ class Record(NamedTuple):
     body: Body
 
 
+_new_tuple = tuple.__new__
+
+
+def numbered(seq: int, at: float, body: Body) -> Record:
+    """The same as `Record(seq, at, body)` in little more than half the time, for every record there is."""
+    return _new_tuple(Record, (seq, at, body))
+
+
 BODIES: Final[dict[str, type[Body]]] = {body.kind: body for body in Body.__args__}
 """Every kind of body by its name."""
 

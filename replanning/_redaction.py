@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from operator import is_not
-from typing import Any, Final, NamedTuple, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -259,13 +260,15 @@ class Redactor:
 
         Ids and other names stay, because others refer to them, and so do conditions.
         """
+        telling, given = _telling(type(document)), document.__pydantic_fields_set__
+        if telling.isdisjoint(given):
+            return document
         changed: dict[str, object] = {}
-        for name in document.model_fields_set:
-            if name not in _NAMING:
-                told = getattr(document, name)
-                clean = self._part(told)
-                if clean is not told:
-                    changed[name] = clean
+        for name in telling & given:
+            told = getattr(document, name)
+            clean = self._part(told)
+            if clean is not told:
+                changed[name] = clean
         return document.model_copy(update=changed) if changed else document
 
     def _part(self, part: Any) -> Any:
@@ -315,6 +318,21 @@ class Redactor:
         for pattern in self._patterns:
             found += [match.span() for match in pattern.finditer(text) if match[0]]
         return found
+
+
+@cache
+def _telling(kind: type[BaseModel]) -> frozenset[str]:
+    """The fields of a kind of document that may hold text which is no name."""
+    fields = kind.model_fields.items()
+    return frozenset(name for name, field in fields if name not in _NAMING and not _wordless(field.annotation))
+
+
+def _wordless(annotation: object) -> bool:
+    """Whether nothing but numbers and truth values are of this type."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return all(map(_wordless, parts))
+    return _wordless(parts[0]) if origin is Annotated else annotation in (int, float, bool, NoneType)
 
 
 def taken_out(clean: Plan, plan: Plan) -> str:

@@ -18,13 +18,13 @@ from replanning._observations import (
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
     AttemptTimedOut,
     Charged,
     Failure,
     ProcessStarted,
     Usage,
+    attempt_started,
+    attempt_succeeded,
 )
 from replanning._plan import JsonValue
 from replanning._redaction import Redactor
@@ -90,7 +90,7 @@ class PlanReports:
             return
         if not recoverable:
             entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
-        life.observe(AttemptSucceeded(attempt_id, entry.id, value, recoverable))
+        life.observe(attempt_succeeded(attempt_id, entry.id, value, recoverable))
         life.after_observation()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -143,13 +143,12 @@ class PlanReports:
         life = self._life
         number = entry.attempts + 1
         attempt_id = AttemptId(f"{entry.id}#{number}")
-        task = entry.task
-        timeout = task.timeout
-        if timeout is None and task.tool is not None:
-            tool = self._life.live.tools.get(task.tool)
+        timeout, name = entry.fields["timeout"], entry.fields["tool"]
+        if timeout is None and name is not None:
+            tool = life.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
         deadline = None if timeout is None else life.clock.now() + timeout
-        life.commit(AttemptStarted(attempt_id, entry.id, number, deadline))
+        life.commit(attempt_started(attempt_id, entry.id, number, deadline))
         self._attempts[attempt_id] = entry, body
         if deadline is not None and deadline < life.timer.soonest:
             life.timer.poke(deadline)

@@ -7,9 +7,9 @@ nothing else calls them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from replanning._entries import SKIP_AHEAD, Deadlines, Entry, ReadyQueue, ResourcePool
 from replanning._errors import NoResult, UnknownTask
@@ -28,6 +28,12 @@ _SATISFY = TaskEvent.SATISFY
 _SLICE: Final = 500
 """How many tasks are taken in between two pauses."""
 
+_MOVES: Final = {event: {s: follows for (s, e), follows in TRANSITIONS.items() if e is event} for event in TaskEvent}
+"""The table of transitions by event, to be looked into without making a pair first."""
+
+_ORDINARY: Final = frozenset({TaskEvent.SATISFY, TaskEvent.START})
+"""Events by which no task finishes, gets stuck or comes loose again."""
+
 _OPEN = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
@@ -38,6 +44,31 @@ class TaskGraph(ABC):
         plan: the plan document to start from.
         empty: whether its tasks are left to `fill`.
     """
+
+    # With slots, as an object with more than thirty attributes in a dict is slow to look at.
+    __slots__ = (
+        "_claim_number",
+        "_claims",
+        "_closed",
+        "_deadlines",
+        "_entries",
+        "_parked",
+        "_pooled",
+        "_queue",
+        "_staged",
+        "_underway",
+        "aborted",
+        "context",
+        "counts",
+        "loose",
+        "plan",
+        "pool",
+        "readers",
+        "stuck",
+        "tools",
+        "unsatisfied",
+        "users",
+    )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         self.plan = plan
@@ -69,20 +100,21 @@ class TaskGraph(ABC):
 
     def fill(self) -> Iterator[None]:
         """Take in the tasks of the plan, and pause now and then so that something else may be done."""
-        for number, task in enumerate(self.plan.tasks, 1):
-            self._insert(task, None)
-            if not number % _SLICE:
-                yield
-        for number, entry in enumerate(self._entries.values(), 1):
-            if entry.task.depends_on:
-                self._link(entry)
-            if not number % _SLICE:
-                yield
-        for number, entry in enumerate(self._entries.values(), 1):
-            if not entry.missing:
-                self._ready(entry)
-            if not number % _SLICE:
-                yield
+        for tasks in _sliced(self.plan.tasks):
+            for task in tasks:
+                self._insert(task, None)
+            yield
+        entries = list(self._entries.values())
+        for slice_ in _sliced(entries):
+            for entry in slice_:
+                if entry.fields["depends_on"]:
+                    self._link(entry)
+            yield
+        for slice_ in _sliced(entries):
+            for entry in slice_:
+                if not entry.missing:
+                    self._ready(entry)
+            yield
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
@@ -207,7 +239,7 @@ class TaskGraph(ABC):
             found = self._fitting()
         else:
             found = self._queue.pop()
-            while found is not None and found.task.tool is not None and self._unavailable(found):
+            while found is not None and found.fields["tool"] is not None and self._unavailable(found):
                 self._parked[found.id] = found
                 found = self._queue.pop()
         if found is not None:
@@ -262,11 +294,13 @@ class TaskGraph(ABC):
 
     def _insert(self, task: Task, parent: Entry | None) -> Entry:
         entries = self._entries
-        entry = entries[task.id] = Entry(task, len(entries), parent)
+        entry = Entry(task, len(entries), parent)
+        entries[entry.id] = entry
         self.counts[_PENDING] += 1
-        if task.tool or task.arguments or task.when or self._pooled:
+        fields = entry.fields
+        if fields["tool"] or fields["arguments"] or fields["when"] or self._pooled:
             self._index(task)
-        if parent is None and not task.optional:
+        if parent is None and not fields["optional"]:
             entry.counted = True
             self.unsatisfied += 1
         return entry
@@ -328,13 +362,16 @@ class TaskGraph(ABC):
             self._move(entry, TaskEvent.WAIT)
 
     def _move(self, entry: Entry, event: TaskEvent) -> None:
-        self._staged.clear()
+        if self._staged:
+            self._staged.clear()
         state = entry.state
-        follows = TRANSITIONS.get((state, event)) or transition(state, event, entry.id)
+        follows = _MOVES[event].get(state) or transition(state, event, entry.id)
         counts = self.counts
         counts[state] -= 1
         counts[follows] += 1
         entry.state = follows
+        if event in _ORDINARY:
+            return
         if follows in STUCK:
             self.stuck[entry.id] = None
         elif state in STUCK:
@@ -350,9 +387,8 @@ class TaskGraph(ABC):
 
     def _release(self, entry: Entry) -> None:
         """Let what waits for a task that is now satisfied go on."""
-        stack = [entry]
-        while stack:
-            done = stack.pop()
+        done: Entry | None = entry
+        while done is not None:
             if done.counted:
                 done.counted = False
                 self.unsatisfied -= 1
@@ -360,11 +396,11 @@ class TaskGraph(ABC):
                 waiting.missing -= 1
                 if not waiting.missing and waiting.state is _PENDING:
                     self._ready(waiting)
-            original = done.stands_for
-            if original is not None:
-                original.open_sinks -= 1
-                if not original.open_sinks:
-                    stack.append(original)
+            done = done.stands_for
+            if done is not None:
+                done.open_sinks -= 1
+                if done.open_sinks:
+                    return
 
     def _unclaim(self, entry: Entry) -> None:
         if entry.claimed:
@@ -426,6 +462,14 @@ class TaskGraph(ABC):
         entry.due = due
         if due is not None:
             self._deadlines.add(due, entry, None)
+
+
+ItemT = TypeVar("ItemT")
+
+
+def _sliced(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
+    for start in range(0, len(items), _SLICE):
+        yield items[start : start + _SLICE]
 
 
 class Results(Mapping[str, JsonValue]):

@@ -116,7 +116,7 @@ def everything(live: LivePlan) -> dict[str, object]:
     """All of a live plan as plain values, its queues included."""
     return {
         **held(live),
-        "queue": [(priority, order, name) for priority, order, name, _ in live._queue._heap],
+        "queue": [(priority, order, name) for priority, order, name, _ in live._queue],
         "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live._deadlines._heap],
         "parked": list(live._parked),
         "claims": (live._claims, live._claim_number),
@@ -241,7 +241,7 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
-    queued = {(priority, order, name) for priority, order, name, _ in live._queue._heap}
+    queued = {(priority, order, name) for priority, order, name, _ in live._queue}
     for entry in live:
         if entry.state is TaskState.READY and not entry.claimed and not entry.held:
             parked = entry.id in live._parked

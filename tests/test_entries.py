@@ -75,6 +75,22 @@ def test_what_is_no_longer_right(field: str, value: object) -> None:
     assert queue.pop() is None
 
 
+@given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 9))), max_size=40))
+def test_order_whatever_comes_when(steps: list[tuple[int, int] | None]) -> None:
+    """Whenever something is taken out, it is the first of all that was put in and is still there."""
+    queue = ReadyQueue()
+    inside: list[Entry] = []
+    for number, step in enumerate(steps):
+        if step is None:
+            entry = queue.pop()
+            assert entry is (min(inside, key=lambda e: (e.priority, e.order, e.id)) if inside else None)
+            if entry is not None:
+                inside.remove(entry)
+        else:
+            inside.append(ready(f"t{number:02}", step[1], priority=step[0]))
+            queue.push(inside[-1])
+
+
 # Time
 
 
