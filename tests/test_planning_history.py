@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replanning import Plan, ReplanningEngine, Settings
-from replanning.events import Contained, PlanningNoted, RunEnded
+from replanning.events import Contained, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.history import MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
@@ -113,6 +113,25 @@ async def test_f4_other_runs_have_none(tmp_path: Path) -> None:
         )
         await engine.aclose()
     assert not (tmp_path / "none").exists()
+
+
+async def test_f4_is_a_plugin_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is told the name `planning-history` writes it into the present folder, at the place of old."""
+    monkeypatch.chdir(tmp_path)
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine(exporters=["planning-history"], environment=environment)
+        plan = next(r.body for r in await journal(tmp_path) if isinstance(r.body, RunOpened)).plan
+        await engine.execute(plan, ScriptedExecutor())
+        await engine.aclose()
+    assert written(tmp_path / "planning_history", "run-1")[-1]["result"] == "succeeded"
+
+
+async def journal(folder: Path) -> list[Record]:
+    """The journal of a run of planning mode."""
+    store = MemoryStore()
+    await solved(Model(), folder / "other", store=store)
+    return list(store.read(RUN))
 
 
 # What the lines hold
