@@ -12,7 +12,7 @@ import anyio.abc
 
 from replanning._answers import changes_of, not_open, understood
 from replanning._asked import Asked
-from replanning._attempt import Work, Worker, check_work
+from replanning._attempt import Work, Worker
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
@@ -30,6 +30,7 @@ from replanning._interfaces import (
     Question,
     RunStore,
     Surroundings,
+    check_work,
 )
 from replanning._lifecycle import Past
 from replanning._llm import LLMProvider

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from replanning._changes import Alternative, PlanChange
@@ -346,3 +348,32 @@ class Exporter(ABC):
 
     async def aclose(self) -> None:
         """Send what is left and let go of connections."""
+
+
+def check_work(work: object) -> None:
+    """Refuse what is no work before anything runs: afterwards every task would fail of it.
+
+    A lambda, and a function that says that it returns something to be awaited, are taken at their word.
+
+    Raises:
+        TypeError: it cannot be called, or is a function that is not async.
+    """
+    function = inspect.unwrap(work) if callable(work) else None
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    if function is None:
+        raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 # what a call would use
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
+    told = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
+    if inspect.isfunction(function) and not (inspect.iscoroutinefunction(function) or told or _is_lambda(function)):
+        raise TypeError(
+            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            " `await anyio.to_thread.run_sync(…)`"
+        )
+
+
+def _is_lambda(function: Callable[..., object]) -> bool:
+    return function.__name__ == "<lambda>"

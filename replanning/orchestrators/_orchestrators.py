@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
-from replanning._attempt import check_work
 from replanning._engine import drive
+from replanning._interfaces import check_work
 from replanning.errors import NotRunning
 from replanning.interfaces import Work
 

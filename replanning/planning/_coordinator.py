@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from replanning._attempt import TaskContext, Work, check_work
+from replanning._attempt import TaskContext, Work
 from replanning._clock import Environment
 from replanning._engine import ReplanningEngine, drive
 from replanning._errors import NotRunning, Problem, SettingsError
-from replanning._interfaces import Exporter, HumanGate, RunStore
+from replanning._interfaces import Exporter, HumanGate, RunStore, check_work
 from replanning._llm import LLMProvider
 from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
 from replanning._planning_settings import PlanningSettings
