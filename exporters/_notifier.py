@@ -50,7 +50,7 @@ class Notifier(Exporter):
         self.endpoint = str(getattr(forge, "id", forge.name))
         self._store: RunStore | None = None
         self._clock: Clock = Environment().clock
-        self._every, self._hint = every, hint
+        self._every, self.hint = every, hint
         self._accounts: dict[RunId, Account] = {}
         self._edited = -math.inf
         self._failures = 0
@@ -137,7 +137,7 @@ class Notifier(Exporter):
     async def _sent(self, account: Account) -> None:
         while account.pending:
             notice = account.pending[0]
-            await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self._hint))
+            await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
             if account.pending and account.pending[0] is notice:
                 account.pending.popleft()
         if account.touched:
