@@ -111,7 +111,7 @@ class LocalProvider(LLMProvider):
             except Exception as error:  # the library raises what it likes
                 raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
             answer.take_error(ask(_body(prompt, options), answer))
-        if answer.error:
+        if answer.error and not answer.text:  # what was written, and is not of the wanted form, is an answer
             raise LLMRejected(answer.error, provider=self.name)
         return self.completion(
             prompt,

@@ -58,6 +58,15 @@ async def test_answer() -> None:
 
 @pytest.mark.integration
 @with_model
+async def test_cut_answer() -> None:
+    """An answer that was cut before it had the shape that was wanted is a poor answer, and no request turned down."""
+    answer = await LocalProvider(max_tokens=6).complete_detailed("How bad is it?", LLMOptions(schema=Verdict))
+    assert answer.finish != "stop"
+    assert not answer.text.endswith("}")
+
+
+@pytest.mark.integration
+@with_model
 async def test_what_it_cannot_do() -> None:
     """A prompt that is too long, a file that is no model and one that is missing are clear errors."""
     with pytest.raises(LLMRejected, match="exceeds the available context size"):
