@@ -108,7 +108,7 @@ class PlanObservations:
     ) -> None:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
         tool = self.live.tools.get(name)
-        if capacity is None and tool is not None and tool.available == available:
+        if capacity is None and tool is not None and tool.available == available and not reason:
             return
         self._life.observe(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
         self._life.after_observation()

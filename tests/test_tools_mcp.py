@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from replanning import Plan, PlanError, Task
+from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Task
+from replanning.events import AttemptFailed, Body, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.tools import (
     InvalidArguments,
+    McpNotInstalled,
     McpServerLost,
     McpToolFailed,
     ToolExecutor,
@@ -25,6 +27,7 @@ from replanning.tools import (
     ToolTimedOut,
     ToolUnavailable,
     TransientMcpServerLost,
+    check_machine,
 )
 from tests.tools_parts import PATIENCE, Attempt, Pulse
 
@@ -80,16 +83,19 @@ class Reports:
 
 
 class Pauses:
-    """A clock that notes how long somebody wants to sleep, and lets them go on at once."""
+    """A clock that notes how long somebody wants to sleep, and lets them go on at once, or when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, go: anyio.Event | None = None) -> None:
         self.slept: list[float] = []
+        self._go = go
 
     def now(self) -> float:
         return 0.0
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+        if self._go is not None:
+            await self._go.wait()
         await anyio.lowlevel.checkpoint()
 
 
@@ -299,3 +305,260 @@ async def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path):
     assert str(caught.value) == (
         f"tool 'web.search' needs the MCP server 'web'; which is not there: {said}; it was given up after 5 more tries"
     )
+
+
+async def run_of(
+    wanted: Plan, acting: Callable[[PlanRun], Coroutine[Any, Any, None]], *, watched: bool = True
+) -> tuple[PlanRun, list[Body]]:
+    """Carry out a plan with its servers, and act on the run meanwhile; the run, ended, and its journal."""
+    engine = ReplanningEngine(["repair"])
+    async with (
+        open_executor(wanted) as (executor, found),
+        engine.open(found) as run,
+        anyio.create_task_group() as group,
+    ):
+        if watched:
+            executor.watch(run.change_resource)
+        group.start_soon(acting, run)
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = await executor(task, attempt.context)
+        executor.watch(None)
+    await engine.aclose()
+    return run, [record.body for record in engine.store.read(run.id)]
+
+
+async def test_a_tool_of_equal_capability_takes_over(tmp_path: Path, pulse: Pulse):
+    """A server that dies mid-plan is a resource that is gone: `repair` has the task done by another tool, and the run ends well."""
+    down = tmp_path / "down"
+    described = Plan.model_validate(
+        {
+            "goal": {"objective": "test"},
+            "mcp": {"web": {"command": command("--pulse", pulse.path, "--down", down), "tools": ["hang", "say"]}},
+            "tools": [
+                {"name": "look", "kind": "mcp", "server": "web", "tool": "hang", "capability": "look"},
+                {"name": "local", "kind": "shell", "command": "echo found", "capability": "look"},
+            ],
+            "tasks": [{"id": "a", "tool": "look"}, {"id": "b", "tool": "local", "depends_on": ["a"]}],
+        }
+    )
+
+    async def kill(run: PlanRun) -> None:
+        process = await hanging(pulse)
+        down.touch()
+        os.kill(process, signal.SIGKILL)
+
+    run, journal = await run_of(described, kill, watched=False)  # then the run learns it from the task that uses it
+    assert run.result.status == "succeeded"
+    assert run.result.outputs["a"]["stdout"] == "found"
+    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "look"]
+    assert (changed[0].available, changed[0].reason) == (False, "MCP server 'web': its process has ended")
+    [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
+    assert "the MCP server 'web' went away while it was at work" in failed.failure.message
+    assert not run.live.tools["look"].available
+
+
+async def test_the_rest_learns_that_a_server_is_gone(tmp_path: Path, pulse: Pulse):
+    """What waits for a server that has died triggers replanning, before it is tried; the trigger says why."""
+    down = tmp_path / "down"
+    described = Plan.model_validate(
+        {
+            "goal": {"objective": "test"},
+            "mcp": {"web": {"command": command("--pulse", pulse.path, "--down", down)}},
+            "tools": [
+                {
+                    "name": "say",
+                    "kind": "mcp",
+                    "server": "web",
+                    "tool": "say",
+                    "capability": "talk",
+                    "dangerous": False,
+                },
+                {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"},
+            ],
+            "tasks": [
+                {"id": "a", "tool": "web.hang", "optional": True},
+                {"id": "b", "tool": "say", "arguments": {"text": "hi"}, "depends_on": ["a"]},
+            ],
+        }
+    )
+
+    async def kill(run: PlanRun) -> None:
+        process = await hanging(pulse)
+        down.touch()
+        os.kill(process, signal.SIGKILL)
+
+    run, journal = await run_of(described, kill)
+    fired = [body.trigger for body in journal if isinstance(body, TriggerFired)]
+    gone = next(trigger for trigger in fired if isinstance(trigger, ResourceChanged) and trigger.name == "say")
+    assert (
+        gone.reason
+        == "'say' is unavailable (MCP server 'web': its process has ended), and 1 waiting task needs it: 'b'"
+    )
+    assert run.result.outputs["b"]["stdout"] == "hi"
+
+
+async def test_a_server_that_comes_back_is_used_again(tmp_path: Path, pulse: Pulse):
+    """A task that may be done again is, once its server has been started again: nothing else is changed."""
+    described = plan("--pulse", pulse.path, tasks=[{"id": "a", "tool": "web.hang", "idempotent": True, "retry": {}}])
+    seen, held = list[int](), os.open(pulse.path, os.O_WRONLY)
+
+    async def kill(run: PlanRun) -> None:
+        for _ in range(2):
+            seen.append(await hanging(pulse))
+            if len(seen) == 1:
+                os.kill(seen[0], signal.SIGKILL)
+        run.cancel_task("a", reason="it has been seen")
+
+    try:
+        _, journal = await run_of(described, kill)
+    finally:
+        os.close(held)
+    assert seen[0] != seen[1]
+    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "web.hang"]
+    assert [body.available for body in changed] == [False, True]
+
+
+async def test_dangerous_tools_are_gated():
+    """A tool that its server does not call harmless is not put into a plan without a person's agreement."""
+    described = Plan.model_validate(
+        {
+            "goal": {"objective": "test"},
+            "mcp": {"web": {"command": command()}},
+            "tools": [{"name": "bad", "kind": "shell", "command": "exit 3"}],
+            "tasks": [{"id": "a", "tool": "bad", "fallbacks": [{"tool": "web.wipe", "arguments": {"path": "p"}}]}],
+        }
+    )
+
+    async def nothing(run: PlanRun) -> None:
+        pass
+
+    run, _ = await run_of(described, nothing)
+    assert run.result.status == "needs_human"
+
+
+async def test_over_http():
+    """A server that serves over HTTP is found, asked, and missed when it dies; its tools are back when it is."""
+    reports = Reports()
+    with serving() as (process, url):
+        async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
+            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
+            output = await executor(use("web.search", query="x", limit=1), Attempt("1"))
+            assert output["json"] == {"found": ["x 1"]}
+            executor.watch(reports)
+            reports.seen.clear()
+            process.kill()
+            process.wait()
+            with pytest.raises(McpServerLost):
+                await executor(use("web.search", query="x"), Attempt("2"))
+            assert await reports.until("web.search", available=False)
+
+
+async def test_an_address_where_nobody_is():
+    """Where nothing listens the server is unavailable, and its reason says so."""
+    with serving() as (process, url):
+        process.kill()
+        process.wait()
+    async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
+        assert found.tools == ()
+        assert "ConnectError" in executor.unavailable_servers["web"]
+
+
+async def test_a_server_over_http_that_comes_back():
+    """A server over HTTP that is there again at its address is reached again, and answers."""
+    reports, go = Reports(), anyio.Event()
+    with serving() as (first, url):
+        async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, _):
+            executor.watch(reports)
+            reports.seen.clear()
+            first.kill()
+            first.wait()
+            with pytest.raises(McpServerLost):
+                await executor(use("web.search", query="x"), Attempt("1"))
+            with serving("--port", url.split(":")[2].split("/")[0]):
+                go.set()
+                await reports.until("web.search", available=True)
+                output = await executor(use("web.search", query="x", limit=1), Attempt("2"))
+    assert output["json"] == {"found": ["x 1"]}
+    assert [seen[1] for seen in reports.seen if seen[0] == "web.search"] == [False, True]
+
+
+async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch):
+    """Where nothing speaks with servers, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(McpNotInstalled) as caught:
+        async with open_executor(plan()):
+            pass
+    assert str(caught.value) == "the MCP servers ['web'] need the package mcp: pip install 'replanning[mcp]'"
+    assert [problem.message for problem in check_machine(plan())] == [str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        ({"command": "no-such-program -x"}, "the program 'no-such-program' is not found on the PATH; install it, or"),
+        ({"command": "./absent"}, "the program './absent' is not found; install it, or correct `command`"),
+        ({"command": "true", "cwd": "/no/where"}, "its working directory '/no/where' does not exist"),
+        (
+            {"command": "true", "env": {"A": "{env:NO_SUCH}"}},
+            "it needs the environment variables ['NO_SUCH'], which are",
+        ),
+        ({"command": ["sh", "-c", "echo first >&2; echo last >&2"]}, "it ended before it answered: last"),
+        ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),
+    ],
+)
+async def test_why_a_server_is_not_there(server: dict[str, object], reason: str):
+    """A server that cannot be started says why, in one line."""
+    described = Plan.model_validate({"goal": {"objective": "test"}, "mcp": {"web": server}})
+    async with open_executor(described, clock=Pauses()) as (executor, _):
+        told = executor.unavailable_servers["web"]
+    assert told.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("{web: {}}", "MCP server 'web': it needs either a `command` that starts it or a `url`, and not both"),
+        ("{web: {command: ''}}", "MCP server 'web': its command names no program"),
+        ('{web: {command: "a \'b"}}', 'a quotation in the command is not closed, got "a \'b"'),
+        (
+            "{web: {url: 'ftp://x'}}",
+            "MCP server 'web': its url 'ftp://x' begins neither with http:// nor with https://",
+        ),
+        ("{web: {url: 'http://x', cwd: a}}", "MCP server 'web': `cwd` has no meaning for it"),
+        ("{web: {command: x, headers: {A: b}}}", "MCP server 'web': `headers` has no meaning for it"),
+        (
+            "{web: {command: x, tools: [a], safe: [b]}}",
+            "MCP server 'web': ['b'] under `safe` are not among its `tools`",
+        ),
+        ("{web: {command: x, tols: [a]}}", "there is no field 'tols' here"),
+    ],
+)
+def test_a_section_that_is_wrong(section: str, problem: str):
+    """A plan whose servers cannot be used says what is wrong with each, and starts none."""
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(f"goal: {{objective: x}}\nmcp: {section}\n")
+    assert [one.message for one in caught.value.problems] == [problem]
+
+
+def test_a_tool_of_no_server():
+    """A tool that names a server which is not described, and a task that names what no server may have, are problems."""
+    with pytest.raises(PlanError) as caught:
+        Plan.model_validate(
+            {
+                "goal": {"objective": "x"},
+                "mcp": {"web": {"command": "x", "tools": ["search"]}},
+                "tools": [{"name": "t", "kind": "mcp", "server": "wev"}, {"name": "u", "kind": "mcp"}],
+                "tasks": [
+                    {"id": "a", "tool": "web.search"},
+                    {"id": "b", "tool": "web.find"},
+                    {"id": "c", "tool": "web."},
+                ],
+            }
+        )
+    assert [one.message for one in caught.value.problems] == [
+        "tool 't': `mcp` describes no server 'wev'; did you mean 'web'?",
+        "tool 'u' is of kind mcp and has no server",
+        "task 'b': there is no tool 'web.find'; describe it under `tools`",
+        "task 'c': there is no tool 'web.'; describe it under `tools`",
+    ]

@@ -58,6 +58,7 @@ class McpKind:
         self._tools: dict[str, ToolSpec] = {}
         self._group: TaskGroup | None = None
         self._report: Report | None = None
+        self._told: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
@@ -91,7 +92,7 @@ class McpKind:
 
     def watch(self, report: Report | None) -> None:
         """Tell somebody which tools are available, now and whenever that changes; None for nobody any more."""
-        self._report = report
+        self._report, self._told = report, {}
         for session in self._sessions.values():
             self._tell(session)
 
@@ -179,13 +180,16 @@ class McpKind:
         return session
 
     def _tell(self, session: McpSession) -> None:
-        """Say of the tools of a server whether they can be used."""
-        for tool in self._tools.values() if self._report is not None else ():
-            if tool.server == session.name and self._report is not None:
-                lacking = (tool.tool or tool.name) not in session.tools
-                reason = session.reason or ("the server does not have it any more" if lacking else "")
+        """Say of the tools of a server whether they can be used, where that is new."""
+        if self._report is None:
+            return
+        for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
+            lacking = (tool.tool or tool.name) not in session.tools
+            reason = session.reason or ("the server does not have it any more" if lacking else "")
+            if self._told.get(tool.name) is not (available := not reason):
+                self._told[tool.name] = available
                 why = f"MCP server {session.name!r}: {reason}" if reason else ""
-                self._report(tool.name, available=not reason, reason=why)
+                self._report(tool.name, available=available, reason=why)
 
     @staticmethod
     def _completed(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
