@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -128,6 +128,12 @@ async def optional(asked: Awaitable[Found]) -> Found | None:
 async def listed(asked: Awaitable[list[JsonObject]]) -> list[JsonObject]:
     """The same for a list."""
     return await optional(asked) or []
+
+
+def logins(names: str | Iterable[str]) -> frozenset[str]:
+    """Accounts by their names, in small letters; also of a text with commas between them."""
+    listed = names.split(",") if isinstance(names, str) else names
+    return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
 
 
 def known(value: JsonValue) -> JsonObject:

@@ -22,6 +22,7 @@ from replanning.exporters._forge_issue import (
     file_names,
     known,
     listed,
+    logins,
     moment,
     optional,
     readme,
@@ -51,7 +52,8 @@ class GitHubIssue:
         issue: `owner/repo#12`, or the address of its page.
         token: by default the value of GITHUB_TOKEN.
         base_url: of the API; by default the value of GITHUB_API_URL, or that of github.com.
-        trusted: logins of further people whose word counts.
+        trusted: logins of further people whose word counts; by default those in GITHUB_TRUSTED_USERS, with commas
+            between them.
         timeout: seconds that a call may take in total, retries included.
         environment: time and chance.
         transport: what connects, for tests; by default the network.
@@ -75,7 +77,7 @@ class GitHubIssue:
         *,
         token: str | None = None,
         base_url: str | None = None,
-        trusted: Collection[str] = (),
+        trusted: Collection[str] | None = None,
         timeout: float = 30.0,
         environment: Environment | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -92,9 +94,9 @@ class GitHubIssue:
         self.id = f"{project}#{number}"
         self._repository, self._issue = f"/repos/{project}", f"/repos/{project}/issues/{number}"
         self._pull = f"/repos/{project}/pulls/{number}"
-        self._trusted = {login.lower() for login in trusted}
+        self._trusted = logins(variables.get("GITHUB_TRUSTED_USERS", "") if trusted is None else trusted)
         self._api = Api(
-            Access(self.name, url, secret, "GITHUB_TOKEN", headers),
+            Access(f"github {self.id}", url, secret, "GITHUB_TOKEN", headers),
             timeout=timeout,
             environment=environment,
             transport=transport,
@@ -151,6 +153,11 @@ class GitHubIssue:
         """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs."""
         person = not comment.bot and not comment.notice
         return person and (comment.own or comment.role in _MEMBERS or comment.author.lower() in self._trusted)
+
+    def cannot_write(self) -> str:
+        """Why nothing can be written there, found without asking; empty where it may be."""
+        access = self._api.access
+        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
 
     async def aclose(self) -> None:
         """Close the connections; they are made anew when it is asked again."""

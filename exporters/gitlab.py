@@ -23,6 +23,7 @@ from replanning.exporters._forge_issue import (
     file_names,
     known,
     listed,
+    logins,
     moment,
     optional,
     readme,
@@ -50,7 +51,8 @@ class GitLabIssue:
         issue: as above, also with `gitlab:` before it, or the address of its page.
         token: by default the value of GITLAB_TOKEN.
         base_url: of the API; by default the value of GITLAB_API_URL, or of CI_API_V4_URL, or that of gitlab.com.
-        trusted: names of further people whose word counts.
+        trusted: names of further people whose word counts; by default those in GITLAB_TRUSTED_USERS, with commas
+            between them.
         timeout: seconds that a call may take in total, retries included.
         environment: time and chance.
         transport: what connects, for tests; by default the network.
@@ -74,7 +76,7 @@ class GitLabIssue:
         *,
         token: str | None = None,
         base_url: str | None = None,
-        trusted: Collection[str] = (),
+        trusted: Collection[str] | None = None,
         timeout: float = 30.0,
         environment: Environment | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -90,11 +92,13 @@ class GitLabIssue:
         self._is_merge = kind == "!"
         self._project = f"/projects/{quote(project, safe='')}"
         self._issue = f"{self._project}/{'merge_requests' if self._is_merge else 'issues'}/{number}"
-        self._trusted = {login.lower() for login in trusted}
+        self._trusted = logins(variables.get("GITLAB_TRUSTED_USERS", "") if trusted is None else trusted)
         self._people: dict[str, str] = {}
         self._members: dict[str, bool] = {}
         self._api = Api(
-            Access(self.name, url, secret, "GITLAB_TOKEN", {"private-token": secret} if secret else {}),
+            Access(
+                self.id.replace(":", " ", 1), url, secret, "GITLAB_TOKEN", {"private-token": secret} if secret else {}
+            ),
             timeout=timeout,
             environment=environment,
             transport=transport,
@@ -162,6 +166,11 @@ class GitLabIssue:
         if person not in self._members:
             self._members[person] = await self._api.call(lambda call: self._is_member(call, person))
         return self._members[person]
+
+    def cannot_write(self) -> str:
+        """Why nothing can be written there, found without asking; empty where it may be."""
+        access = self._api.access
+        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
 
     async def aclose(self) -> None:
         """Close the connections; they are made anew when it is asked again."""

@@ -21,8 +21,9 @@ from replanning.cli._carrying import (
     paragraphs,
     workers,
 )
+from replanning.cli._issue import IssueOption, NoCommentOption
 from replanning.cli._notifying import NotifyOption
-from replanning.cli._options import DEFAULT_STORE, JsonOption, SettingsOption, StoreOption
+from replanning.cli._options import DEFAULT_STORE, JsonOption, SettingsOption, StoreOption, fail
 
 GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="What is to be achieved, in words.")]
 GoalFile = Annotated[
@@ -61,6 +62,8 @@ def solve(
     file: GoalFile = None,
     *,
     goal: GoalOption = None,
+    issue: IssueOption = None,
+    no_comment: NoCommentOption = False,
     tools: ToolsOption = None,
     llm: LlmOption = None,
     store: StoreOption = DEFAULT_STORE,
@@ -81,10 +84,18 @@ def solve(
 
     The model sees the goal, the tools and what they put out, without secrets. It uses no other tools than these.
     """
+    from replanning.cli._issue import read_issue
     from replanning.cli._run import RunOptions
     from replanning.cli._solve import make_plan, read_task
     from replanning.cli._solve import solve as solve_task
 
+    below: tuple[str, ...] = ()
+    if issue is not None:
+        if goal is not None or file is not None or issue_id:
+            fail("--issue says what is to be achieved: leave out --goal, FILE and --issue-id")
+        task, below = read_issue(issue, tools, llm, quiet=quiet, comment=not (no_comment or dry_run))
+    else:
+        task = read_task(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
     options = RunOptions(
         store="memory" if dry_run else store,
         settings=settings,
@@ -92,12 +103,11 @@ def solve(
         workers=workers(sequential=False, most=max_concurrency),
         context=values or (),
         trace=trace,
-        notify=notify or (),
+        notify=(*(notify or ()), *below),
         ask=asking(ask, never=no_ask),
         json=as_json,
         quiet=quiet,
     )
-    task = read_task(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
     raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
 
 
@@ -131,6 +141,7 @@ def add_goal_commands(app: typer.Typer) -> None:
             "[bold]Examples[/bold]",
             "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
             "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
+            "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
             "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
             "replanning resume fix-12    takes it up again, with its plan and what is left of its limits",
             *EXITS,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import anyio
 
-from replanning import Environment, Goal, Plan, PlanRun, ReplanningError, Settings
+from replanning import Environment, Goal, Plan, PlanRun, ReplanningError, Settings, StoreGate
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError
 from replanning._llms import AUTO, create_llm_provider
 from replanning._loading import read_document
 from replanning._opening import redactor_for
 from replanning.cli._context import TellingShell
+from replanning.cli._issue import is_heard, steerings
 from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import ExitCode
@@ -48,11 +49,13 @@ class Task:
         request: what is to be achieved, and the issue that says so, if there is one.
         tools: what may be used to that end; of the plan, nothing else counts.
         llm: which language model is asked; None for the one that settings state, or that is found.
+        known: the comments of the issue that the request has; None where it has none.
     """
 
     request: TaskRequest
     tools: Plan
     llm: str | None = None
+    known: tuple[str, ...] | None = None
 
 
 def read_task(
@@ -284,14 +287,14 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
 
 
 def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCoordinator:
-    options = parts.options
+    options, heard = parts.options, is_heard(parts.options)
     planning = PlanningCoordinator(
         parts.settings,
         parts.model,
         library,
         with_earlier(parts.task.request, parts.settings),
         work=work,
-        gate=_gate(options, parts.display),
+        gate=_gate(options, parts.display) or (StoreGate() if heard else None),
         store=parts.store,
         exporters=[
             *([open_trace(options.trace)] if options.trace else []),
@@ -300,7 +303,7 @@ def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCo
         ],
         environment=parts.environment,
         workers=options.workers,
-        patient=False,
+        patient=heard,
     )
     planning.engine.monitor.on(object, _teller(parts.display))
     return planning
@@ -310,20 +313,34 @@ async def _followed(parts: _Parts, planning: PlanningCoordinator, start: Start) 
     """Carry a run out, show how it goes, and hear what stops it."""
     failure: ReplanningError | None = None
     scope = anyio.CancelScope()
+    hearing = anyio.CancelScope()
     async with parts.display.shown(), anyio.create_task_group() as group:
         group.start_soon(_on_signals, planning, scope)
+        group.start_soon(_hear, parts, planning, hearing)
         try:
             with scope:
                 await start(planning)
         except ReplanningError as error:
             failure = error  # raised below, not wrapped into a group
         finally:
+            hearing.cancel()
             await planning.engine.aclose()
             await parts.model.aclose()
         group.cancel_scope.cancel()
     if failure is not None or planning.run is None:
         raise failure or ReplanningError("the run could not be opened")
     return planning, scope.cancelled_caught
+
+
+async def _hear(parts: _Parts, planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
+    """Hear what people write below issues, until that is no longer of use."""
+    if not is_heard(parts.options):
+        return
+    display = parts.display
+    with scope:
+        async with anyio.create_task_group() as group:
+            for steering in steerings(planning, parts.task.known, lambda text: display.show(Line("✉", plain(text)))):
+                group.start_soon(steering.listen)
 
 
 def _teller(display: Display) -> Callable[[object], None]:

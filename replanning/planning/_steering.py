@@ -21,8 +21,11 @@ from replanning.planning._state import PlanningState
 HEARD: Final = "heard"
 """The note that says which comments need not be looked at any more."""
 
-EVERY: Final = 15.0
+EVERY: Final = 10.0
 """Seconds between looks at whether somebody has written something."""
+
+_SOON: Final = 1.0
+"""The same before there is a run."""
 
 _LONGEST_PAUSE: Final = 300.0
 _LONGEST: Final = 10_000
@@ -85,7 +88,7 @@ class Steering:
     Args:
         planning: whose run is steered.
         forge: where people write.
-        known: the comments that the request has already.
+        known: the comments that the request has already; by default all that are there when the run begins.
         every: seconds between looks.
         tell: is given what became of comments, in sentences.
     """
@@ -95,12 +98,12 @@ class Steering:
         planning: PlanningCoordinator,
         forge: Listening,
         *,
-        known: Iterable[str] = (),
+        known: Iterable[str] | None = None,
         every: float = EVERY,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._planning, self._forge = planning, forge
-        self._known = tuple(known)
+        self._known = None if known is None else tuple(known)
         self._every = every
         self._tell = tell or _nobody
         self._run: RunId | None = None
@@ -115,7 +118,7 @@ class Steering:
         """Look again and again, until it is cancelled; what fails is told, and does not harm the run."""
         clock, failures = self._planning._clock, 0
         while True:
-            wait = self._every
+            wait = self._every if self._planning.run is not None else _SOON
             try:
                 await contained(self.look())
             except Exception as error:  # noqa: BLE001 - law 7: where people write is no part of the run
@@ -139,9 +142,9 @@ class Steering:
         run = self._planning.run
         if run is None:
             return
-        if self._run != run.id:
-            self._begin(run)
         comments = await self._forge.comments()
+        if self._run != run.id:
+            self._begin(run, comments)
         for comment in comments:
             if comment.id not in self._used and not comment.notice and not await self._heard(run, comment, comments):
                 break  # it is left for later, and so is what came after it
@@ -149,7 +152,7 @@ class Steering:
 
     # What is on record
 
-    def _begin(self, run: PlanRun) -> None:
+    def _begin(self, run: PlanRun, comments: Sequence[Said]) -> None:
         """Find out which comments of a run have been used."""
         store = self._planning.engine.store
         records = list(store.read(run.id))
@@ -157,8 +160,9 @@ class Steering:
         used |= {found for message in store.inbox(run.id) if (found := _comment(message.by))}
         self._run, self._used = run.id, used
         if not any(isinstance(one.body, PlanningNoted) and one.body.type == HEARD for one in records):
-            self._used |= set(self._known)
-            self._planning_note(run, list(self._known), "they were there before the run")
+            there = self._known if self._known is not None else [comment.id for comment in comments]
+            self._used |= set(there)
+            self._note(run, there, "they were there before the run")
 
     def _record(self, run: PlanRun) -> None:
         """Put on record what was passed over."""
@@ -166,11 +170,11 @@ class Steering:
             return  # it is said when the run goes on
         while self._unsaid:
             comment, why = self._unsaid[0]
-            self._planning_note(run, [comment], why)
+            self._note(run, [comment], why)
             self._unsaid.pop(0)
 
     @staticmethod
-    def _planning_note(run: PlanRun, comments: list[str], why: str) -> None:
+    def _note(run: PlanRun, comments: Sequence[str], why: str) -> None:
         if run._life.end is None:
             run.note(HEARD, {"comments": [*comments], "why": why})
 
