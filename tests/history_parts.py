@@ -10,8 +10,8 @@ from typing import Any
 from replanning import Goal, Settings, Task
 from replanning.interfaces import JsonValue, RunStore
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore, TaskRequest
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
-from tests.planning_parts import TOOLS, Desk, Model
+from replanning.testing import VirtualClock, virtual_environment
+from tests.planning_parts import Desk, Model, coordinator
 from tests.resume_parts import RUN
 
 ISSUE = "owner/repo#12"
@@ -29,17 +29,9 @@ def solving(
     issue: str = ISSUE,
 ) -> PlanningCoordinator:
     """Planning mode with a scripted model and a history in a folder."""
-    environment = virtual_environment(clock=clock)
-    return PlanningCoordinator(
-        settings or Settings(),
-        ScriptedLLM(model, environment=environment),
-        TOOLS,
-        TaskRequest(goal=Goal(objective="Tell people the news"), issue_id=issue),
-        work=desk or Desk(),
-        store=store,
-        exporters=[PlanningHistoryExporter(PlanningHistoryStore(folder))],
-        environment=environment,
-    )
+    request = TaskRequest(goal=Goal(objective="Tell people the news"), issue_id=issue)
+    exporters = [PlanningHistoryExporter(PlanningHistoryStore(folder))]
+    return coordinator(model, clock, desk, settings=settings, store=store, task=request, exporters=exporters)
 
 
 async def solved(

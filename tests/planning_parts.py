@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from replanning import Plan, Settings, Task, ToolSpec
-from replanning.interfaces import HumanGate, JsonObject, JsonValue, RunStore
+from replanning.interfaces import Exporter, HumanGate, JsonObject, JsonValue, RunStore
 from replanning.planning import PlanningCoordinator, TaskRequest
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 
@@ -145,6 +145,7 @@ def coordinator(
     tools: Sequence[ToolSpec] | Plan = TOOLS,
     patient: bool = True,
     task: str | TaskRequest = "Tell people the news",
+    exporters: Sequence[Exporter] = (),
 ) -> PlanningCoordinator:
     """Planning mode with a scripted model, on a virtual clock."""
     environment = virtual_environment(clock=clock)
@@ -156,6 +157,7 @@ def coordinator(
         work=desk or Desk(),
         gate=gate,
         store=store,
+        exporters=exporters,
         environment=environment,
         patient=patient,
     )

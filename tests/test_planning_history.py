@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from replanning import Plan, ReplanningEngine, Settings
+from replanning.errors import UnknownRun
 from replanning.events import Contained, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.history import MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.history_parts import ISSUE, Freeing, in_order, in_the_way, of_type, solved, solving, written
-from tests.planning_parts import Desk, Model, action, go_on, replan, revision, summary
+from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision, summary
 from tests.resume_parts import RUN, cut
 from tests.test_planning_resume import desk, model
 
@@ -97,6 +98,28 @@ async def test_f4_a_resumed_run_is_caught_up(tmp_path: Path, offset: int) -> Non
         fresh = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / f"{length}-fresh"), journal=store)
         fresh.catch_up(RUN)
         assert in_order(written(folder)) == in_order(written(tmp_path / f"{length}-fresh"))
+
+
+async def test_f4_one_exporter_for_several_engines(tmp_path: Path) -> None:
+    """Engines with stores of their own may share an exporter, also where their runs stop and go on in between."""
+    shared = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "shared"))
+    unclear = go_on(clarification_needed=True, clarification_questions=["Who?"], assumptions_to_make=["everybody"])
+    for run in ("a", "b"):
+        store = MemoryStore()
+        async with VirtualClock() as clock:
+            replies = {"decision:goal_understanding": (unclear, go_on())}
+            planning = coordinator(Model(replies), clock, store=store, exporters=[shared])
+            assert await planning.execute_with_planning(run)
+        PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "fresh"), journal=store).catch_up(run)
+        lines = written(tmp_path / "shared", run)
+        assert "resumed" in [line.get("event") for line in lines]
+        assert in_order(lines) == in_order(written(tmp_path / "fresh", run))
+
+
+def test_f4_a_journal_that_is_not_known(tmp_path: Path) -> None:
+    """An exporter that cannot find the journal of a run says how to tell it where that is."""
+    with pytest.raises(UnknownRun, match="journal=store"):
+        PlanningHistoryExporter(PlanningHistoryStore(tmp_path)).catch_up("r")
 
 
 async def test_f4_other_runs_have_none(tmp_path: Path) -> None:
@@ -234,7 +257,7 @@ async def test_z8_before_and_after_differ(tmp_path: Path) -> None:
 async def test_z22_executed_says_what_was_done(tmp_path: Path) -> None:
     """A decision that was followed says so; one that a limit or its own doubt overrode says that it was not, and why."""
     settings = Settings.model_validate({"planning": {"replanning": {"execution": {"max_partial_replans": 0}}}})
-    replies = {
+    replies: Replies = {
         "decision:goal_understanding": replan("goal_revision", confidence=0.1),
         "decision:task_decomposition": (replan("task_redecomposition"), go_on()),
         "decision:execution": (replan("partial_replan"), replan("retry")),

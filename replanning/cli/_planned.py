@@ -30,6 +30,8 @@ def with_earlier(request: TaskRequest, settings: Settings) -> TaskRequest:
 
 def unfinished(request: TaskRequest, settings: Settings, store: RunStore) -> str | None:
     """The last run of the same issue, where it is not finished: its plan is continued, and not made again (F11)."""
+    if not request.issue_id:
+        return None
     known = {str(info.run): info.status for info in store.runs()}
     past = [str(one["task_uuid"]) for one in with_earlier(request, settings).earlier]
     last = next((run for run in reversed(past) if run in known), None)

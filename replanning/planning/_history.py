@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from pydantic import BaseModel
 
 from replanning._clock import Environment
-from replanning._errors import Problem, SettingsError, StoreError
+from replanning._errors import Problem, SettingsError, StoreError, UnknownRun
 from replanning._ids import RunId
 from replanning._interfaces import Exporter, RunStore, Surroundings
 from replanning._plan import JsonObject, JsonValue
@@ -59,7 +61,7 @@ class PlanningHistoryStore:
         task_uuid: the task that methods are about where they name none.
         issue_id: of the issue that the task is about, such as `owner/repo#12`.
         environment: where time comes from.
-        redactor: takes secrets out of what is saved.
+        redactor: takes secrets out of what is saved by hand.
     """
 
     def __init__(
@@ -238,14 +240,14 @@ class PlanningHistoryExporter(Exporter):
 
     Args:
         history: where it is written; in `planning_history` when left out.
-        journal: the store of the runs; that of the engine when left out.
+        journal: a store of runs beside those of the engines that this is attached to.
     """
 
     name = "planning-history"
 
     def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
         self.history = history or PlanningHistoryStore()
-        self._journal = journal
+        self._journal, self._journals = journal, WeakSet[RunStore]()
         self._lines: dict[RunId, HistoryLines] = {}
         self._owed: dict[RunId, list[JsonObject]] = {}
 
@@ -254,8 +256,7 @@ class PlanningHistoryExporter(Exporter):
 
     def attach(self, surroundings: Surroundings) -> None:
         """Take note of where the journals are."""
-        if self._journal is None:
-            self._journal = surroundings.store
+        self._journals.add(surroundings.store)
 
     async def export(self, run: RunId, record: Record) -> None:
         """Write what follows from a record, and whatever is missing before it.
@@ -301,10 +302,11 @@ class PlanningHistoryExporter(Exporter):
         if missing:
             raise StoreError(f"the planning history lacks what happened last in {', '.join(missing)}")
 
-    def _past(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        if self._journal is None:
-            raise StoreError(f"planning history: what was before in run {run!r} is not known; say where its journal is")
-        return self._journal.read(run, after)
+    def _past(self, run: RunId, after: int = 0) -> list[Record]:
+        for journal in (*self._journals, *([] if self._journal is None else [self._journal])):
+            with suppress(UnknownRun):
+                return list(journal.read(run, after))
+        raise UnknownRun(run, "say where its journal is: PlanningHistoryExporter(journal=store)")
 
     def _write(self, run: RunId) -> None:
         if owed := self._owed.get(run):
