@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
-from replanning.interfaces import JsonObject
-from replanning.planning import PlanningCoordinator
+from replanning.exporters.notices import FileNotifier
+from replanning.interfaces import Exporter, JsonObject
+from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import (
     LLMRequest,
@@ -23,11 +25,13 @@ from replanning.testing import (
     broken_promises,
 )
 from replanning.tools import ToolExecutor
-from tests.coding_parts import LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
+from tests.coding_parts import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
 from tests.planning_parts import Desk, Model, Replies, go_on, replan, revision, summary
 from tests.planning_parts import coordinator as scripted
 
 pytestmark = pytest.mark.anyio
+
+CHECKED = re.compile(r"^- \[(.)\] \*\*(\w+)\*\*", re.MULTILINE)
 
 
 @asynccontextmanager
@@ -36,13 +40,16 @@ async def over_http(
     specs: Sequence[ToolSpec],
     objective: str,
     gate: ScriptedGate | None = None,
+    exporters: Sequence[Exporter] = (),
 ) -> AsyncIterator[PlanningCoordinator]:
     """Planning mode with a model that is asked over HTTP, and real tools."""
     plan = Plan.model_validate({"goal": {"objective": objective}, "tools": specs})
     with ScriptedLLMServer(script) as server:
         model = OpenAIProvider(base_url=f"{server.url}/v1", api_key="any")
         async with model, ToolExecutor(plan) as work:
-            planning = PlanningCoordinator(Settings(), model, specs, objective, work=work, gate=gate)
+            planning = PlanningCoordinator(
+                Settings(), model, specs, objective, work=work, gate=gate, exporters=exporters
+            )
             yield planning
             await planning.engine.aclose()
 
@@ -54,7 +61,7 @@ def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[Plann
     return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
 
 
-def history(folder: Path) -> list[str]:
+def commits(folder: Path) -> list[str]:
     """What was committed."""
     log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
     return log.stdout.splitlines()
@@ -64,13 +71,15 @@ async def test_a_coding_task(tmp_path: Path) -> None:
     """A test is written, fails, passes and is committed, past a question, a bad decomposition, a locked index and a bug."""
     folder = repository(tmp_path / "work")
     coder, gate = Coder(folder), ScriptedGate([Answer("approve", by="eve", comment="any numbers")])
-    async with over_http(coder, tools(folder), OBJECTIVE, gate) as planning:
-        assert await planning.execute_with_planning()
+    history = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "history"))
+    exporters = [FileNotifier(tmp_path / "notices.md"), history]
+    async with over_http(coder, tools(folder), OBJECTIVE, gate, exporters) as planning:
+        assert await planning.execute_with_planning("r")
 
     result, state = planning.result, planning.state
     assert result.status == "succeeded"
     assert (folder / "sums.py").read_text() == RIGHT
-    assert history(folder) == ["Add sums"]
+    assert commits(folder) == ["Add sums"]
     assert [question.text.count(QUESTION) > 0 for question in gate.questions] == [True]
     assert [one.answer for one in state.clarified] == ["any numbers"]
     done = [(str(record.replan_type), record.result) for record in state.records if record.executed]
@@ -81,6 +90,44 @@ async def test_a_coding_task(tmp_path: Path) -> None:
     assert (state.counts.total, state.counts.clarifications) == (3, 1)
     assert result.spent.calls == len(coder.asked)
     assert broken_promises(list(planning.engine.store.read(result.run))) == []
+    right_notices((tmp_path / "notices.md").read_text(encoding="utf-8"))
+    right_history(history.history.entries("r"))
+
+
+def right_notices(told: str) -> None:
+    """What people were told: each thing once, and the checklist in one place, as it is at the end."""
+    counts = {
+        title: told.count(f"## {title}") for title in ("❓ Clarification Needed", "🔄 Plan Revision Decided", "📋")
+    }
+    assert counts == {"❓ Clarification Needed": 1, "🔄 Plan Revision Decided": 3, "📋": 1}
+    assert QUESTION in told
+    assert COARSE in told
+    now, _, before = told[told.index("## 📋") :].partition("<summary>📜 Previous Plan History</summary>")
+    ticked = ["test", "red", "code", "repair", "green", "commit"]
+    assert CHECKED.findall(now) == [("x", name) for name in ticked]
+    assert CHECKED.findall(before) == [("x", "test"), ("x", "red"), ("x", "code"), (" ", "green"), (" ", "commit")]
+    assert "*Progress: 6/6 (100%) complete | Revision: #1" in now
+    assert "the program is wrong" in now
+
+
+def right_history(lines: Sequence[JsonObject]) -> None:
+    """What is kept of the run: the plan, its revision, what was executed and decided, and the end."""
+    assert all({"type", "timestamp", "task_uuid", "issue_id", "seq"} <= set(line) for line in lines)
+    kinds = [str(line["type"]) for line in lines]
+    assert (kinds.count("plan"), kinds.count("revision"), kinds.count("completion")) == (1, 1, 1)
+    attempts = [(line["event"], line["attempt"]) for line in lines if "attempt" in line]
+    ok, failed = "succeeded", "failed"
+    assert attempts == [
+        *((ok, "test#1"), (ok, "red#1"), (ok, "code#1"), (failed, "green#1")),
+        *((ok, "v2.repair#1"), (ok, "v2.green#1"), (failed, "v2.commit#1"), (ok, "v2.commit#2")),
+    ]
+    assert kinds[-1] == "completion"
+    decided = [line for line in lines if line["type"] == "replan_decision" and line["executed"]]
+    assert [line["replan_type"] for line in decided] == ["task_redecomposition", "partial_replan", "retry"]
+    (revised,) = [line for line in lines if line["type"] == "revision"]
+    assert "the program is wrong" in str(revised["reason"])
+    assert revised["changes"]
+    assert "repair" in str(revised["updated_plan"])
 
 
 async def test_everything_waits_for_a_phase_that_is_done_again() -> None:
