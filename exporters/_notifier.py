@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import ClassVar, Final
 
 from replanning import Environment
@@ -16,6 +17,9 @@ from replanning.interfaces import Clock, Exporter, RunId, RunStore, Surroundings
 
 EVERY: Final = 3.0
 """Seconds between edits of a checklist: what finishes meanwhile becomes one edit."""
+
+_LOOK: Final = 0.5
+"""Seconds between looks at what has happened meanwhile."""
 
 _FIRST_PAUSE: Final = 10.0
 _LONGEST_PAUSE: Final = 300.0
@@ -83,16 +87,14 @@ class Notifier(Exporter):
         """Post what follows from a record.
 
         Raises:
-            ForgeError: the forge does not take it now; it is tried again later.
+            ForgeError: the forge has ceased to take anything; it is tried again later.
             StoreError: the beginning of the run cannot be read.
         """
         account = self._accounts.setdefault(run, Account(run))
         self._catch_up(account, record)
         if not (account.pending or account.touched) or self._clock.now() < max(self._pause, self._barred):
             return
-        if not account.pending and not account.ended and (left := self._edited + self._every - self._clock.now()) > 0:
-            await self._clock.sleep(left)
-            self._catch_up(account, record)
+        await self._distance(account)
         await self._send(account)
 
     async def aclose(self) -> None:
@@ -100,17 +102,25 @@ class Notifier(Exporter):
 
         Raises:
             ForgeError: something is left that could not be posted.
+            StoreError: the rest of a run cannot be read.
         """
         try:
             for account in self._accounts.values():
-                if self._store is not None:
+                if not account.ended:  # it was not told everything
                     self._catch_up(account, None)
                 if (account.pending or account.touched) and self._clock.now() >= self._barred:
-                    await self._send(account)
+                    with suppress(Exception):  # said below, with everything that is left
+                        await self._send(account)
         finally:
             await self.forge.aclose()
         if self.problem:
             raise ForgeError(self.problem)
+
+    async def _distance(self, account: Account) -> None:
+        """Wait until the checklist may be edited again, unless something else is to be told, or the run ends."""
+        while (left := self._edited + self._every - self._clock.now()) > 0 and not (account.pending or account.ended):
+            await self._clock.sleep(min(left, _LOOK))
+            self._catch_up(account, None)
 
     def _board_of(self, run: RunId) -> Board:
         """Where the comments about a run are."""
@@ -129,10 +139,13 @@ class Notifier(Exporter):
     async def _send(self, account: Account) -> None:
         try:
             await self._sent(account)
-        except Exception as error:
+        except Exception as error:  # law 7: whatever a forge raises, the rest is tried later
+            known = bool(self._problem)
             self._failed(error)
-            raise
-        self._failures, self._problem = 0, ""
+            if not known:  # what goes on is not reported again
+                raise
+        else:
+            self._failures, self._problem = 0, ""
 
     async def _sent(self, account: Account) -> None:
         while account.pending:

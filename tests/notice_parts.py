@@ -31,7 +31,7 @@ class Issue:
         closed: whether it was closed.
     """
 
-    def __init__(self, errors: Sequence[Exception | None] = (), *, effective: bool = False) -> None:
+    def __init__(self, errors: Sequence[BaseException | None] = (), *, effective: bool = False) -> None:
         self.name = "fake"
         self.kept: list[ForgeComment] = []
         self.errors = list(errors)

@@ -13,7 +13,7 @@ from replanning.events import Record
 from replanning.exporters._checklist import checklist_of
 from replanning.exporters._forge import MAX_BODY
 from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject
+from replanning.interfaces import JsonObject, RunId
 from replanning.planning import PlanningProgress, PlanProgress, PlanStep
 from replanning.testing import VirtualClock
 from tests.notice_parts import read
@@ -89,7 +89,7 @@ async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
     store = MemoryStore()
     async with VirtualClock() as clock:
         await coordinator(Model(replies), clock, desk, store=store).execute_with_planning("r")
-    return list(store.read("r"))
+    return list(store.read(RunId("r")))
 
 
 def ticks(plan: PlanProgress) -> dict[str, bool]:
