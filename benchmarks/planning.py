@@ -47,12 +47,13 @@ def measure(
     short: bool = False,
     rounds: int | None = None,
     llm: str | None = None,
+    sizes: Sequence[int] = SIZES,
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Our own time in each phase of short and long plans; with a model's name, also how long that model takes."""
     where, rounds = machine(), rounds or (3 if short else 7)
     figures: list[Figure] = []
-    for subtasks in SIZES:
+    for subtasks in sizes:
         runs = max(2, (40 if short else 200) // subtasks)
         found: dict[str, list[float]] = {}
         for number in range(rounds + 1):

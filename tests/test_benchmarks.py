@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
-from benchmarks import figures, instances, outages, peers, planbench, plots, readme, recorded, workflows
+from benchmarks import figures, instances, outages, peers, planbench, planning, plots, readme, recorded, workflows
 from benchmarks.instances import Action, Domain, Instance
+from replanning.planning import Phase
+from replanning.testing import ScriptedLLMServer
 
 ROOT = Path(__file__).parent.parent
 DATA = (ROOT / instances.SHARED).resolve()
@@ -235,6 +237,28 @@ def test_a_marker_that_is_wrong_is_named(text):
     """A marker in the README that names no benchmark, or has no end, is named instead of passed over."""
     with pytest.raises(ValueError, match=r"benchmarks:(nonsense is none of|tools has no end)"):
         readme.written(text)
+
+
+def test_j38_what_planning_mode_costs_is_measured():
+    """Our own time is reported for each of the five phases, beside its bar; no figure is left out, met or not."""
+    report = planning.measure(short=True, rounds=1, sizes=(3,))
+    assert [figure.name for figure in report.figures] == [f"{phase}, 3 subtasks, p95" for phase in Phase]
+    assert all(0 < figure.value < 1000 and figure.bar == "≤ 5 ms" for figure in report.figures)
+
+
+def test_j38_a_real_model_is_measured_beside_its_targets(monkeypatch):
+    """With a model's name, its seconds stand beside the targets of the phases and of a simple task."""
+    with ScriptedLLMServer(lambda request: planning.Answers(2)(request.prompt)) as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        report = planning.measure(short=True, rounds=1, sizes=(), llm="openai")
+    assert [(figure.name.partition(",")[0], figure.bar) for figure in report.figures] == [
+        ("goal_understanding", "≤ 5 s"),
+        ("task_decomposition", "≤ 10 s"),
+        ("action_sequence", "≤ 5 s"),
+        ("a simple task", "≤ 60 s"),
+    ]
+    assert all(figure.met for figure in report.figures)
 
 
 def test_benchmarks_without_their_data_say_what_is_missing(tmp_path):

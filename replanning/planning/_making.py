@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 from replanning._changes import AddTask
-from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid
+from replanning._errors import BudgetExceeded, LLMError
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
 from replanning.planning._building import (
-    missing_arguments,
-    problems_of,
-    revised,
     tasks_of,
 )
 from replanning.planning._decision import ReplanDecision
-from replanning.planning._dividing import CANNOT, divide
+from replanning.planning._dividing import divide
 from replanning.planning._outputs import (
     ActionPlan,
     CompletionReply,
     PlanningReply,
-    ReflectionReply,
     TaskDecomposition,
     parse_planning,
     parse_reply,
 )
-from replanning.planning._parts import joined, parts_of, within
-from replanning.planning._phases import Phase, ReplanType, keeps_finished
-from replanning.planning._prompts import PART
+from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
+from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._state import PlanVersion
-from replanning.planning._steps import about, again, finished_tasks, install, phase_of, phase_task
+from replanning.planning._steps import about, again, install, phase_of, phase_task
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
 
@@ -110,53 +104,8 @@ class Making:
         return await divide(self._session, task)
 
     async def sequence(self, task: Task) -> JsonObject:
-        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced.
-
-        Where there are many subtasks, the actions are asked for in parts (J38).
-        """
-        session, decomposition, finished = self._session, self._decomposition(task), self._finished(task)
-        parts = parts_of(decomposition, finished=finished)
-        given = session.basis(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-        if len(parts) > 1:
-            return _planned(await self._in_parts(parts, decomposition, finished, given), decomposition)
-        revises = _target(task) is Phase.EXECUTION and session.state.plan is not None
-
-        def read(text: str) -> JsonObject:
-            planned = _without(_revision(text) if revises else _actions(text), finished)
-            subtasks = revised(decomposition, planned, finished) if revises else decomposition
-            if problems := self._problems(planned, subtasks, finished):
-                raise LLMReplyInvalid("; ".join(problems))
-            return _planned(planned, subtasks)
-
-        if revises:
-            return await session.ask("revision", given, ReflectionReply, read, repairs=REPAIRS)
-        return await session.ask(Phase.ACTION_SEQUENCE, given, PlanningReply, read, repairs=REPAIRS)
-
-    async def _in_parts(
-        self,
-        parts: Sequence[Sequence[str]],
-        decomposition: TaskDecomposition,
-        finished: Mapping[str, str],
-        given: JsonObject,
-    ) -> ActionPlan:
-        """The actions of one part of the subtasks after another; the model sees what it has planned so far."""
-        session, plans = self._session, list[ActionPlan]()
-        names = set(finished)
-        for part in parts:
-            names.update(part)
-            subtasks = within(decomposition, names)
-
-            def read(text: str, subtasks: TaskDecomposition = subtasks) -> ActionPlan:
-                planned = _without(_actions(text), finished)
-                if problems := self._problems(joined([*plans, planned]), subtasks, finished):
-                    raise LLMReplyInvalid("; ".join(problems))
-                return planned
-
-            told: JsonObject = {**given, PART: list(part)}
-            if plans:
-                told["action_plan"] = joined(plans).model_dump(mode="json")
-            plans.append(await session.ask(Phase.ACTION_SEQUENCE, told, PlanningReply, read, repairs=REPAIRS))
-        return joined(plans)
+        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced."""
+        return await sequence(self._session, task)
 
     async def reflect(self, task: Task) -> JsonObject:
         """Whether the goal was achieved; where nobody can tell, that is what comes of it (E5)."""
@@ -173,35 +122,6 @@ class Making:
         except (LLMError, BudgetExceeded, PlanningFailed) as error:
             return {"not_judged": str(error)}
         return reply.model_dump(mode="json")
-
-    def _decomposition(self, task: Task) -> TaskDecomposition:
-        """The subtasks that actions are planned for: those of the plan, unless they were made anew."""
-        session, plan = self._session, self._session.state.plan
-        keeps = plan is not None and keeps_finished(_target(task))
-        found = plan.decomposition if plan is not None and keeps else session.output(Phase.TASK_DECOMPOSITION)
-        told = {name: value for name, value in found.items() if name != CANNOT}
-        return TaskDecomposition.model_validate(told, strict=False)
-
-    def _finished(self, task: Task) -> dict[str, str]:
-        plans = [plan for plan in self._session.state.plans if plan.task != task.id]
-        earlier = {name: live for plan in plans for name, live in plan.tasks.items()}
-        return finished_tasks(self._session.run.live, earlier, _target(task))
-
-    def _problems(self, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]) -> list[str]:
-        session, tools = self._session, self._session.tools
-        most = session.settings.max_subtasks + len(finished)
-        problems = problems_of(
-            subtasks,
-            planned,
-            tools=tools.values(),
-            max_subtasks=most,
-            finished=finished,
-            resources=session.run.live.pool.capacity,
-        )
-        if problems or not session.complete:
-            return list(map(str, problems))
-        lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
-        return [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
 
     # What follows
 
@@ -267,7 +187,7 @@ class Making:
         session, state = self._session, self._session.state
         if any(about(entry.task).get("by") == task.id for entry in session.run.live):
             return  # they were, before the run was interrupted
-        number, finished = 1 + sum(plan.task != task.id for plan in state.plans), self._finished(task)
+        number, finished = 1 + sum(plan.task != task.id for plan in state.plans), finished_before(session, task)
         action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
         subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
         prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
@@ -343,41 +263,6 @@ def reason_of(decision: ReplanDecision) -> str:
     """Why something is done again, for whoever does it."""
     parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
     return " | ".join(part for part in parts if part) or str(decision.replan_type)
-
-
-def _target(task: Task) -> Phase:
-    return Phase(str(about(task).get("target", Phase.GOAL_UNDERSTANDING)))
-
-
-def _planned(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:
-    return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
-
-
-def _actions(text: str) -> ActionPlan:
-    found = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
-    if found is None:
-        raise LLMReplyInvalid("expected an action plan")
-    return found
-
-
-def _revision(text: str) -> ActionPlan:
-    found = parse_reply(text, ReflectionReply).plan_revision
-    if found is None:
-        raise LLMReplyInvalid("expected 'plan_revision' with an updated action plan")
-    return found.updated_action_plan
-
-
-def _without(planned: ActionPlan, finished: Mapping[str, str]) -> ActionPlan:
-    """A plan without what is done already.
-
-    Raises:
-        LLMReplyInvalid: nothing would be left.
-    """
-    actions = tuple(action for action in planned.actions if action.task_id not in finished)
-    order = tuple(name for name in planned.execution_order if name not in finished)
-    if not actions:
-        raise LLMReplyInvalid("every task of this plan is done already; plan what is to be done instead of what failed")
-    return planned.model_copy(update={"actions": actions, "execution_order": order})
 
 
 def _bodies(task: Task) -> tuple[Task, ...]:

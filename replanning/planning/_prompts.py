@@ -7,6 +7,7 @@ cut at their end, which is marked as well. Secrets are taken out before anything
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -16,13 +17,12 @@ from typing import TYPE_CHECKING, Final
 from replanning._plan import JsonObject, JsonValue, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._quoting import DataSection, encoded, fitted, trimmed
+from replanning.planning._asked_for import asked, open_types_in_words
 from replanning.planning._building import parameters_of
-from replanning.planning._limits import Cause, Counts, Limits
-from replanning.planning._phases import LEVELS, TARGETS, Phase, ReplanType
+from replanning.planning._phases import Phase
 
 if TYPE_CHECKING:
     from replanning.planning._manager import DecisionRequest
-    from replanning.planning._replan_records import DecisionRecord
 
 SIZE: Final = 24_000
 """Characters of a prompt, if nothing else is said."""
@@ -117,6 +117,12 @@ _MOST: Final = 200
 _PLAIN: Final = 1500
 """Characters of a value; some may have more."""
 
+_MOST_PARTS: Final = 100
+"""Lists and objects in a value that is written without looking at how deep it goes."""
+_MOST_LINES: Final = 2000
+"""Lines that are remembered."""
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 _BEFORE: Final = frozenset({"comments", "repository", "earlier_runs"})
 _LEFT_OUT: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -181,6 +187,7 @@ class ReplanPromptBuilder:
         self._settings = settings or PlanningSettings()
         self._size = size
         self._clean = clean
+        self._lines: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<ReplanPromptBuilder {self._settings.strategy}, {len(self.tools)} tools, {self._size} characters>"
@@ -251,8 +258,11 @@ class ReplanPromptBuilder:
 
     def decision(self, request: DecisionRequest) -> str:
         """Asks whether to replan after a phase; with `refused` for another way, with `problem` for a usable reply."""
-        given = {**request.given, **_asked(request)}
-        slots = {"types": _types(request.open), "refused": self._templates["refused"] if request.refused else ""}
+        given = {**request.given, **asked(request, most=_MOST)}
+        slots = {
+            "types": open_types_in_words(request.open),
+            "refused": self._templates["refused"] if request.refused else "",
+        }
         slots["refused"] = f"\n{slots['refused']}" if slots["refused"] else ""
         end = [self._templates[f"decide_{request.phase}"], _filled(self._templates["decision"], slots)]
         return self._written(given, end)
@@ -292,9 +302,25 @@ class ReplanPromptBuilder:
         for each in kept:
             if left <= 0:
                 break
-            lines.append(encoded(trimmed(self._clean(trimmed(each, 8 * room)), room)))
+            lines.append(self._line(each, room))
             left -= len(lines[-1]) + 1
         return DataSection(kind, lines, left_out=len(values) - len(lines))
+
+    def _line(self, value: JsonValue, room: int) -> str:
+        """A value as a line; of what stays the same from prompt to prompt, such as a plan, it is remembered."""
+        try:
+            text = _JSON.encode(value)
+        except (ValueError, RecursionError):  # a number that is none, or one or a nesting that is too large
+            text = ""
+        if text and len(text) <= room and text.count("[") + text.count("{") <= _MOST_PARTS:
+            line = self._lines.get(text)
+            if line is None:
+                if len(self._lines) >= _MOST_LINES:
+                    self._lines.clear()
+                line = self._lines[text] = encoded(self._clean(value))
+            if len(line) <= room:
+                return line
+        return encoded(trimmed(self._clean(trimmed(value, 8 * room)), room))
 
 
 def _values(value: JsonValue) -> list[JsonValue]:
@@ -309,61 +335,6 @@ def _values(value: JsonValue) -> list[JsonValue]:
 
 def _filled(template: str, slots: Mapping[str, str]) -> str:
     return _SLOT.sub(lambda match: slots[match[1]], template)
-
-
-def _asked(request: DecisionRequest) -> JsonObject:
-    """What a decision adds to what its phase came to: the phase, what is left, what was decided before, and what failed."""
-    cause = request.cause
-    about = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
-    asked: JsonObject = {
-        "phase": request.phase.value,
-        "limits": _left(request.limits, request.counts),
-        "replans": [_decided(record) for record in request.earlier[-_MOST:]],
-    }
-    if cause != Cause():
-        asked["cause"] = {key: value for key, value in about.items() if value}
-    if request.refused:
-        asked["refused"] = request.refused
-    if request.problem:
-        asked["rejected"] = [{"reply": request.reply, "problem": request.problem}]
-    return asked
-
-
-def _left(limits: Limits, counts: Counts) -> JsonObject:
-    """How often was replanned, of how often may be."""
-    pairs = {name: (getattr(counts, name), getattr(limits, name)) for name in _COUNTED}
-    told: JsonObject = {name: {"used": used, "of": most} for name, (used, most) in pairs.items()}
-    return told
-
-
-_COUNTED: Final = ("total", "clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions")
-
-
-def _decided(record: DecisionRecord) -> JsonObject:
-    said = record.llm_decision or {}
-    told: JsonObject = {
-        "replan": record.replan_id,
-        "phase": record.phase.value,
-        "type": record.replan_type.value,
-        "confidence": record.confidence,
-        "reasoning": said.get("reasoning"),
-        "issues": said.get("issues_found"),
-        "executed": record.executed,
-        "result": record.result,
-        "overridden": record.override_reason,
-        "because": record.reason,
-        "error": record.error,
-    }
-    return {key: value for key, value in told.items() if value not in (None, "", [])}
-
-
-def _types(kinds: Sequence[ReplanType]) -> str:
-    """The kinds of replans that are open, with their levels and where each returns to."""
-    lines = ['- "none": go on (`replan_needed` false)']
-    for kind in kinds:
-        for level, target in TARGETS[kind].items():
-            lines.append(f'- "{kind}", level {level}, target "{target}": {LEVELS[level]}')
-    return "\n".join(lines)
 
 
 def _tool(tool: ToolSpec) -> JsonObject:

@@ -25,16 +25,16 @@ from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
-from replanning.planning._standing import Standing
+from replanning.planning._standing import Standing, executed, finished
 from replanning.planning._state import Held, PlanningState, Why
-from replanning.planning._steps import about, is_action, is_done, is_loop, phase_of
+from replanning.planning._steps import about, is_loop, phase_of
 from replanning.planning._templates import prompt_templates
 
 REPAIRS: Final = 3
 """How often a model is told what is wrong with a plan before that is given up (E2)."""
 
 _LONGEST: Final = 2_000
-"""Characters of an output or error that a model gets to see."""
+"""Characters of a reply that a model gets to see again."""
 
 Answer = TypeVar("Answer")
 
@@ -162,7 +162,7 @@ class Session:
             "action_plan": state.plan.action_plan if state.plan is not None else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": about(task).get("reason", "") if task is not None else "",
-            "executed": self.progress(),
+            "executed": executed(self.run.live, state),
             **self._standing.told(self.run.live, state),
         }
         return {name: value for name, value in given.items() if value}
@@ -175,30 +175,6 @@ class Session:
     def _see_tools(self) -> None:
         """Tell the model which tools are available now."""
         self.prompts.tools = tuple(self.available().values())
-
-    def progress(self) -> list[JsonValue]:
-        """The actions so far, with what came of them."""
-        live, state = self.run.live, self.state
-        found: list[JsonValue] = []
-        for entry in live:
-            if is_action(entry.task) and not entry.removed:
-                one: JsonObject = {
-                    "task": state.name_of(entry.id),
-                    "tool": entry.task.tool or str(about(entry.task).get("tool", "")),
-                    "state": entry.state.value,
-                }
-                if entry.output is not None:
-                    one["output"] = _brief(entry.output)
-                if entry.failure is not None:
-                    one["error"] = _brief(entry.failure.message)
-                found.append(one)
-        return found
-
-    def finished(self) -> tuple[int, int]:
-        """How many actions are done, and how many have failed and were not made good."""
-        entries = [entry for entry in self.run.live if is_action(entry.task) and entry.parent is None]
-        done = sum(is_done(self.run.live, entry) for entry in entries)
-        return done, sum(e.failure is not None and not is_done(self.run.live, e) for e in entries)
 
     # What a person must decide
 
@@ -253,7 +229,7 @@ class Session:
 
     def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:
         """Put on record that a person must look after this, and where things stand (J36)."""
-        done, failed = self.finished()
+        done, failed = finished(self.run.live)
         counts = self.manager.counts
         summary = InterventionSummary(
             goal_achieved=False,
@@ -308,8 +284,3 @@ class Session:
 
 async def _nothing(decision: ReplanDecision) -> None:
     """What is done where the engine changes the plan."""
-
-
-def _brief(value: JsonValue) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [... {len(text) - _LONGEST} characters left out]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
@@ -10,6 +12,9 @@ from replanning._records import Record
 from replanning._states import WAITING, TaskState
 from replanning.planning._state import PlanningState
 from replanning.planning._steps import about, is_action, is_done
+
+_LONGEST: Final = 2_000
+"""Characters of an output or error that a model gets to see."""
 
 
 class Standing:
@@ -38,7 +43,8 @@ class Standing:
 
     def told(self, live: LivePlan, state: PlanningState) -> JsonObject:
         """What models are told, under the names of the prompts; nothing of what there is nothing of."""
-        planned = {name: live.entry(TaskId(task)) for name, task in (state.plan.tasks if state.plan else {}).items()}
+        tasks = state.plan.tasks if state.plan is not None else {}
+        planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
         entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
         open_states = (*WAITING, TaskState.RUNNING)
         remaining: list[JsonValue] = [
@@ -57,3 +63,33 @@ class Standing:
             "errors_in_a_row": self._in_a_row,
         }
         return {"progress": progress if entries else {}, "remaining": remaining, "tool_status": down}
+
+
+def executed(live: LivePlan, state: PlanningState) -> list[JsonValue]:
+    """The actions so far, with what came of them."""
+    found: list[JsonValue] = []
+    for entry in live:
+        if is_action(entry.task) and not entry.removed:
+            one: JsonObject = {
+                "task": state.name_of(entry.id),
+                "tool": entry.task.tool or str(about(entry.task).get("tool", "")),
+                "state": entry.state.value,
+            }
+            if entry.output is not None:
+                one["output"] = _brief(entry.output)
+            if entry.failure is not None:
+                one["error"] = _brief(entry.failure.message)
+            found.append(one)
+    return found
+
+
+def finished(live: LivePlan) -> tuple[int, int]:
+    """How many actions are done, and how many have failed and were not made good."""
+    entries = [entry for entry in live if is_action(entry.task) and entry.parent is None]
+    done = sum(is_done(live, entry) for entry in entries)
+    return done, sum(entry.failure is not None and not is_done(live, entry) for entry in entries)
+
+
+def _brief(value: JsonValue) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [... {len(text) - _LONGEST} characters left out]"

@@ -1,0 +1,143 @@
+"""Plans the actions: which tool does which subtask, in one answer or, where there are many, in several (J4, J38)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from replanning._errors import LLMReplyInvalid
+from replanning._plan import JsonObject, Task
+from replanning.planning._building import missing_arguments, problems_of, revised
+from replanning.planning._dividing import CANNOT
+from replanning.planning._outputs import (
+    ActionPlan,
+    PlanningReply,
+    ReflectionReply,
+    TaskDecomposition,
+    parse_planning,
+    parse_reply,
+)
+from replanning.planning._parts import joined, parts_of, within
+from replanning.planning._phases import Phase, keeps_finished
+from replanning.planning._prompts import PART
+from replanning.planning._session import REPAIRS, Session
+from replanning.planning._steps import about, finished_tasks
+
+
+async def sequence(session: Session, task: Task) -> JsonObject:
+    """The actions, which fit subtasks and tools, and bring something new where a plan is replaced.
+
+    Where there are many subtasks, the actions are asked for in parts (J38).
+    """
+    decomposition, finished = _decomposition(session, task), finished_before(session, task)
+    parts = parts_of(decomposition, finished=finished)
+    given = session.basis(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
+    if len(parts) > 1:
+        return _planned(await _in_parts(session, parts, decomposition, finished, given), decomposition)
+    revises = _target(task) is Phase.EXECUTION and session.state.plan is not None
+
+    def read(text: str) -> JsonObject:
+        planned = _without(_revision(text) if revises else _actions(text), finished)
+        subtasks = revised(decomposition, planned, finished) if revises else decomposition
+        if problems := _problems(session, planned, subtasks, finished):
+            raise LLMReplyInvalid("; ".join(problems))
+        return _planned(planned, subtasks)
+
+    if revises:
+        return await session.ask("revision", given, ReflectionReply, read, repairs=REPAIRS)
+    return await session.ask(Phase.ACTION_SEQUENCE, given, PlanningReply, read, repairs=REPAIRS)
+
+
+async def _in_parts(
+    session: Session,
+    parts: Sequence[Sequence[str]],
+    decomposition: TaskDecomposition,
+    finished: Mapping[str, str],
+    given: JsonObject,
+) -> ActionPlan:
+    """The actions of one part of the subtasks after another; the model sees what it has planned so far."""
+    plans, names = list[ActionPlan](), set(finished)
+    for part in parts:
+        names.update(part)
+        subtasks = within(decomposition, names)
+
+        def read(text: str, subtasks: TaskDecomposition = subtasks) -> ActionPlan:
+            planned = _without(_actions(text), finished)
+            if problems := _problems(session, joined([*plans, planned]), subtasks, finished):
+                raise LLMReplyInvalid("; ".join(problems))
+            return planned
+
+        told: JsonObject = {**given, PART: list(part)}
+        if plans:
+            told["action_plan"] = joined(plans).model_dump(mode="json")
+        plans.append(await session.ask(Phase.ACTION_SEQUENCE, told, PlanningReply, read, repairs=REPAIRS))
+    return joined(plans)
+
+
+def _decomposition(session: Session, task: Task) -> TaskDecomposition:
+    """The subtasks that actions are planned for: those of the plan, unless they were made anew."""
+    plan = session.state.plan
+    keeps = plan is not None and keeps_finished(_target(task))
+    found = plan.decomposition if plan is not None and keeps else session.output(Phase.TASK_DECOMPOSITION)
+    told = {name: value for name, value in found.items() if name != CANNOT}
+    return TaskDecomposition.model_validate(told, strict=False)
+
+
+def finished_before(session: Session, task: Task) -> dict[str, str]:
+    """The live tasks of subtasks that a plan need not do again, by the names of the subtasks."""
+    plans = [plan for plan in session.state.plans if plan.task != task.id]
+    earlier = {name: live for plan in plans for name, live in plan.tasks.items()}
+    return finished_tasks(session.run.live, earlier, _target(task))
+
+
+def _problems(
+    session: Session, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]
+) -> list[str]:
+    tools = session.tools
+    most = session.settings.max_subtasks + len(finished)
+    problems = problems_of(
+        subtasks,
+        planned,
+        tools=tools.values(),
+        max_subtasks=most,
+        finished=finished,
+        resources=session.run.live.pool.capacity,
+    )
+    if problems or not session.complete:
+        return list(map(str, problems))
+    lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
+    return [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
+
+
+def _planned(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:
+    return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
+
+
+def _actions(text: str) -> ActionPlan:
+    found = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
+    if found is None:
+        raise LLMReplyInvalid("expected an action plan")
+    return found
+
+
+def _revision(text: str) -> ActionPlan:
+    found = parse_reply(text, ReflectionReply).plan_revision
+    if found is None:
+        raise LLMReplyInvalid("expected 'plan_revision' with an updated action plan")
+    return found.updated_action_plan
+
+
+def _target(task: Task) -> Phase:
+    return Phase(str(about(task).get("target", Phase.GOAL_UNDERSTANDING)))
+
+
+def _without(planned: ActionPlan, finished: Mapping[str, str]) -> ActionPlan:
+    """A plan without what is done already.
+
+    Raises:
+        LLMReplyInvalid: nothing would be left.
+    """
+    actions = tuple(action for action in planned.actions if action.task_id not in finished)
+    order = tuple(name for name in planned.execution_order if name not in finished)
+    if not actions:
+        raise LLMReplyInvalid("every task of this plan is done already; plan what is to be done instead of what failed")
+    return planned.model_copy(update={"actions": actions, "execution_order": order})
