@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from replanning.events import (
     Record,
 )
 from replanning.history import SqliteStore
-from replanning.planning import PlanningState
+from replanning.planning import PlanningHistoryStore, PlanningState
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, broken_promises
 from tests.coding_parts import Coder, repository
 from tests.crash import PATIENCE, ROOT, RUN, journal, text
@@ -150,6 +151,7 @@ class Campaign:
                 said = self._live(folder, server, sniper, kills=kills)
                 records = journal("sqlite", folder)
                 check(records, before)
+                check_told(folder)
                 before = records
                 if said is None:
                     kills, self.kills = kills - 1, self.kills + 1
@@ -222,6 +224,19 @@ def check(records: Sequence[Record], before: Sequence[Record]) -> None:
     assert done.isdisjoint(begun), f"done, and begun again: {done & set(begun)}"
 
 
+def check_told(folder: Path) -> None:
+    """No notice is posted twice, there is one checklist, and no line of the history is written twice."""
+    told = folder / "notices.md"
+    marks = Counter(_MARK.findall(told.read_text(encoding="utf-8")) if told.exists() else ())
+    assert set(marks.values()) <= {1}, f"posted twice: {marks}"
+    written = folder / "planning_history" / f"{RUN}.jsonl"
+    lines = written.read_bytes().splitlines() if written.exists() else []
+    whole = [json.loads(line) for line in lines[:-1]]  # the last may be torn
+    kept = [(line["seq"], line["type"]) for line in whole]
+    assert len(kept) == len(set(kept)), f"kept twice: {kept}"
+
+
+_MARK: Final = re.compile(r"<!-- replanning (notice=\S+ run=\S+ about=\S*) -->")
 _COUNTED: Final = ("considered", "total", "clarifications", "redecompositions", "partial_replans", "plan_revisions")
 
 
@@ -236,6 +251,22 @@ def story(records: Sequence[Record]) -> dict[str, object]:
         "clarifications": state.counts.clarifications,
         "completion": state.completion,
     }
+
+
+def told(folder: Path) -> list[str]:
+    """What people were told of in the end, without replans of the kind that each kill may cause."""
+    text = (folder / "notices.md").read_text(encoding="utf-8")
+    posts = re.split(r"^<!-- comment .* -->$", text, flags=re.MULTILINE)
+    return sorted(title for post in posts for title in _TITLE.findall(post) if "retry" not in post)
+
+
+_TITLE: Final = re.compile(r"^## .*", re.MULTILINE)
+
+
+def kept(folder: Path) -> list[str]:
+    """What is kept of plans in the end."""
+    lines = PlanningHistoryStore(folder / "planning_history", task_uuid=RUN).entries()
+    return [str(line["type"]) for line in lines if line["type"] in ("plan", "revision", "completion")]
 
 
 def retries(records: Sequence[Record]) -> tuple[int, int]:

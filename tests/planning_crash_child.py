@@ -17,8 +17,9 @@ from pathlib import Path
 import anyio
 
 from replanning import Plan, RunResult, Settings
+from replanning.exporters.notices import FileNotifier
 from replanning.interfaces import RunStore
-from replanning.planning import PlanningCoordinator
+from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import replay_differences
 from replanning.tools import ToolExecutor
@@ -43,7 +44,19 @@ async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, lis
     specs = tools(folder)
     plan = Plan.model_validate({"goal": {"objective": OBJECTIVE}, "tools": specs})
     async with OpenAIProvider() as model, ToolExecutor(plan) as work:
-        planning = PlanningCoordinator(settings(), model, specs, OBJECTIVE, work=work, store=store, patient=False)
+        planning = PlanningCoordinator(
+            settings(),
+            model,
+            specs,
+            OBJECTIVE,
+            work=work,
+            store=store,
+            exporters=[
+                FileNotifier(folder.with_name("notices.md")),
+                PlanningHistoryExporter(PlanningHistoryStore(folder.with_name("planning_history"))),
+            ],
+            patient=False,
+        )
         await planning.execute_with_planning(run)
         await planning.engine.aclose()
     assert planning.run is not None

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.coding_parts import RIGHT
-from tests.planning_crash import KILLS_PER_RUN, Campaign, charged, retries, story
+from tests.planning_crash import KILLS_PER_RUN, Campaign, charged, kept, retries, story, told
 
 KILLS = 20
 
@@ -26,6 +26,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         said, records = campaign.play(name, min(KILLS_PER_RUN, KILLS - campaign.kills))
         assert (said["status"], said["reason"], said["differences"]) == ("succeeded", undisturbed["reason"], [])
         assert story(records) == story_of(expected, tmp_path / name)
+        assert told(tmp_path / name) == told(tmp_path / "undisturbed")
+        assert kept(tmp_path / name) == ["plan", "revision", "completion"]
         followed, failed = retries(records)
         assert followed == failed
         assert said["calls"] == charged(records)
