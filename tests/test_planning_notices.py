@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,7 +25,15 @@ from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifie
 from replanning.history import MemoryStore
 from replanning.interfaces import Exporter, JsonObject, JsonValue, RunId, Surroundings
 from replanning.planning import PlanningCoordinator
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import (
+    LLMRequest,
+    LLMServerReply,
+    ScriptedLLM,
+    ScriptedLLMServer,
+    VirtualClock,
+    virtual_environment,
+)
+from tests.cli_parts import cli
 from tests.notice_parts import Issue, read
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, go_on, replan, revision
 from tests.resume_parts import cut
@@ -278,7 +290,7 @@ def read_text(text: str) -> str:
 
 def test_a_notice_is_never_too_long() -> None:
     """However much a model writes, a notice fits into a comment, and keeps its mark."""
-    much = ["<&" * 9_000] * 100
+    much: list[JsonValue] = ["<&" * 9_000] * 100
     decision = replan("partial_replan", issues_found=much, recommended_actions=much)
     body = the([replanned(decision, result="failure", error="`" * 9_000)], NoticeKind.FAILED)
     assert len(body) <= MAX_BODY
@@ -587,9 +599,6 @@ async def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
 @example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
 def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
     """Whatever comments say, a file has as many as were written, under their ids."""
-    import tempfile
-
-    import anyio
 
     async def written(path: Path) -> list[str]:
         forge = FileForge(path)
@@ -645,3 +654,73 @@ async def test_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     engine = ReplanningEngine([], exporters=[name], environment=Environment())
     assert [exporter.name for exporter in engine.exporters] == [name]
     await engine.aclose()
+
+
+# On the command line
+
+TOOL = (
+    "tools: [{name: write, kind: shell, parameters: {text: string}, command: 'if test -e again; then echo {text}; else"
+    " touch again; kill -9 $PPID; fi'}]"
+)
+"""Ends the program that uses it for the first time, as nothing else could."""
+
+SHORT: Replies = {
+    "task_decomposition": {"subtasks": [{"id": "write", "description": "Write to @everybody"}]},
+    "action_sequence": {"actions": [action("write", "write")]},
+    "decision:execution": (replan("retry"), go_on()),
+}
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """A program that is killed in the middle is resumed: file and console tell everything once, and the box is ticked."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    model = Model(SHORT)
+
+    def service(request: LLMRequest) -> LLMServerReply:
+        return json.dumps(model(request.prompt))
+
+    told = ("--notify", "notices.md", "--notify", "console")
+    with ScriptedLLMServer(service) as server:
+        wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
+        killed = cli(tmp_path, "solve", *wanted, *told, **server.environ())
+        before = await FileForge(tmp_path / "notices.md").comments()
+        resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
+        asked = cli(tmp_path, *resume, **server.environ())
+        approved = cli(tmp_path, "approve", "r.q1")
+        again = cli(tmp_path, *resume, **server.environ())
+
+    after = anyio.run(FileForge(tmp_path / "notices.md").comments)
+    codes = [one.returncode for one in (killed, asked, approved, again)]
+    assert codes == [-signal.SIGKILL, 4, 0, 0], asked.stderr + again.stderr
+    assert [read(one.body).ticks for one in before] == [(False,)]
+    assert [found.kind for one in after if (found := marker_of(one.body))] == [
+        "checklist",
+        "decided",
+        "started",
+        "done",
+        "question",
+    ]
+    assert read(after[0].body).ticks == (True,)
+    assert (read(after[0].body).calls, after[0].id) == ((), before[0].id)
+    assert killed.stderr.splitlines() == ["📋 Progress: 0/1 (0%) complete"]
+    assert "🙋 Decision Needed: task 'write'" in asked.stderr
+    assert again.stderr.splitlines()[0] == "📋 Progress: 1/1 (100%) complete"
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("github", "github=owner/repo#12"),
+        ("gitlab=", "gitlab=group/project#12"),
+        (" ", "name a file"),
+        ("github=x", "x"),
+    ],
+)
+def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
+    """A target that names nothing is refused before anything is run, with an example of what would do."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
+    done = cli(tmp_path, "solve", *wanted, "--notify", target, OPENAI_API_KEY="sk-none-of-this-is-used")
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
