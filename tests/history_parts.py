@@ -16,6 +16,7 @@ from tests.resume_parts import RUN
 
 ISSUE = "owner/repo#12"
 DAY = 86_400.0
+NOW = 2_000_000_000.0
 
 
 def solving(
@@ -104,3 +105,13 @@ class Freeing(Desk):
         if task.tool == self._tool:
             self._room()
         return await super().__call__(task, context)
+
+
+def store_at(folder: Path, at: float = NOW, task: str | None = None) -> PlanningHistoryStore:
+    """A history as seen at some time."""
+    return PlanningHistoryStore(folder, task_uuid=task, environment=virtual_environment(clock=VirtualClock(at)))
+
+
+def tasks_of(store: PlanningHistoryStore, issue: str) -> list[str]:
+    """The tasks of an issue, in order."""
+    return [str(one["task_uuid"]) for one in store.get_past_executions_for_issue(issue)]

@@ -1,4 +1,4 @@
-"""The files of the planning history: what is saved and found again, among processes, after crashes, and when it is old."""
+"""The files of the planning history: what is saved and found again, among processes and after crashes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import SettingsError, StoreError
+from replanning.history import SqliteStore
 from replanning.interfaces import JsonObject
-from replanning.planning import PlanningHistoryStore, Reflection
-from replanning.testing import VirtualClock, virtual_environment
-from tests.history_parts import DAY, ISSUE, in_order, saved, solved, written
-from tests.planning_parts import Model, go_on
+from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, Reflection
+from tests.history_parts import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
+from tests.planning_parts import Model, replan
 from tests.resume_parts import RUN
 
-NOW = 2_000_000_000.0
 PLAN: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}]}
 OTHER: JsonObject = {"actions": [{"task_id": "write", "tool": "shout"}]}
 REVISION: JsonObject = {"plan_revision": {"reason": "it is too quiet", "changes": ["shout"]}}
-
-
-def store_at(folder: Path, at: float = NOW, task: str | None = None) -> PlanningHistoryStore:
-    """A history as seen at some time."""
-    return PlanningHistoryStore(folder, task_uuid=task, environment=virtual_environment(clock=VirtualClock(at)))
-
-
-def tasks_of(store: PlanningHistoryStore, issue: str) -> list[str]:
-    """The tasks of an issue, in order."""
-    return [str(one["task_uuid"]) for one in store.get_past_executions_for_issue(issue)]
 
 
 # Saving and finding again
@@ -255,6 +246,39 @@ def test_f9_killed_while_writing(tmp_path: Path) -> None:
     assert tasks_of(store_at(tmp_path), ISSUE) == ["t"]
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import anyio
+from replanning.history import SqliteStore
+from tests.history_parts import Freeing, solved
+from tests.planning_parts import Model, replan
+
+async def main(folder):
+    desk = Freeing("post", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    await solved(Model(), folder / "history", desk=desk, store=SqliteStore(folder / "runs.db"))
+
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.anyio
+async def test_f9_a_killed_run_is_made_whole(tmp_path: Path) -> None:
+    """A run whose process was killed, and whose file was torn at that, has all its lines once it is taken up again."""
+    root, file = Path(__file__).parents[1], tmp_path / "history" / f"{RUN}.jsonl"
+    killed = await anyio.run_process([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 2 // 3])
+
+    with closing(SqliteStore(tmp_path / "runs.db")) as store:
+        model = Model({"decision:execution": replan("retry")})
+        planning = await solved(model, tmp_path / "history", store=store, start=1_700_000_100.0)
+        PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "fresh"), journal=store).catch_up(RUN)
+    assert planning.result.status == "needs_human"  # nobody knows what the tool did
+    assert PlanningHistoryStore(tmp_path / "history").entries(RUN) == in_order(written(tmp_path / "fresh"))
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
@@ -264,7 +288,7 @@ from replanning.history import MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
 from tests.history_parts import Freeing, in_order, solved, written
 from tests.resume_parts import RUN
-from tests.planning_parts import Model
+from tests.planning_parts import Model, replan
 
 folder, store = Path(sys.argv[1]), MemoryStore()
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -298,107 +322,6 @@ def test_f9_a_full_disk_in_the_middle(tmp_path: Path) -> None:
     assert status == "succeeded 4"
     assert troubles.count("raise the limit on the size of files") == 1
     assert same == "True"
-
-
-# Keeping tidy
-
-
-def test_f10_finished_tasks_are_archived(tmp_path: Path) -> None:
-    """Tasks that were finished longer ago than is kept go into the archive as they are; later ones and open ones stay."""
-    folder, archive = tmp_path / "history", tmp_path / "old" / "archive"
-    saved(folder, "old", ISSUE, NOW - 91 * DAY)
-    saved(folder, "young", ISSUE, NOW - 89 * DAY)
-    saved(folder, "open", ISSUE, NOW - 999 * DAY, done=False)
-    content = (folder / "old.jsonl").read_bytes()
-    history = store_at(folder)
-
-    wanted = history.prune(90, archive, dry_run=True)
-    assert (folder / "old.jsonl").exists()
-    assert not archive.exists()
-    pruned = history.prune(90, archive)
-    assert pruned == wanted
-    assert [(one.task_uuid, one.issue_id, one.archived) for one in pruned] == [
-        ("old", ISSUE, str(archive / "old.jsonl"))
-    ]
-    assert (archive / "old.jsonl").read_bytes() == content
-    assert not (folder / "old.jsonl").exists()
-    assert tasks_of(history, ISSUE) == ["open", "young"]
-    assert b'"old"' not in (folder / ".index.jsonl").read_bytes()
-    assert history.prune(90, archive) == []
-
-
-def test_f10_without_an_archive_they_are_removed(tmp_path: Path) -> None:
-    """Where no archive is named, the files of tasks that were finished long ago are removed, and no others."""
-    saved(tmp_path, "old", ISSUE, NOW - 91 * DAY)
-    saved(tmp_path, "open", ISSUE, NOW - 91 * DAY, done=False)
-    (one,) = store_at(tmp_path).prune()
-    assert (one.task_uuid, one.archived) == ("old", "")
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl"]
-
-
-def test_f10_what_goes_on_is_not_finished(tmp_path: Path) -> None:
-    """A task that was finished and then went on is open; one that was only reflected upon afterwards is not."""
-    for task in ("resumed", "praised"):
-        saved(tmp_path, task, ISSUE, NOW - 91 * DAY)
-    store_at(tmp_path, NOW - 91 * DAY, "resumed").save_execution({"event": "resumed"})
-    store_at(tmp_path, NOW - 91 * DAY, "praised").save_reflection({"feedback": "well done"})
-    assert [one.task_uuid for one in store_at(tmp_path).prune()] == ["praised"]
-
-
-def test_f10_what_is_written_to_stays(tmp_path: Path) -> None:
-    """A file that was written to after it was found to be old stays where it is, with what was written."""
-    history = saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
-    _, mark = history.files.last_completion("t")
-    history.save_execution({"event": "resumed"})
-    assert history.files.take_away("t", mark, None) is None
-    assert history.entries()[-1]["event"] == "resumed"
-
-
-def test_f10_an_archive_keeps_what_it_has(tmp_path: Path) -> None:
-    """A task that comes into the archive again gets another name there; nothing in an archive is overwritten."""
-    folder, archive = tmp_path / "history", tmp_path / "archive"
-    contents = []
-    for at in (NOW - 300 * DAY, NOW - 200 * DAY):
-        saved(folder, "t", ISSUE, at)
-        contents.append((folder / "t.jsonl").read_bytes())
-        store_at(folder).prune(90, archive)
-    assert [(archive / name).read_bytes() for name in ("t.jsonl", "t.2.jsonl")] == contents
-
-
-def test_f10_onto_another_disk(tmp_path: Path) -> None:
-    """An archive on another disk gets whole files, and no others."""
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system at /dev/shm")
-    archive = other / f"replanning-{os.getpid()}-{tmp_path.name}"
-    saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
-    content = (tmp_path / "t.jsonl").read_bytes()
-    try:
-        store_at(tmp_path).prune(90, archive)
-        assert {path.name: path.read_bytes() for path in archive.iterdir()} == {"t.jsonl": content}
-        assert not (tmp_path / "t.jsonl").exists()
-    finally:
-        for path in archive.glob("*"):
-            path.unlink()
-        archive.rmdir()
-
-
-def test_f10_the_archive_is_another_folder(tmp_path: Path) -> None:
-    """An archive that is the history itself is refused before anything is moved."""
-    saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
-    with pytest.raises(SettingsError, match="name another folder"):
-        store_at(tmp_path).prune(90, tmp_path / "." / "x" / "..")
-    assert (tmp_path / "t.jsonl").exists()
-
-
-@pytest.mark.anyio
-async def test_f10_runs_are_finished_when_they_end(tmp_path: Path) -> None:
-    """A run of a coordinator that has ended is finished, one that waits for a person is not."""
-    await solved(Model(), tmp_path, run="ended", start=NOW)
-    unsure = {"decision:action_sequence": go_on(replan_needed=True, replan_type="action_regeneration", confidence=0.4)}
-    waits = await solved(Model(unsure), tmp_path, run="waits", start=NOW)
-    assert waits.result.status == "needs_human"
-    assert [one.task_uuid for one in store_at(tmp_path, NOW + 91 * DAY).prune()] == ["ended"]
 
 
 @pytest.mark.anyio
