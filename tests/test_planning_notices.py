@@ -683,7 +683,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
     with ScriptedLLMServer(service) as server:
         wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
         killed = cli(tmp_path, "solve", *wanted, *told, **server.environ())
-        before = await FileForge(tmp_path / "notices.md").comments()
+        before = anyio.run(FileForge(tmp_path / "notices.md").comments)
         resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
         asked = cli(tmp_path, *resume, **server.environ())
         approved = cli(tmp_path, "approve", "r.q1")
