@@ -45,6 +45,7 @@ class _Connection:
 
     line: Line
     client: Client | None = None
+    calls: int = 0
     reason: str = ""
     settled: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
@@ -98,14 +99,17 @@ class McpSession:
 
     async def keep(self) -> None:
         """Keep the server alive, once somebody wants it, until it is closed or given up. Runs in a task of its own."""
-        with self._scope:
-            await self._wanted.wait()
-            while not self._closing and self._starts <= RESTARTS:
-                if self._starts > 1:  # the first time that it ends it is started again at once
-                    await self._clock.sleep(2.0 ** (self._starts - 2))
-                self._starts += 1
-                await self._once(self._connection)
-            self.reason += "" if self._closing else f"; it was given up after {RESTARTS} more tries"
+        try:
+            with self._scope:
+                await self._wanted.wait()
+                while not self._closing and self._starts <= RESTARTS:
+                    if self._starts > 1:  # the first time that it ends it is started again at once
+                        await self._clock.sleep(2.0 ** (self._starts - 2))
+                    self._starts += 1
+                    await self._once(self._connection)
+                self.reason += "" if self._closing else f"; it was given up after {RESTARTS} more tries"
+        finally:
+            self._connection.settled.set()
 
     def close(self) -> None:
         """Have it end, in order where it is connected."""
@@ -133,17 +137,23 @@ class McpSession:
         connection = self._connection
         if connection.client is None:
             raise ServerGone(self.reason, reached=False)
-        outcome = await _asked(connection, tool, arguments)
+        lost, connection.calls = False, connection.calls + 1
+        try:
+            outcome = await _asked(connection, tool, arguments)
+            lost = connection.over.is_set() or _is_loss(outcome)
+        finally:
+            connection.calls -= not lost
         if isinstance(outcome, CallToolResult):
             self._starts = 1
             return outcome
-        forgotten = isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _TERMINATED)
-        closed = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
-        if outcome is not None and not forgotten and not closed and not connection.over.is_set():
+        if outcome is not None and not lost:
             raise outcome
         connection.line.ended.set()
         await connection.over.wait()
-        raise ServerGone(connection.reason, reached=not forgotten)
+        # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
+        # which nothing can be done is over.
+        await self._connection.settled.wait()
+        raise ServerGone(connection.reason, reached=not _is_forgotten(outcome))
 
     def _new(self) -> _Connection:
         return _Connection(Line(self.name, self.secrets))
@@ -161,9 +171,11 @@ class McpSession:
         self.reason = connection.reason = self.secrets.hide(f"{reason}: {words}" if words else reason)
         if self._starts <= RESTARTS and not self._closing:
             self._connection = self._new()
+        # That a server ended which nobody was using is worth a word only if it cannot be started again.
+        told = not self._closing and (connection.client is None or connection.calls > 0)
         connection.client = None
         connection.over.set()
-        if not self._closing:
+        if told:
             self._on_change(self)
         connection.settled.set()
 
@@ -198,6 +210,16 @@ async def _asked(connection: _Connection, tool: str, arguments: JsonObject) -> C
             outcome = error
         group.cancel_scope.cancel()
     return outcome
+
+
+def _is_forgotten(outcome: object) -> bool:
+    """Whether a server refuses a session that it does not know any more."""
+    return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _TERMINATED)
+
+
+def _is_loss(outcome: object) -> bool:
+    """Whether what came of a call says that the server is gone."""
+    return _is_forgotten(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
 
 
 async def _listed(client: Client) -> dict[str, Tool]:
