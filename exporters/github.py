@@ -249,7 +249,7 @@ class GitHubIssue:
         try:
             return texts(await call.get("/user"), "login")
         except ForgeError as error:
-            if not error.final:
+            if not error.final or error.status == 401:
                 raise
         # The token of an app, as in GitHub Actions, belongs to no user, but may ask this.
         try:

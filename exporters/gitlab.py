@@ -262,7 +262,7 @@ class GitLabIssue:
                 try:
                     self._posting.login = texts(await call.get("/user"), "username")
                 except ForgeError as error:
-                    if not error.final:
+                    if not error.final or error.status == 401:
                         raise
                     self._posting.login = ""
         return self._posting.login
