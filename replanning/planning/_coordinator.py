@@ -19,14 +19,15 @@ from replanning._settings import AlternativeSettings, LimitSettings, Settings
 from replanning.planning._acting import Acting
 from replanning.planning._looping import Looping
 from replanning.planning._making import Making
+from replanning.planning._outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
+from replanning.planning._phases import Phase
 from replanning.planning._recovery import LineagePolicy, Recovery
 from replanning.planning._request import KEPT, TaskRequest
 from replanning.planning._session import Session
+from replanning.planning._standing import output_of, read_as
 from replanning.planning._state import PlanningState
-from replanning.planning._steps import about, first_plan, first_step, is_action, phase_of, with_tools
-
-_LOOK: Final = 5.0
-"""Seconds between looks at whether somebody has answered."""
+from replanning.planning._steps import about, first_plan, first_step, is_action, is_reached, phase_of, with_tools
+from replanning.planning._waiting import worth_resuming
 
 _PROPOSING: Final = 150.0
 """Seconds that deciding about a failed task may take; each call of the model has a limit of its own."""
@@ -103,7 +104,8 @@ class PlanningCoordinator:
         )
         self.run: PlanRun | None = None
         self.watching: Callable[[PlanRun], None] | None = None
-        self._only_plan = False
+        self._complete = False
+        self._last: Phase | None = None
 
     def __repr__(self) -> str:
         return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
@@ -148,11 +150,43 @@ class PlanningCoordinator:
         Raises:
             StoreError: the store does not take the run.
         """
-        known = run_id is not None and any(info.run == run_id for info in self.engine.store.runs())
-        await self._carry_out(self._resumed(str(run_id)) if known else self._opened(run_id))
-        while await self._worth_resuming():
-            await self._carry_out(self._resumed(self._current.id))
+        await self._go_on(run_id)
         return self.result.status == "succeeded"
+
+    # The phases, one by one
+
+    async def understand_goal(self, run_id: str | None = None) -> GoalUnderstanding | None:
+        """Go on until the goal is understood, and pause there; None where the run ended before: see `result`.
+
+        Each of these methods goes on with the run that there is, and begins one where there is none.
+
+        Raises:
+            SettingsError: planning is switched off.
+            StoreError: the store does not take the run.
+        """
+        if not await self._through(Phase.GOAL_UNDERSTANDING, run_id):
+            return None
+        return read_as(GoalUnderstanding, output_of(self.state, self._current.live, Phase.GOAL_UNDERSTANDING))
+
+    async def decompose_task(self, run_id: str | None = None) -> TaskDecomposition | None:
+        """Go on until the goal is taken apart, and pause there; else as `understand_goal`."""
+        if not await self._through(Phase.TASK_DECOMPOSITION, run_id):
+            return None
+        return read_as(TaskDecomposition, output_of(self.state, self._current.live, Phase.TASK_DECOMPOSITION))
+
+    async def plan_actions(self, run_id: str | None = None) -> ActionPlan | None:
+        """Go on until the actions are planned, and pause there; else as `understand_goal`."""
+        reached, plan = await self._through(Phase.ACTION_SEQUENCE, run_id), self.state.plan
+        return ActionPlan.model_validate(plan.action_plan, strict=False) if reached and plan is not None else None
+
+    async def execute_actions(self, run_id: str | None = None) -> bool:
+        """Go on until all actions were executed, and pause there; whether they were; else as `understand_goal`."""
+        return await self._through(Phase.EXECUTION, run_id)
+
+    async def reflect(self, run_id: str | None = None) -> JsonObject | None:
+        """Go on until the run ends, which the last reflection decides; what it came to, as in `state.completion`."""
+        await self._go_on(run_id)
+        return self.state.completion
 
     async def make_plan(self, run_id: str | None = None) -> Plan | None:
         """Only plan: the plan that would be executed, with all arguments; None where there is none.
@@ -161,16 +195,11 @@ class PlanningCoordinator:
             SettingsError: planning is switched off.
             StoreError: the store does not take the run.
         """
-        if not self.planning.enabled:
-            problem = "planning is switched off, so that there is no plan; set it to true"
-            raise SettingsError([Problem("planning.enabled", problem)])
-        self._only_plan = True
+        self._complete = True
         try:
-            await self._carry_out(self._opened(run_id))
-            while await self._worth_resuming():
-                await self._carry_out(self._resumed(self._current.id))
+            await self._through(Phase.ACTION_SEQUENCE, run_id)
         finally:
-            self._only_plan = False
+            self._complete = False
         plan = self._current.plan
         tasks = [task for task in plan.tasks if is_action(task)]
         phases = {task.id for task in plan.tasks if phase_of(task) is not None}
@@ -178,6 +207,29 @@ class PlanningCoordinator:
             return None
         made = with_tools(self._library, plan.goal, [_alone(task, phases) for task in tasks])
         return Plan.model_validate(made.model_dump())
+
+    async def _through(self, phase: Phase, run_id: str | None) -> bool:
+        """Go on until a phase is done, and pause there; whether it came so far."""
+        if not self.planning.enabled:
+            problem = "planning is switched off, so that there is no plan and are no phases; set it to true"
+            raise SettingsError([Problem("planning.enabled", problem)])
+        if self.run is not None and is_reached(self.run.live, phase):
+            return True
+        self._last = phase
+        try:
+            await self._go_on(run_id)
+        finally:
+            self._last = None
+        return is_reached(self._current.live, phase)
+
+    async def _go_on(self, run_id: str | None) -> None:
+        """Go on with the run, or with one that there is in the store; where there is none, begin it."""
+        run_id = self.run.id if self.run is not None and run_id is None else run_id
+        known = run_id is not None and any(info.run == run_id for info in self.engine.store.runs())
+        await self._carry_out(self._resumed(str(run_id)) if known else self._opened(run_id))
+        goal = self.planning.replanning.goal_understanding
+        while await worth_resuming(self.engine, self._current, goal, self._clock, patient=self._patient):
+            await self._carry_out(self._resumed(self._current.id))
 
     def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
         kept: JsonObject = {KEPT: self._request.kept()}
@@ -199,39 +251,20 @@ class PlanningCoordinator:
                 self._tools,
                 self._environment,
                 interactive=self._gate is not None,
-                complete=self._only_plan,
+                complete=self._complete,
             )
             making, looping, acting = Making(session), Looping(session), Acting(session, self._work or _no_work)
 
             async def work(task: Task, context: TaskContext) -> object:
                 if phase_of(task) is None:
-                    return await acting(task, context)
-                output = await (looping(task) if session.loops else making(task))
-                if self._only_plan and session.state.plan is not None:
-                    run.pause("only the plan was wanted")
+                    output = await acting(task, context)
+                else:
+                    output = await (looping(task) if session.loops else making(task))
+                if self._last is not None and is_reached(run.live, self._last, besides=task.id):
+                    run.pause(f"{self._last} was wanted, and no more")
                 return output
 
             await drive(run, work, self._workers)
-
-    async def _worth_resuming(self) -> bool:
-        """Wait for the answer to what is unclear; once it is there, or time is up, the run goes on (E4)."""
-        goal, run = self.planning.replanning.goal_understanding, self._current
-        if run.result.status not in ("needs_human", "paused") or not goal.auto_assume_on_no_response:
-            return False
-        state, store = self.state, self.engine.store
-        open_questions = self.engine.pending(run.id)
-        unclear = [q for q in open_questions if q.id in state.questions and _is_unclear(state, q.id)]
-        if not unclear or len(unclear) < len(open_questions):
-            return False
-        if run.result.status == "paused" and "in time" not in run.result.reason:
-            return False
-        due = min(state.held[state.questions[q.id]].due or 0.0 for q in unclear)
-        while self._patient and (left := due - self._clock.now()) > 0 and not store.inbox(run.id):
-            await self._clock.sleep(min(_LOOK, left))
-        if not store.inbox(run.id):
-            for question in unclear:
-                self.engine.answer(question.id, "reject", by="timeout")
-        return True
 
 
 def _goal(task: str | Goal) -> Goal:
@@ -256,10 +289,6 @@ def _for_engine(settings: Settings) -> Settings:
         "cooldown": 0.0,
     }
     return settings.model_copy(update=changed)
-
-
-def _is_unclear(state: PlanningState, question: str) -> bool:
-    return state.held[state.questions[question]].why == "clarification"
 
 
 def _alone(task: Task, phases: set[str]) -> Task:

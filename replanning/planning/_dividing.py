@@ -12,7 +12,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._steps import about
 
-CANNOT: Final = "cannot"
+_CANNOT: Final = "cannot"
 """Where a decomposition in part says why it is not the whole."""
 
 _COARSER: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
@@ -43,7 +43,7 @@ async def divide(session: Session, task: Task) -> JsonObject:
         raise PlanningFailed(_impossible(found))
     without: list[JsonValue] = [f"it is done without: {text}" for text in first.not_possible]
     session.note("assumed", {"questions": [], "assumptions": without or [f"it is done in part: {first.message}"]})
-    return {**found.model_dump(mode="json"), CANNOT: first.model_dump(mode="json")}
+    return {**found.model_dump(mode="json"), _CANNOT: first.model_dump(mode="json")}
 
 
 async def _divided(session: Session, given: JsonObject) -> TaskDecomposition | CannotDecompose:

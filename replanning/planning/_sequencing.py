@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, Task
 from replanning.planning._building import missing_arguments, problems_of, revised
-from replanning.planning._dividing import CANNOT
 from replanning.planning._outputs import (
     ActionPlan,
     PlanningReply,
@@ -20,6 +19,7 @@ from replanning.planning._parts import joined, parts_of, within
 from replanning.planning._phases import Phase, keeps_finished
 from replanning.planning._prompts import PART
 from replanning.planning._session import REPAIRS, Session
+from replanning.planning._standing import read_as
 from replanning.planning._steps import about, finished_tasks
 
 
@@ -78,8 +78,7 @@ def _decomposition(session: Session, task: Task) -> TaskDecomposition:
     plan = session.state.plan
     keeps = plan is not None and keeps_finished(_target(task))
     found = plan.decomposition if plan is not None and keeps else session.output(Phase.TASK_DECOMPOSITION)
-    told = {name: value for name, value in found.items() if name != CANNOT}
-    return TaskDecomposition.model_validate(told, strict=False)
+    return read_as(TaskDecomposition, found)
 
 
 def finished_before(session: Session, task: Task) -> dict[str, str]:

@@ -25,9 +25,9 @@ from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
-from replanning.planning._standing import Standing, executed, finished
+from replanning.planning._standing import Standing, executed, finished, output_of
 from replanning.planning._state import Held, PlanningState, Why
-from replanning.planning._steps import about, is_loop, phase_of
+from replanning.planning._steps import about, is_loop
 from replanning.planning._templates import prompt_templates
 
 REPAIRS: Final = 3
@@ -144,11 +144,7 @@ class Session:
 
     def output(self, phase: Phase) -> JsonObject:
         """What a phase came to last; empty where it did not come to anything yet."""
-        live = self.run.live
-        found = [
-            value for task, value in self.state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase
-        ]
-        return found[-1] if found else {}
+        return output_of(self.state, self.run.live, phase)
 
     def basis(self, task: Task | None = None) -> JsonObject:
         """What every phase is told: what is wanted, what is known, where things stand, and why it is done again."""

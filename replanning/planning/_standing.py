@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
+
+from pydantic import BaseModel
 
 from replanning._ids import TaskId
 from replanning._live import LivePlan
@@ -10,8 +12,11 @@ from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTim
 from replanning._plan import JsonObject, JsonValue
 from replanning._records import Record
 from replanning._states import WAITING, TaskState
+from replanning.planning._phases import Phase
 from replanning.planning._state import PlanningState
-from replanning.planning._steps import about, is_action, is_done
+from replanning.planning._steps import about, is_action, is_done, phase_of
+
+Output = TypeVar("Output", bound=BaseModel)
 
 _LONGEST: Final = 2_000
 """Characters of an output or error that a model gets to see."""
@@ -63,6 +68,17 @@ class Standing:
             "errors_in_a_row": self._in_a_row,
         }
         return {"progress": progress if entries else {}, "remaining": remaining, "tool_status": down}
+
+
+def output_of(state: PlanningState, live: LivePlan, phase: Phase) -> JsonObject:
+    """What a phase came to last; empty where it did not come to anything yet."""
+    found = [value for task, value in state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase]
+    return found[-1] if found else {}
+
+
+def read_as(model: type[Output], output: JsonObject) -> Output:
+    """What a phase came to, without what is noted beside it, such as why it is not the whole."""
+    return model.model_validate({k: v for k, v in output.items() if k in model.model_fields}, strict=False)
 
 
 def executed(live: LivePlan, state: PlanningState) -> list[JsonValue]:

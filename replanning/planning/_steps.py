@@ -77,6 +77,26 @@ def is_loop(plan: Plan) -> bool:
     return any(phase_of(task) is Phase.EXECUTION for task in plan.tasks)
 
 
+def is_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
+    """Whether a phase is done, and nothing of it or before it is still to be done.
+
+    Args:
+        live: the plan under way.
+        phase: which; for the execution, all actions count.
+        besides: a task that counts as done, because it is about to be.
+    """
+    phases = [*MAKING, Phase.EXECUTION, Phase.REFLECTION]
+    upto, done = phases[: phases.index(phase) + 1], False
+    for entry in live:
+        found = phase_of(entry.task) or Phase.EXECUTION
+        if found not in upto or entry.removed or entry.replaced_by:
+            continue
+        if entry.id != besides and (entry.state in WAITING or entry.state is TaskState.RUNNING):
+            return False
+        done = done or (found is phase and (entry.id == besides or entry.state is TaskState.DONE))
+    return done
+
+
 def again(
     live: LivePlan,
     target: Phase,

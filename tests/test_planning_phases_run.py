@@ -1,0 +1,201 @@
+"""The phases of planning mode one by one, and what each of them must do in a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Answer, Settings, Task
+from replanning.errors import SettingsError
+from replanning.history import MemoryStore
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.planning import Phase, UnclearGoal, parse_planning
+from replanning.testing import ScriptedGate, VirtualClock, broken_promises
+from tests.planning_parts import (
+    GOAL,
+    TOOLS,
+    Desk,
+    Model,
+    Replies,
+    action,
+    coordinator,
+    go_on,
+    kind_of,
+    replan,
+    revision,
+)
+
+pytestmark = pytest.mark.anyio
+
+MISSING = FileNotFoundError("no such file: news.txt")
+
+
+async def test_j14_the_phases_are_methods() -> None:
+    """Each phase can be asked for by itself: it goes on where the one before paused, and nothing is done twice."""
+    model, desk, store = Model(), Desk(), MemoryStore()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk, store=store)
+        goal = await planning.understand_goal("r")
+        assert goal is not None
+        assert goal.main_objective == GOAL["main_objective"]
+        assert model.asked == ["goal_understanding", "decision:goal_understanding"]
+        subtasks = await planning.decompose_task()
+        assert subtasks is not None
+        assert [subtask.id for subtask in subtasks.subtasks] == ["write", "post"]
+        plan = await planning.plan_actions()
+        assert plan is not None
+        assert [one.tool for one in plan.actions] == ["write", "post"]
+        assert desk.used == []
+        assert await planning.execute_actions()
+        assert [tool for _, tool in desk.used] == ["write", "post"]
+        assert "completion" not in model.asked
+        completion = await planning.reflect()
+
+    assert (completion or {})["status"] == "success"
+    assert planning.result.status == "succeeded"
+    assert len(model.asked) == len(set(model.asked))
+    assert broken_promises(list(store.read(planning.result.run))) == []
+
+
+async def test_j14_a_phase_takes_those_before_it_along() -> None:
+    """A phase that is asked for first does those before it, and one that is done is not done again."""
+    model = Model({"decision:task_decomposition": (replan("task_redecomposition"), go_on())})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert await planning.plan_actions() is not None
+        asked = list(model.asked)
+        assert await planning.decompose_task() is not None
+        assert await planning.execute_with_planning(planning.result.run)
+
+    assert asked.count("task_decomposition") == 2
+    assert model.asked[: len(asked)] == asked
+    assert model.asked[len(asked) :] == ["completion", "decision:reflection"]
+
+
+async def test_j14_a_phase_that_comes_to_nothing() -> None:
+    """A phase that is not reached comes to nothing, and the result of the run says why."""
+    async with VirtualClock() as clock:
+        planning = coordinator(Model({"task_decomposition": "no"}), clock)
+        assert await planning.decompose_task() is None
+        assert planning.result.status == "aborted"
+        off = coordinator(Model(), clock, settings=Settings.model_validate({"planning": {"enabled": False}}))
+        with pytest.raises(SettingsError, match=r"planning\.enabled"):
+            await off.understand_goal()
+
+
+async def test_j22_the_counters_survive_a_pause() -> None:
+    """What was spent before a pause is spent after it, in another process: a limit does not start anew."""
+    store = MemoryStore()
+    again = replan("action_regeneration")
+    async with VirtualClock() as clock:
+        first = coordinator(Model({"decision:action_sequence": (again, go_on())}), clock, store=store)
+        assert await first.plan_actions("r") is not None
+        wants = Model({"decision:execution": (replan("retry"), go_on())})
+        second = coordinator(wants, clock, Desk({"write": [MISSING]}), store=store)
+        assert await second.execute_with_planning("r")
+
+    counts = second.state.counts
+    assert (counts.total, counts.regenerations) == (2, 1)
+
+
+async def test_j5_actions_are_executed_in_order_with_what_came_before() -> None:
+    """Actions run when what they need is done, get its output, and what came of each is on record and told."""
+    seen = list[str]()
+    script = Model()
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert planning.result.outputs["post"] == "news"
+    completion = next(prompt for prompt in seen if kind_of(prompt) == "completion")
+    assert '{"task": "post", "tool": "post", "state": "DONE", "output": "news"}' in completion
+
+
+async def test_j5_an_outcome_is_compared_with_what_was_expected() -> None:
+    """The model is told what was expected of an action beside what came of it; where that differs, it is done again."""
+    seen = list[str]()
+    planned: JsonObject = {
+        "actions": [action("write", "write", expected_outcome="the text mentions rain"), action("post", "post")]
+    }
+    script = Model({"action_sequence": planned, "decision:execution": (replan("retry"), go_on())})
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    settings = Settings.model_validate({"judge_on": "every_action"})
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=settings)
+        assert await planning.execute_with_planning()
+
+    judged = next(prompt for prompt in seen if kind_of(prompt) == "decision:execution")
+    assert "the text mentions rain" in judged
+    assert '<result>\n"news"' in judged
+    assert [tool for _, tool in desk.used] == ["write", "write", "post"]
+
+
+async def test_j5_preconditions_are_checked() -> None:
+    """An action whose tool is down waits; the model replans around it, and the tool is not used."""
+    replies: Replies = {
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
+    settings = Settings.model_validate({"judge_on": "every_action"})
+    async with VirtualClock() as clock:
+
+        class Down(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                if task.tool == "write" and planning.run is not None:
+                    planning.run.change_resource("post", available=False, reason="the post is on strike")
+                return await super().__call__(task, context)
+
+        desk = Down()
+        planning = coordinator(Model(replies), clock, desk, settings=settings)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "shout"]
+
+
+async def test_j31_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear() -> None:
+    """The model says what is unclear beside what it could infer: that is asked, and what was inferred is told."""
+    error: JsonObject = {"type": "unclear_goal", "message": "who?", "clarification_needed": ["Which people?"]}
+    unclear: JsonObject = {"phase": "planning", "goal_understanding": GOAL, "error": error}
+    asks = replan("clarification_request", clarification_needed=True, clarification_questions=["Which people?"])
+    model = Model({"goal_understanding": (unclear, GOAL), "decision:goal_understanding": (asks, go_on())})
+    gate = ScriptedGate([Answer("approve", by="eve", comment="the neighbours")])
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert planning.state.clarified[0].answer == "the neighbours"
+    first = planning.state.outputs[Phase.GOAL_UNDERSTANDING]
+    assert first["main_objective"] == GOAL["main_objective"]
+    assert first["unclear"] == error
+    parsed = parse_planning(str(unclear).replace("'", '"'), Phase.GOAL_UNDERSTANDING).error
+    assert isinstance(parsed, UnclearGoal)
+
+
+async def test_j39_only_the_tools_of_the_list() -> None:
+    """No tool runs that was not given, whatever the model plans or asks for when an action begins."""
+    later: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}, action("post", "post")]}
+    foreign: JsonObject = {
+        "current_task": "write",
+        "function_call": {"name": "format-disk", "arguments": {"text": "x"}},
+    }
+    cases: tuple[Replies, ...] = (
+        {"action_sequence": {"actions": [action("write", "rm")]}},
+        {"action_sequence": later, "execution": foreign},
+    )
+    for replies in cases:
+        async with VirtualClock() as clock:
+            desk = Desk()
+            planning = coordinator(Model(replies), clock, desk)
+            assert not await planning.execute_with_planning()
+        assert {tool for _, tool in desk.used} <= {tool.name for tool in TOOLS}
