@@ -94,6 +94,7 @@ class Notifier(Exporter):
         self._catch_up(account, record)
         if not (account.pending or account.touched) or self._clock.now() < max(self._pause, self._barred):
             return
+        self._look_ahead(account)
         await self._distance(account)
         await self._send(account)
 
@@ -107,7 +108,7 @@ class Notifier(Exporter):
         try:
             for account in self._accounts.values():
                 if not account.ended:  # it was not told everything
-                    self._catch_up(account, None)
+                    self._look_ahead(account)
                 if (account.pending or account.touched) and self._clock.now() >= self._barred:
                     with suppress(Exception):  # said below, with everything that is left
                         await self._send(account)
@@ -120,21 +121,23 @@ class Notifier(Exporter):
         """Wait until the checklist may be edited again, unless something else is to be told, or the run ends."""
         while (left := self._edited + self._every - self._clock.now()) > 0 and not (account.pending or account.ended):
             await self._clock.sleep(min(left, _LOOK))
-            self._catch_up(account, None)
+            self._look_ahead(account)
 
     def _board_of(self, run: RunId) -> Board:
         """Where the comments about a run are."""
         return self._board
 
-    def _catch_up(self, account: Account, record: Record | None) -> None:
-        """Take in everything up to a record, and what was recorded since: then a burst is told of at once."""
-        if record is not None and record.seq <= account.seq:
-            return
+    def _catch_up(self, account: Account, record: Record) -> None:
+        """Take in everything up to a record."""
+        if record.seq > account.seq + 1:  # the run is resumed
+            self._look_ahead(account)
+        account.take(record)
+
+    def _look_ahead(self, account: Account) -> None:
+        """Take in what was recorded meanwhile: then a burst is told of at once."""
         if self._store is not None:
             for one in self._store.read(account.run, after=account.seq):
                 account.take(one)
-        if record is not None:  # the store need not have it: a run may go on without its journal
-            account.take(record)
 
     async def _send(self, account: Account) -> None:
         try:

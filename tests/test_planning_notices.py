@@ -530,18 +530,22 @@ async def test_what_was_missed_is_posted_when_the_run_is_resumed() -> None:
 async def test_a_forge_is_left_alone_as_long_as_it_says() -> None:
     """After a rate limit nothing is sent before its time is over, not even at the end; then everything is."""
     records, expected = await whole()
-    issue = Issue([ForgeError("slow down", status=403, retry_after=60)])
+    issue = Issue([ForgeError("slow down", status=403, retry_after=60)] * 2)
     async with VirtualClock() as clock:
-        notifier = attached(issue, records, clock)
-        with pytest.raises(ForgeError):
-            await notifier.export(RUN, records[0])
-        reads = issue.reads
-        notifier._accounts[RUN].touched = True
-        notifier._accounts[RUN].seq -= 1
-        await notifier.export(RUN, records[-1])
-        assert (issue.posts, issue.reads) == (0, reads)
-        clock.advance(61)
-        await notifier.aclose()
+        for late in (False, True):
+            notifier = attached(issue, records, clock)
+            with pytest.raises(ForgeError):
+                await notifier.export(RUN, records[-2])
+            reads = issue.reads
+            await notifier.export(RUN, records[-1])
+            assert (issue.posts, issue.reads) == (0, reads)
+            if late:
+                clock.advance(61)
+                await notifier.aclose()
+            else:
+                with pytest.raises(ForgeError, match="could not be posted to fake: slow down"):
+                    await notifier.aclose()
+                assert (issue.posts, issue.reads) == (0, reads)
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
