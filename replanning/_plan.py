@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
 from typing import Annotated, Final, Literal, Self
@@ -257,8 +258,9 @@ class Plan(Document):
             plan = handler(data)
         except ValidationError as error:
             problems = plain_problems(error, cls)
-            if (rest := remainder(problems, data)) is not None:
-                problems += check_plan(_with_sequence(handler(rest)))
+            if (rest := remainder(problems, data, cls)) is not None:
+                with suppress(ValidationError):  # what was taken for another field need not be right there
+                    problems += check_plan(_with_sequence(handler(rest)))
             raise PlanError(problems) from None
         if plan is not data and (problems := check_plan(_with_sequence(plan))):
             raise PlanError(problems)

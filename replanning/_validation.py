@@ -115,26 +115,28 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # any kind of type ex
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def remainder(problems: list[Problem], data: object) -> dict[str, object] | None:
+def remainder(problems: list[Problem], data: object, model: type[BaseModel]) -> dict[str, object] | None:
     """A plan document without the fields that are wrong, so that what else is wrong with it can be found.
 
-    None where a wrong field bears on the rest, so that checking on would blame what is right.
+    A misspelt field that bears on the rest is taken for the one that was meant. None where such a field itself is
+    wrong, so that checking on would blame what is right.
     """
     if not isinstance(data, dict):
         return None
     rest = {key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
-    return rest if all(_drop(rest, path_of(problem.place)) for problem in problems) else None
+    return rest if all(_drop(rest, path_of(problem.place), model) for problem in problems) else None
 
 
-def _drop(rest: dict[str, object], path: Path) -> bool:
+def _drop(rest: dict[str, object], path: Path, model: type[BaseModel]) -> bool:
     """Take a wrong field out; False where that would not do."""
     match path:
         case ("tasks" | "tools" as group, int(index), str(name), *_):
             parts = cast("list[object]", rest[group])  # a path with an index leads through a list
             part, bearing = parts[index], _BEARING_OF_TASK if group == "tasks" else _BEARING_OF_TOOL
-            if not isinstance(part, dict) or name not in part or _bears(name, bearing):
+            if not isinstance(part, dict) or name not in part or name in bearing:
                 return False
-            parts[index] = {key: value for key, value in part.items() if key != name}
+            known = getattr(_model_at(model, path[:2]), "model_fields", {})
+            parts[index] = _without(part, name, meant="" if name in known else _nearest(name, bearing))
         case ("goal", *_):
             rest["goal"] = {"objective": ""}
         case (str(name), *_) if name in rest and not _bears(name, _BEARING_OF_PLAN):
@@ -142,6 +144,16 @@ def _drop(rest: dict[str, object], path: Path) -> bool:
         case _:
             return False
     return True
+
+
+def _without(part: dict[str, object], name: str, *, meant: str) -> dict[str, object]:
+    """The part without a field, whose value goes to the one that was meant unless that is there."""
+    left = {key: value for key, value in part.items() if key != name}
+    return {meant: part[name], **left} if meant else left
+
+
+def _nearest(name: str, names: frozenset[str]) -> str:
+    return next((one for one in sorted(names) if did_you_mean(name, [one])), "")
 
 
 def _bears(name: str, bearing: frozenset[str]) -> bool:

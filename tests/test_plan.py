@@ -307,6 +307,31 @@ def test_no_blame(fields):
     assert len(refused.value.problems) == 1
 
 
+def test_misspelt_fields_hide_nothing():
+    """A misspelt field is taken for the one that was meant, so that all that is wrong is told, and nothing that is right."""
+    found = problems_of(
+        {"id": "a", "tool": "x", "arguments": {"x": 1}},
+        {"id": "b", "tool": "x", "dependson": ["a"], "arguments": {"x": "${a.output}"}},
+        {"id": "c", "tool": "y", "depend_on": ["nobody"]},
+        {"id": "d", "tool": "x", "argument": {"x": "${b.output}"}, "depends_on": ["b"]},
+        tools=[{"name": "x", "paramters": {"x": "any"}}],
+    )
+    assert sorted(place for place, _ in found) == [
+        "tasks[1].dependson",
+        "tasks[2].depend_on",
+        "tasks[2].depends_on[0]",
+        "tasks[2].tool",
+        "tasks[3].argument",
+        "tools[0].paramters",
+    ]
+
+
+def test_misspelt_fields_that_are_wrong_as_well():
+    """Where the field that was meant would be wrong, nothing is told that may be wrong only because of it."""
+    found = problems_of({"id": "a", "depends": 5}, {"id": "b", "depends_on": ["nobody"]})
+    assert [place for place, _ in found] == ["tasks[0].depends"]
+
+
 def test_not_a_mapping():
     """Something that is no mapping at all is refused as such."""
     with pytest.raises(PlanError, match="expected a mapping of fields to values, got 5"):
