@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._loading import Format, in_file, load_plan, parse_plan, plan_schema, read_document
-from replanning._plan import Fallback, Goal, Plan, Retry, Task, ToolSpec
+from replanning._plan import Fallback, Goal, McpServer, Plan, Retry, Task, ToolSpec
 
 RELEASE = """\
 goal:
@@ -291,6 +291,7 @@ def test_schema():
         ("ToolSpec", ToolSpec),
         ("Goal", Goal),
         ("Retry", Retry),
+        ("McpServer", McpServer),
     ):
         definition = schema["$defs"][name]
         assert definition["additionalProperties"] is False
