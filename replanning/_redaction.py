@@ -338,8 +338,9 @@ def _wordless(annotation: object) -> bool:
 def taken_out(clean: Plan, plan: Plan) -> str:
     """What no tool will get because it was a secret, in words; empty where that is nothing."""
     tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
+    servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
     changed = [new for new, old in zip(clean.tasks, plan.tasks, strict=True) if new.arguments is not old.arguments]
-    places = tools + [f"the arguments of task {task.id!r}" for task in changed]
+    places = servers + tools + [f"the arguments of task {task.id!r}" for task in changed]
     if not places:
         return ""
     where = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
