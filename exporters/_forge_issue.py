@@ -136,6 +136,11 @@ def logins(names: str | Iterable[str]) -> frozenset[str]:
     return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
 
 
+def is_project(path: str) -> bool:
+    """Whether a path names a project, and does not lead elsewhere."""
+    return all(part.strip(".") for part in path.split("/"))
+
+
 def known(value: JsonValue) -> JsonObject:
     """An object; an empty one where it is none."""
     return value if isinstance(value, dict) else {}

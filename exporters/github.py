@@ -20,6 +20,7 @@ from replanning.exporters._forge_issue import (
     Posting,
     bounded,
     file_names,
+    is_project,
     known,
     listed,
     logins,
@@ -268,14 +269,15 @@ def _place(issue: str, url: str) -> tuple[str, str]:
     if problem := wrong_address(url):
         raise SettingsError([Problem("GITHUB_API_URL", f"{problem}; expected something like https://api.github.com")])
     text = issue.strip()
-    if found := _SHORT.fullmatch(text):
+    found = _SHORT.fullmatch(text)
+    if found and is_project(found["project"]):
         return found["project"], found["number"]
     if wrong_address(text.partition("#")[0].partition("?")[0]):
         expected = "owner/repo#12, or the address of the page of an issue or a pull request"
         raise SettingsError([Problem("issue", f"{issue!r} names no issue of GitHub; expected {expected}")])
     page = httpx.URL(text)
     found = _PAGE.fullmatch(page.path)
-    if found is None:
+    if found is None or not is_project(found["project"]):
         problem = f"{issue!r} is no page of an issue or a pull request, such as https://github.com/owner/repo/issues/12"
         raise SettingsError([Problem("issue", problem)])
     if not serves(url, text):

@@ -21,6 +21,7 @@ from replanning.exporters._forge_issue import (
     Posting,
     bounded,
     file_names,
+    is_project,
     known,
     listed,
     logins,
@@ -283,14 +284,15 @@ def _place(issue: str, url: str) -> tuple[str, str, str]:
         SettingsError: it is no issue of this API.
     """
     text = issue.strip()
-    if found := _SHORT.fullmatch(text):
+    found = _SHORT.fullmatch(text)
+    if found and is_project(found["project"]):
         return found["project"], found["kind"], found["number"]
     if wrong_address(text.partition("#")[0].partition("?")[0]):
         expected = "group/project#12, group/project!7, or the address of the page of an issue or a merge request"
         raise SettingsError([Problem("issue", f"{issue!r} names no issue of GitLab; expected {expected}")])
     page = httpx.URL(text)
     found = _PAGE.fullmatch(page.path)
-    if found is None:
+    if found is None or not is_project(found["project"]):
         example = "https://gitlab.com/group/project/-/issues/12"
         problem = f"{issue!r} is no page of an issue or a merge request, such as {example}"
         raise SettingsError([Problem("issue", problem)])

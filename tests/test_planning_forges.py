@@ -354,7 +354,7 @@ def test_g1_issues_of_gitlab(text: str, id: str, variables: dict[str, str]) -> N
 
 @pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
 @pytest.mark.parametrize(
-    "text", ["", "12", "octo#12", "octo/repo#0", "octo/repo#x", "https://github.com/octo", "a b/c#1"]
+    "text", ["", "12", "octo#12", "octo/repo#0", "octo/repo#x", "../..#1", "https://github.com/octo", "a b/c#1"]
 )
 def test_g1_no_issues(forge: type[GitHubIssue | GitLabIssue], text: str) -> None:
     """What names no issue is refused with what was expected."""

@@ -153,7 +153,7 @@ def test_j1_a_dry_run_writes_nothing(folder: Path, kind: type[FakeForge], issue:
         ("octo/repo#12", "wrong", None, "it does not accept the token; look at GITHUB_TOKEN (HTTP 401"),
         ("group/project!7", "wrong", None, "it does not accept the token; look at GITLAB_TOKEN (HTTP 401"),
         ("octo/repo#99", TOKEN, None, "octo/repo#99: there is no such thing there, or this token may not see it"),
-        ("group/project#9", TOKEN, None, "group/project#9: there is no such thing there, or this token may not see"),
+        ("gitlab:group/project#9", TOKEN, None, "group/project#9: there is no such thing there, or this token may"),
         ("octo/repo#12", TOKEN, Fault("GET", 403, path="/issues/"), "it does not let this token do that"),
         ("octo/repo#12", TOKEN, Fault("GET", 410, path="/issues/"), "it is gone (HTTP 410, request F00D): no"),
         ("octo/repo#12", TOKEN, Fault("GET", 429, {"retry-after": "900"}), "it is asked too often"),

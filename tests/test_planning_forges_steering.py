@@ -299,6 +299,44 @@ async def test_j8_each_comment_once(kind: type[FakeForge]) -> None:
     assert again.told == []
 
 
+@both
+async def test_j8_what_was_quoted(kind: type[FakeForge]) -> None:
+    """A command after a quotation counts, one within it does not."""
+    async with VirtualClock() as clock:
+        scene = Scene(kind(clock.now), clock, tools=RISKY)
+        script = [
+            ("Decision Needed", "ada", "> /approve\n>\n> or not?\n"),
+            ("or not", "ada", "> carry it out?\r\n\r\n/approve certainly"),
+        ]
+        assert await scene.play(*script)
+    assert [text for _, _, text in scene.answers()] == ["certainly"]
+    assert scene.passed_over() == ["ada: it says nothing"]
+
+
+async def test_j8_what_was_there_while_the_run_stood_still() -> None:
+    """Comments that were there when a run stood still are on record as soon as it goes on, and do not count then."""
+    async with VirtualClock() as clock:
+        fake = FakeGitHub(clock.now)
+
+        async def work(task: Any, context: Any) -> Any:
+            await clock.sleep(60)
+            return await scene.desk(task, context)
+
+        scene = Scene(fake, clock, UNCLEAR, gate=None, notifies=False, work=work, known=None)
+        there = fake.says("ada", "before the run")
+        async with anyio.create_task_group() as group:
+            group.start_soon(scene.planning.execute_with_planning, "r")
+            await clock.sleep(30)
+            await scene.steering.look()
+            (question,) = scene.planning.engine.pending("r")
+            scene.planning.engine.answer(question.id, "approve", comment="To all.")
+            await clock.sleep(30)
+            await scene.steering.look()
+    notes = [one.data["comments"] for one in scene.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
+    assert notes == [[there]]
+    assert scene.feedback() == []
+
+
 async def test_j8_a_reply_while_the_run_stands_still() -> None:
     """Without anybody to ask here, a reply that comes while the run stands still lets it go on with it."""
     async with VirtualClock() as clock:

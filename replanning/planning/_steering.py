@@ -32,22 +32,18 @@ _LONGEST: Final = 10_000
 """Characters of a comment that are taken in."""
 
 _COMMAND: Final = re.compile(r"\s*/(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
+_QUOTED: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 _BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
 class Said(Protocol):
     """A comment below an issue: who wrote what when, and whether it is a notice of ours."""
 
-    @property
-    def id(self) -> str: ...  # as in the exporters, where forges are
-    @property
-    def author(self) -> str: ...  # likewise
-    @property
-    def body(self) -> str: ...  # likewise
-    @property
-    def at(self) -> datetime: ...  # likewise
-    @property
-    def notice(self) -> bool: ...  # likewise
+    id: str
+    author: str
+    body: str
+    at: datetime
+    notice: bool
 
 
 class Listening(Protocol):
@@ -108,7 +104,7 @@ class Steering:
         self._tell = tell or _nobody
         self._run: RunId | None = None
         self._used: set[str] = set()
-        self._unsaid: list[tuple[str, str]] = []
+        self._unsaid: list[tuple[Sequence[str], str]] = []
         self._told = ""
 
     def __repr__(self) -> str:
@@ -162,21 +158,14 @@ class Steering:
         if not any(isinstance(one.body, PlanningNoted) and one.body.type == HEARD for one in records):
             there = self._known if self._known is not None else [comment.id for comment in comments]
             self._used |= set(there)
-            self._note(run, there, "they were there before the run")
+            self._unsaid.append((there, "they were there before the run"))
 
     def _record(self, run: PlanRun) -> None:
-        """Put on record what was passed over."""
-        if run._life.end is not None:
-            return  # it is said when the run goes on
-        while self._unsaid:
-            comment, why = self._unsaid[0]
-            self._note(run, [comment], why)
-            self._unsaid.pop(0)
-
-    @staticmethod
-    def _note(run: PlanRun, comments: Sequence[str], why: str) -> None:
-        if run._life.end is None:
+        """Put on record what was passed over; where the run stands still, when it goes on."""
+        while self._unsaid and run._life.end is None:
+            comments, why = self._unsaid[0]
             run.note(HEARD, {"comments": [*comments], "why": why})
+            self._unsaid.pop(0)
 
     # What is said
 
@@ -237,7 +226,7 @@ class Steering:
 
     def _pass_over(self, comment: Said, why: str) -> bool:
         self._used.add(comment.id)
-        self._unsaid.append((comment.id, f"{comment.author}: {why}"))
+        self._unsaid.append(([comment.id], f"{comment.author}: {why}"))
         self._tell(f"the comment {comment.id} of {comment.author} is passed over: {why}")
         return True
 
@@ -252,8 +241,8 @@ def _nobody(_: str) -> None:
 
 
 def _understood(body: str) -> Heard:
-    """What a comment says; a command stands at its beginning."""
-    text = body.strip()[:_LONGEST]
+    """What a comment says; a command stands at its beginning, or after what it quotes there."""
+    text = _QUOTED.sub("", body, count=1).strip()[:_LONGEST]
     found = _COMMAND.fullmatch(text)
     if found is None:
         return Heard("text", text)
