@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def create(graph: TaskGraph, task: Task, parent: TaskId | None) -> None:
     """Make the entry of a new task, which `link` puts in its place."""
     graph._insert(task, None if parent is None else graph.entry(parent))
+    graph.counts[TaskState.PENDING] += 1
 
 
 def link(graph: TaskGraph, task_id: TaskId) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import is_not
@@ -45,6 +45,11 @@ from replanning.history._owner import owner_id
 
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
+
+_MANY_NEW: Final = 6_000
+"""How many objects are looked through for garbage at once: as many as the collector does by itself."""
+
+_Settling = Callable[[Iterator[None]], Iterator[None]]
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed, PlanningNoted)
 """Records that only follow from others, or from which nothing follows."""
@@ -88,8 +93,8 @@ class Opener:
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
             records = [Record(1, self.environment.clock.now(), opened)]
-            with _keeping_all():
-                live, ledger = await self._replayed(records)
+            with _keeping_all() as settled:
+                live, ledger = await self._replayed(records, settled)
             made = self._owned(self._begin(run), records, live, ledger, spans, new=True)
             if missing:
                 made._life.observe(Contained("the plan", missing))
@@ -111,11 +116,11 @@ class Opener:
         lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease)
         spans = UNTRACED
         try:
-            with _keeping_all():
+            with _keeping_all() as settled:
                 records: list[Record] = []
-                await in_turns(_read(self.store, run, records))
+                await in_turns(settled(_read(self.store, run, records)))
                 spans = self._spans(run, records)
-                live, ledger = await self._replayed(records)
+                live, ledger = await self._replayed(records, settled)
                 made = self._owned(lease, records, live, ledger, spans)
             kill_left_behind(run, records)
         except BaseException as error:
@@ -166,15 +171,15 @@ class Opener:
                 raise
             return self.store.acquire(run, owner, now, self.lease)
 
-    async def _replayed(self, records: Sequence[Record]) -> tuple[LivePlan, Ledger]:
+    async def _replayed(self, records: Sequence[Record], settled: _Settling) -> tuple[LivePlan, Ledger]:
         """Where a run stands after these records."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
         budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
         ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
-        await in_turns(live.fill())
-        await in_turns(_replay(records, live, ledger))
+        await in_turns(settled(live.fill()))
+        await in_turns(settled(_replay(records, live, ledger)))
         _check_fork(opened, live)
         return live, ledger
 
@@ -257,19 +262,28 @@ def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 
 
 @contextmanager
-def _keeping_all() -> Iterator[None]:
-    """Look for no garbage meanwhile.
+def _keeping_all() -> Iterator[_Settling]:
+    """Look for no garbage meanwhile, but at each pause in work that is given to what this yields.
 
     What a large plan or a long journal is made into stays, and looking through all of it again and again takes as
-    long as making it.
+    long as making it. Looked through piece by piece, it is nothing that is new when the work is done, of which the
+    next search of the garbage collector would have to look through all at once.
     """
     looking = gc.isenabled()
     gc.disable()
     try:
-        yield
+        yield _settled if looking else iter
     finally:
         if looking:
             gc.enable()
+
+
+def _settled(work: Iterator[None]) -> Iterator[None]:
+    """Work in which what is new is looked through for garbage whenever there is enough of it, and then counts as old."""
+    for _ in work:
+        if gc.get_count()[0] > _MANY_NEW:
+            gc.collect(1)
+        yield
 
 
 def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:

@@ -276,7 +276,7 @@ class Record(NamedTuple):
     body: Body
 
 
-_new_tuple = tuple.__new__
+_new_tuple: Final = tuple.__new__
 
 
 def numbered(seq: int, at: float, body: Body) -> Record:

@@ -142,7 +142,8 @@ class PlanReports:
     def _start(self, entry: Entry, body: Attempt | Worker | None = None) -> AttemptId:
         life = self._life
         number = entry.attempts + 1
-        attempt_id = AttemptId(f"{entry.id}#{number}")
+        # A first attempt, as most are, without making text of a number, and no call of a type that does nothing.
+        attempt_id: AttemptId = entry.id + "#1" if number == 1 else f"{entry.id}#{number}"  # type: ignore[assignment]
         timeout, name = entry.fields["timeout"], entry.fields["tool"]
         if timeout is None and name is not None:
             tool = life.live.tools.get(name)

@@ -103,6 +103,7 @@ class TaskGraph(ABC):
         for tasks in _sliced(self.plan.tasks):
             for task in tasks:
                 self._insert(task, None)
+            self.counts[_PENDING] += len(tasks)
             yield
         entries = list(self._entries.values())
         for slice_ in _sliced(entries):
@@ -296,7 +297,6 @@ class TaskGraph(ABC):
         entries = self._entries
         entry = Entry(task, len(entries), parent)
         entries[entry.id] = entry
-        self.counts[_PENDING] += 1
         fields = entry.fields
         if fields["tool"] or fields["arguments"] or fields["when"] or self._pooled:
             self._index(task)

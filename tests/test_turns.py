@@ -1,5 +1,6 @@
 """Long work of the engine leaves turns to whatever else runs in the event loop."""
 
+import gc
 from collections.abc import Callable
 
 import anyio
@@ -106,3 +107,11 @@ async def test_hash_worked_out_with_pauses() -> None:
         assert (sum(1 for _ in hashing), other.live.hash) == (3, run.live.hash)
         run.pause()
         other.pause()
+
+
+async def test_opening_leaves_little_for_the_collector() -> None:
+    """What a plan of 20,000 tasks was made into does not wait for the garbage collector to go through it all at once."""
+    new = sum(len(gc.get_objects(generation)) for generation in (0, 1))
+    async with ReplanningEngine().open(flat(20_000)) as run:
+        assert sum(len(gc.get_objects(generation)) for generation in (0, 1)) - new < 10_000
+        run.pause()
