@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 import httpx
 import pytest
 
+from replanning import Environment
 from replanning.errors import SettingsError
 from replanning.exporters._forge import MARK, Forge, ForgeError, IssueForge
 from replanning.exporters.github import GitHubIssue
@@ -139,6 +141,20 @@ async def test_g1_a_post_given_up_is_looked_for_later(kind: type[FakeForge]) -> 
         posted = await forge.post("news")
     assert [str(one["id"]) for one in fake.comments] == [posted]
     assert fake.count("POST") == 1
+
+
+@both
+async def test_g1_a_real_connection_that_is_cut(kind: type[FakeForge]) -> None:
+    """Over a real connection that is cut after a comment has arrived, it is there once, and reading goes on as before."""
+    fake = kind()
+    with served(fake) as url:
+        environment = Environment(chance=lambda: 0.0)  # waits are short
+        async with aclosing(on(fake, base_url=url, transport=None, environment=environment)) as forge:
+            await forge.comments()
+            fake.faults = [Fault("POST", 0, done=True), Fault("GET", 429, {"retry-after": "0.01"}), Fault("GET", 0)]
+            posted = await forge.post("news")
+            assert [(one.id, one.body) for one in await forge.comments()] == [(posted, "news")]
+    assert (fake.count("POST"), len(fake.comments)) == (1, 1)
 
 
 @both
