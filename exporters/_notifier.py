@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import suppress
 from typing import ClassVar, Final
+
+import anyio
 
 from replanning import Environment
 from replanning.events import Record
@@ -24,6 +27,11 @@ _LOOK: Final = 0.5
 _FIRST_PAUSE: Final = 10.0
 _LONGEST_PAUSE: Final = 300.0
 """Seconds for which a forge that failed is left alone at first, and at most."""
+
+_LAST_TRIES: Final = (0.0, 0.5, 1.0)
+"""Seconds before each of the last tries."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Notifier(Exporter):
@@ -72,12 +80,8 @@ class Notifier(Exporter):
     @property
     def problem(self) -> str:
         """What is not posted, and why; empty when everything is."""
-        notices = sum(len(account.pending) for account in self._accounts.values())
-        what = [f"{notices} notice{'s' * (notices != 1)}"] if notices else []
-        what += ["the latest checklist"] if any(account.touched for account in self._accounts.values()) else []
-        if not what or not self._problem:
-            return ""
-        return f"{' and '.join(what)} could not be posted to {self.endpoint}: {self._problem}"
+        unsent = self._unsent()
+        return f"{unsent} could not be posted to {self.endpoint}: {self._problem}" if unsent and self._problem else ""
 
     def attach(self, surroundings: Surroundings) -> None:
         """Read the past of resumed runs from this store, and take the time from this clock."""
@@ -92,11 +96,10 @@ class Notifier(Exporter):
         """
         account = self._accounts.setdefault(run, Account(run))
         self._catch_up(account, record)
-        if not (account.pending or account.touched) or self._clock.now() < max(self._pause, self._barred):
-            return
-        self._look_ahead(account)
-        await self._distance(account)
-        await self._send(account)
+        while (account.pending or account.touched) and self._clock.now() >= max(self._pause, self._barred):
+            self._look_ahead(account)
+            await self._send(account)
+            await self._distance(account)
 
     async def aclose(self) -> None:
         """Post what is left, and let go of connections.
@@ -105,23 +108,47 @@ class Notifier(Exporter):
             ForgeError: something is left that could not be posted.
             StoreError: the rest of a run cannot be read.
         """
+        self._edited = -math.inf  # nothing comes after this
         try:
             for account in self._accounts.values():
                 if not account.ended:  # it was not told everything
                     self._look_ahead(account)
-                if (account.pending or account.touched) and self._clock.now() >= self._barred:
-                    with suppress(Exception):  # said below, with everything that is left
-                        await self._send(account)
+                await self._send_last(account)
+        except anyio.get_cancelled_exc_class():
+            if unsent := self._unsent():
+                _log.warning("%s could not be posted to %s in time", unsent, self.endpoint)
+            raise
         finally:
             await self.forge.aclose()
         if self.problem:
             raise ForgeError(self.problem)
 
+    async def _send_last(self, account: Account) -> None:
+        """Send what is left, with as many tries as there is time for."""
+        for wait in _LAST_TRIES:
+            barred = self._barred - self._clock.now()
+            if not (account.pending or account.touched) or barred > _LOOK:
+                return
+            await self._clock.sleep(max(wait, barred))
+            with suppress(Exception):  # whoever closes this is told of everything that is left
+                await self._send(account)
+
+    def _unsent(self) -> str:
+        """What is not posted, in words; empty when everything is."""
+        notices = sum(len(account.pending) for account in self._accounts.values())
+        what = [f"{notices} notice{'s' * (notices != 1)}"] if notices else []
+        what += ["the latest checklist"] if any(account.touched for account in self._accounts.values()) else []
+        return " and ".join(what)
+
     async def _distance(self, account: Account) -> None:
         """Wait until the checklist may be edited again, unless something else is to be told, or the run ends."""
-        while (left := self._edited + self._every - self._clock.now()) > 0 and not (account.pending or account.ended):
+        while account.touched and not (account.pending or account.ended) and (left := self._left()) > 0:
             await self._clock.sleep(min(left, _LOOK))
             self._look_ahead(account)
+
+    def _left(self) -> float:
+        """Seconds before the checklist may be edited again."""
+        return self._edited + self._every - self._clock.now()
 
     def _board_of(self, run: RunId) -> Board:
         """Where the comments about a run are."""
@@ -151,20 +178,28 @@ class Notifier(Exporter):
             self._failures, self._problem = 0, ""
 
     async def _sent(self, account: Account) -> None:
+        if account.ended:  # there may be little time: the last state goes first
+            await self._ticked(account)
         while account.pending:
             notice = account.pending[0]
             await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
             if account.pending and account.pending[0] is notice:
                 account.pending.popleft()
-        if account.touched:
-            account.touched = False
-            try:
-                text = account.checklist()
-                if text is not None and await self._board_of(account.run).keep(Marker(CHECKLIST, account.run), text):
-                    self._edited = self._clock.now()
-            except BaseException:
-                account.touched = True
-                raise
+        if self._left() <= 0:
+            await self._ticked(account)
+
+    async def _ticked(self, account: Account) -> None:
+        """Bring the checklist up to date."""
+        if not account.touched:
+            return
+        account.touched = False
+        try:
+            text = account.checklist()
+            if text is not None and await self._board_of(account.run).keep(Marker(CHECKLIST, account.run), text):
+                self._edited = self._clock.now()
+        except BaseException:
+            account.touched = True
+            raise
 
     def _failed(self, error: Exception) -> None:
         """Leave the forge alone for a while: as long as it says, else longer each time."""
@@ -173,7 +208,7 @@ class Notifier(Exporter):
         if getattr(error, "final", False):
             self._barred = math.inf
         elif said is not None:
-            self._barred = now + said
+            self._barred = now + max(said, _LOOK)
         else:
             self._pause = now + min(_FIRST_PAUSE * 2**self._failures, _LONGEST_PAUSE)
             self._failures += 1

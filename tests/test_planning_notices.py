@@ -549,6 +549,41 @@ async def test_a_forge_is_left_alone_as_long_as_it_says() -> None:
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
+async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A forge that never answers holds up the end for some seconds, and then it is said how much is missing."""
+    async with VirtualClock() as clock:
+
+        class Hanging(Issue):
+            async def post(self, body: str) -> str:
+                await clock.sleep(float("inf"))
+                return ""
+
+        planning = planner({}, clock, Notifier(Hanging()))
+        assert await planning.execute_with_planning(RUN)
+        await planning.engine.aclose()
+        assert clock.elapsed == 10
+    assert "the latest checklist could not be posted to fake in time" in caplog.text
+
+
+async def test_the_last_state_goes_first_when_a_run_ends() -> None:
+    """When much is left to be posted at the end, the checklist is brought up to date before anything else."""
+    records, expected = await whole()
+    issue = Issue()
+    async with VirtualClock() as clock:
+        await attached(issue, records, clock).export(RUN, records[-1])
+    assert marks(issue)[0].kind == "checklist"
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+@pytest.mark.parametrize("every", [0.0, 2.5])
+async def test_a_forge_that_asks_for_no_time_is_asked_again(every: float) -> None:
+    """A forge that says to try again at once is tried again, and not in an endless loop."""
+    _, expected = await whole()
+    issue = Issue([ForgeError("once more", retry_after=0)] * 3)
+    await carried_out(EVENTFUL, Notifier(issue, every=every), failing=2)
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
 async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
     """Where trying again is in vain, it is not tried; that nothing was posted is said at the end."""
     gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
