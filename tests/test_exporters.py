@@ -15,7 +15,7 @@ from replanning.errors import PluginError, SettingsError
 from replanning.events import AttemptFailed, Contained, Failure, Record, RunEnded, RunOpened
 from replanning.exporters.console import ConsoleExporter
 from replanning.history import MemoryStore
-from replanning.interfaces import Exporter, RunId
+from replanning.interfaces import Exporter, RunId, Surroundings
 from replanning.testing import (
     RecordingExporter,
     ScriptedExecutor,
@@ -68,6 +68,24 @@ async def test_after_the_commit() -> None:
 
     await ReplanningEngine([], store=store, exporters=[Curious()]).execute(chain("a"), failing())
     assert set(seen) == {True}
+
+
+async def test_where_an_exporter_finds_itself() -> None:
+    """Before any run is opened, an exporter is told of the engine's store and clock, where the past of runs can be read."""
+    store, told = MemoryStore(), list[Surroundings]()
+
+    class Curious(Exporter):
+        name = "curious"
+
+        def attach(self, surroundings: Surroundings) -> None:
+            told.append(surroundings)
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock))
+        (found,) = told
+        run = (await engine.execute(chain("a"), failing())).run
+    assert (found.store, found.clock) == (store, clock)
+    assert list(found.store.read(run))
 
 
 async def test_resumed_run() -> None:
