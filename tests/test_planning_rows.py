@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from replanning import Answer, Settings
+from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
@@ -317,6 +317,52 @@ async def test_e3_a_replan_that_fails_is_told_and_escalates() -> None:
     assert planning.result.status == "aborted"
     assert "no usable revision" in planning.result.reason
     assert desk.used == [("write", "write")]
+
+
+@pytest.mark.parametrize("kind", ["none", "retry", "partial_replan"])
+async def test_e4_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
+    """A question about an action that failed and nobody answers is assumed away, on record, and the action is done again."""
+    asks = go_on(
+        replan_needed=kind != "none",
+        replan_type=kind,
+        clarification_needed=True,
+        clarification_questions=["Which?"],
+    )
+    again = revision(action("write", "shout"), action("post", "post"))
+    planning, _, desk = await run(
+        {"decision:execution": (asks, go_on()), "revision": again}, Desk({"write": [MISSING]})
+    )
+
+    assert planning.result.status == "succeeded"
+    assert len(desk.used) == 3
+    (assumed,) = planning.state.clarified
+    assert (assumed.questions, assumed.answer) == (("Which?",), "")
+    assert "nobody answered: Which?" in assumed.assumptions
+
+
+async def test_e3_of_two_failures_none_is_passed_over() -> None:
+    """Two actions fail at once, and a person does not answer about the first: the second is decided about all the same."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
+    apart = {"subtasks": [{"id": "write", "description": "Write it"}, {"id": "post", "description": "Post it"}]}
+    both: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
+    replies: Replies = {
+        "task_decomposition": apart,
+        "action_sequence": both,
+        "decision:execution": (asks, replan("retry"), go_on()),
+    }
+    async with VirtualClock() as clock:
+
+        class Slow(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(1)
+                return await super().__call__(task, context)
+
+        desk = Slow({"write": [MISSING], "post": [MISSING]})
+        planning = coordinator(Model(replies), clock, desk, gate=ScriptedGate([Answer("reject", by="eve")]))
+        await planning.execute_with_planning()
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert sorted(tool for _, tool in desk.used) == ["post", "post", "write", "write"]
 
 
 async def test_e5_an_action_error_is_decided_about_before_the_reflection() -> None:

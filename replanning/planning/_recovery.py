@@ -11,7 +11,7 @@ from replanning._ledger import Ledger
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._policy import Decision, ReplanPolicy
 from replanning._settings import Settings
-from replanning._states import STUCK
+from replanning._states import STUCK, TaskState
 from replanning._triggers import HumanRequest, Trigger
 from replanning._view import PlanView, TaskView
 from replanning.planning._decision import ReplanDecision
@@ -23,6 +23,9 @@ from replanning.planning._replan_records import Consideration
 from replanning.planning._session import PlanningFailed, PlanningHeld, Session
 from replanning.planning._state import Held, Why
 from replanning.planning._steps import about, accepted, again, again_step, is_action, phase_of, reflection_of
+
+_LIKELY = ("what is most likely meant",)
+"""What is assumed where nothing else is."""
 
 _SURE = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
@@ -54,7 +57,8 @@ class Recovery:
         for task in tasks:
             if task.state in STUCK:
                 found = self._phase(task) if phase_of(task.task) else await self._action(task, request, stuck=stuck)
-                return [found] if found is not None else []
+                if found is not None or not stuck:  # else nothing helps this one, but perhaps another
+                    return [found] if found is not None else []
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
                 return await self._feedback(trigger, request)
@@ -102,22 +106,16 @@ class Recovery:
     def _declined(self, task: Task, held: Held) -> Alternative | None:
         """A person did not agree, or nobody answered in time."""
         assert self.session is not None
-        if (
-            held.why == "clarification"
-            and self.session.settings.replanning.goal_understanding.auto_assume_on_no_response
-        ):
-            assumptions = held.assumptions or ("what is most likely meant",)
-            told: list[JsonValue] = [*assumptions, *(f"nobody answered: {question}" for question in held.questions)]
-            self.session.note("assumed", {"questions": list(held.questions), "assumptions": told})
-            return _way(
-                self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {'; '.join(assumptions)}"
-            )
+        if self._assumes(held):
+            assumed = "; ".join(held.assumptions or _LIKELY)
+            return _way(self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {assumed}")
         if held.why == "dangerous" and self.session.loops:
             step = again_step(self.session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
             return _way([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
         if held.why == "approval":
             changes: list[PlanChange] = [ReplaceTask(task_id=task.id, tasks=(accepted(self.session.run.live, task),))]
             return _way(changes, "the replan was declined: what there is counts")
+        self._tell_declined(task.id, held)
         return None
 
     # Actions
@@ -131,16 +129,16 @@ class Recovery:
             return _way([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and stuck:
-            return self._action_declined(task, held)
+            return self._action_declined(task, held, request)
         if task.task.fallbacks:
             return _way([self._fallback(task, request)], f"the declared fallback of {task.id}")
-        if stuck:
+        subject = TaskId(f"{task.id}#{task.attempts}")
+        if stuck and (task.state is TaskState.BLOCKED or subject in session.state.judged):
             return None
         name = session.state.name_of(task.root)
         error = task.failure.message if task.failure is not None else "it failed"
         action: JsonObject = {"id": name, "expected_outcome": about(task.task).get("expected_outcome", "")}
         given: JsonObject = {**session.basis(task.task), "action": action, "errors": error}
-        subject = TaskId(f"{task.id}#{task.attempts}")
         considered = await session.judge(subject, Phase.EXECUTION, given, Cause(error, action=name, lineage=name))
         return await self._follow(task, considered, given, request)
 
@@ -171,12 +169,35 @@ class Recovery:
         if settings.enabled and settings.trigger_on_error and decision is not None and not known:
             session.note("reflection", {"task": subject, "action": name, **reflected(name, decision)})
 
-    def _action_declined(self, task: TaskView, held: Held) -> Alternative | None:
+    def _action_declined(self, task: TaskView, held: Held, request: ReplanRequest) -> Alternative | None:
         assert self.session is not None
-        if held.why == "clarification":
-            self.session.note("assumed", {"questions": list(held.questions), "assumptions": list(held.assumptions)})
+        if not self._assumes(held):
+            self._tell_declined(task.id, held)
+            return None
+        if held.target is not None:
             return _way(self._replan(task, held.target, held.text, "assumed"), "nobody answered")
-        return None
+        # Not the change that was asked about: nobody has agreed to that one.
+        said: JsonObject = {**about(task.task), "assumed": held.text}
+        changed: dict[str, object] = {"id": request.view.fresh_id(task.id), "depends_on": ()}
+        once_more = task.task.model_copy(update={**changed, "metadata": {**task.task.metadata, "planning": said}})
+        return _way([ReplaceTask(task_id=task.id, tasks=(once_more,))], "nobody answered")
+
+    def _assumes(self, held: Held) -> bool:
+        """Put on record what is assumed where nobody has answered; whether anything is."""
+        assert self.session is not None
+        goal = self.session.settings.replanning.goal_understanding
+        if held.why != "clarification" or not goal.auto_assume_on_no_response:
+            return False
+        assumptions = held.assumptions or _LIKELY
+        told: list[JsonValue] = [*assumptions, *(f"nobody answered: {question}" for question in held.questions)]
+        self.session.note("assumed", {"questions": list(held.questions), "assumptions": told})
+        return True
+
+    def _tell_declined(self, task: TaskId, held: Held) -> None:
+        """Put on record that it ends here, unless that was said when the person was asked."""
+        assert self.session is not None
+        if self.session.state.completion is None:
+            self.session.intervene(f"{task} cannot go on: a person has declined ({held.text})")
 
     @staticmethod
     def _fallback(task: TaskView, request: ReplanRequest) -> PlanChange:
