@@ -8,7 +8,7 @@ from replanning import Answer, Settings, Task
 from replanning.errors import SettingsError
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.planning import Phase, UnclearGoal, parse_planning
+from replanning.planning import Phase, PlanningCoordinator, UnclearGoal, parse_planning
 from replanning.testing import ScriptedGate, VirtualClock, broken_promises
 from tests.planning_parts import (
     GOAL,
@@ -141,26 +141,74 @@ async def test_j5_an_outcome_is_compared_with_what_was_expected() -> None:
     assert [tool for _, tool in desk.used] == ["write", "write", "post"]
 
 
+class Strike(Desk):
+    """While whose tool `write` is used, the tool `post` goes down."""
+
+    planning: PlanningCoordinator
+
+    async def __call__(self, task: Task, context: object) -> JsonValue:
+        """Use the tool of a task."""
+        if task.tool == "write" and self.planning.run is not None:
+            self.planning.run.change_resource("post", available=False, reason="the post is on strike")
+        return await super().__call__(task, context)
+
+
 async def test_j5_preconditions_are_checked() -> None:
-    """An action whose tool is down waits; the model replans around it, and the tool is not used."""
-    replies: Replies = {
-        "decision:execution": (replan("partial_replan"), go_on()),
-        "revision": revision(action("post", "shout")),
-    }
-    settings = Settings.model_validate({"judge_on": "every_action"})
+    """An action whose tool has gone down does not run: the model is told why, and replans around it."""
+    seen, desk = list[str](), Strike()
+    script = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
     async with VirtualClock() as clock:
-
-        class Down(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                if task.tool == "write" and planning.run is not None:
-                    planning.run.change_resource("post", available=False, reason="the post is on strike")
-                return await super().__call__(task, context)
-
-        desk = Down()
-        planning = coordinator(Model(replies), clock, desk, settings=settings)
+        planning = desk.planning = coordinator(model, clock, desk)
         assert await planning.execute_with_planning()
 
     assert [tool for _, tool in desk.used] == ["write", "shout"]
+    (told,) = [prompt for prompt in seen if kind_of(prompt) == "decision:execution"]
+    assert "post needs the tool 'post', which is not available: the post is on strike" in told.replace("\\u0027", "'")
+
+
+async def test_j5_a_tool_that_is_down_has_its_fallback() -> None:
+    """An action whose tool has gone down is carried out by its declared fallback, and no model is asked."""
+    planned: JsonObject = {"actions": [action("write", "write"), action("post", "post", fallback_strategy="shout")]}
+    model, desk = Model({"action_sequence": planned}), Strike()
+    async with VirtualClock() as clock:
+        planning = desk.planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "shout"]
+    assert "decision:execution" not in model.asked
+
+
+async def test_e1_a_tool_that_stays_down_is_not_passed_over() -> None:
+    """Where the model decides nothing about a tool that is down, the run ends and says which action needs it."""
+    desk, model = Strike(), Model()
+    async with VirtualClock() as clock:
+        planning = desk.planning = coordinator(model, clock, desk)
+        assert not await planning.execute_with_planning()
+
+    assert model.asked.count("decision:execution") == 1
+    assert "post needs the tool 'post', which is not available: the post is on strike" in planning.result.reason
+    assert (planning.state.completion or {})["status"] == "requires_human_intervention"
+
+
+async def test_e5_a_run_that_is_cut_short_has_a_summary() -> None:
+    """A run that its budget ends before anybody could sum it up says how far it came and why, whatever errors hold."""
+    failing = Desk({"post": [OSError("\x1b[31mno post\x1b[0m")] * 9})
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate({"budget": {"calls": 6}})
+        planning = coordinator(Model(), clock, failing, settings=settings)
+        assert not await planning.execute_with_planning()
+
+    completion = planning.state.completion or {}
+    assert completion["status"] == "requires_human_intervention"
+    summary = completion["summary"]
+    assert isinstance(summary, dict)
+    assert (summary["tasks_completed"], summary["tasks_failed"], summary["goal_achieved"]) == (1, 1, False)
+    assert planning.state.actions == {"write": True, "post": False}
 
 
 async def test_j31_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear() -> None:

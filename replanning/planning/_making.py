@@ -9,15 +9,14 @@ from replanning._errors import BudgetExceeded, LLMError
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
-from replanning.planning._building import (
-    tasks_of,
-)
+from replanning.planning._building import tasks_of
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._dividing import divide
 from replanning.planning._outputs import (
     ActionPlan,
     CompletionReply,
     PlanningReply,
+    Summary,
     TaskDecomposition,
     parse_planning,
     parse_reply,
@@ -26,6 +25,7 @@ from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
 from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._standing import finished
 from replanning.planning._state import PlanVersion
 from replanning.planning._steps import about, again, install, phase_of, phase_task
 
@@ -232,7 +232,10 @@ class Making:
         """Judge what was achieved: revise the plan, end, or leave it to a person (E5, J36)."""
         session = self._session
         if accepted:
-            session.note("completion", {**output, "phase": "completion", "status": "accepted"})
+            done, failed = finished(session.run.live)
+            unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=failed)
+            said: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
+            session.note("completion", {**said, "phase": "completion", "status": "accepted"})
             return output
         given: JsonObject = {**session.basis(task), "result": output}
         considered = await session.judge(task.id, Phase.REFLECTION, given)

@@ -7,6 +7,7 @@ wrong with it, so that the model can be told.
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import Annotated, Final, Literal, Self, TypeVar
 
@@ -28,7 +29,9 @@ _NO_OBJECT: Final = (
     "the reply holds no JSON object; one that is cut off, has a field twice, or holds NaN or Infinity is none"
 )
 
-_Text = Annotated[Text, Field(max_length=20_000)]
+_LONGEST_TEXT: Final = 20_000
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_Text = Annotated[Text, Field(max_length=_LONGEST_TEXT)]
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=1000)]
@@ -220,6 +223,11 @@ class InterventionSummary(Summary):
     reason: _Text
     current_state: _Text = ""
     recommendations: _Texts = ()
+
+
+def sayable(text: str) -> str:
+    """Text of somebody else's, such as of an error, as it may stand in a summary."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)[:_LONGEST_TEXT]
 
 
 class RequiresHumanIntervention(_Written):

@@ -11,7 +11,7 @@ from replanning._ledger import Ledger
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._policy import Decision, ReplanPolicy
 from replanning._settings import Settings
-from replanning._states import STUCK, TaskState
+from replanning._states import STUCK, WAITING, TaskState
 from replanning._triggers import HumanRequest, Trigger
 from replanning._view import PlanView, TaskView
 from replanning.planning._decision import ReplanDecision
@@ -62,6 +62,10 @@ class Recovery:
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
                 return await self._feedback(trigger, request)
+        for task in tasks:
+            if is_action(task.task) and task.state in WAITING and self._is_down(task):
+                found = await self._without_tool(task, request, stuck=stuck)
+                return [found] if found is not None else []
         return []
 
     # Phases
@@ -168,6 +172,34 @@ class Recovery:
         known = any(one.get("task") == subject for one in session.state.reflections)
         if settings.enabled and settings.trigger_on_error and decision is not None and not known:
             session.note("reflection", {"task": subject, "action": name, **reflected(name, decision)})
+
+    def _is_down(self, task: TaskView) -> bool:
+        assert self.session is not None
+        spec = self.session.available().get(task.task.tool or "")
+        return spec is not None and not spec.available
+
+    async def _without_tool(self, task: TaskView, request: ReplanRequest, *, stuck: bool) -> Alternative | None:
+        """An action that waits for a tool that is down: its fallback, else what the model decides; None is to wait."""
+        session, tool = self.session, task.task.tool or ""
+        assert session is not None
+        reason = session.standing.down.get(tool, "")
+        error = f"{task.id} needs the tool {tool!r}, which is not available{f': {reason}' if reason else ''}"
+        if stuck:  # the model was asked when it went down
+            return self._no_way(task, error)
+        if task.task.fallbacks:
+            return _way([self._fallback(task, request)], f"the declared fallback of {task.id}: {error}")
+        name = session.state.name_of(task.root)
+        action: JsonObject = {"id": name, "expected_outcome": about(task.task).get("expected_outcome", "")}
+        given: JsonObject = {**session.basis(task.task), "action": action, "errors": error}
+        considered = await session.manager.consider(Phase.EXECUTION, given, Cause(error, action=name, lineage=name))
+        decision, ruling = considered.decision, considered.ruling
+        waits = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
+        follows = ruling.executes or ruling.kind == "ask"
+        if not ruling.questions and (waits or not follows):
+            if follows:  # to try again is to wait
+                session.manager.record_decision(considered, executed=False)
+            return None
+        return await self._follow(task, considered, given, request)
 
     def _action_declined(self, task: TaskView, held: Held, request: ReplanRequest) -> Alternative | None:
         assert self.session is not None

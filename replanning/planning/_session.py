@@ -20,7 +20,7 @@ from replanning._settings import Settings
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
 from replanning.planning._manager import Apply, ReplanManager, explained
-from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention
+from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
 from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
@@ -83,7 +83,7 @@ class Session:
         self.prompts = ReplanPromptBuilder(
             prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
         )
-        self._state, self._standing = PlanningState(), Standing()
+        self._state, self.standing = PlanningState(), Standing()
         life = run._life
         meter = RunMeter("planning", life.ledger.spending, run.charge, run._spans)
         self._most = llm.max_tokens
@@ -105,7 +105,7 @@ class Session:
         """What the journal tells by now."""
         for record in self.run._life.journal.store.read(self.run.id, after=self._state.seq):
             self._state.fold(record)
-            self._standing.fold(record, self.run.live)
+            self.standing.fold(record, self.run.live)
         return self._state
 
     def note(self, kind: str, data: JsonObject) -> None:
@@ -159,7 +159,7 @@ class Session:
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": about(task).get("reason", "") if task is not None else "",
             "executed": executed(self.run.live, state),
-            **self._standing.told(self.run.live, state),
+            **self.standing.told(self.run.live, state),
         }
         return {name: value for name, value in given.items() if value}
 
@@ -233,7 +233,7 @@ class Session:
             tasks_failed=failed,
             key_outcomes=outcomes,
             revision_attempts=counts.plan_revisions,
-            reason=reason,
+            reason=sayable(reason),
             current_state=f"{done} actions are done, {failed} have failed; {counts.total} replans were made",
             recommendations=recommendations,
         )

@@ -23,22 +23,26 @@ _LONGEST: Final = 2_000
 
 
 class Standing:
-    """Folds what the state of tasks does not tell: failures that were made good, and why something is down."""
+    """Folds what the state of tasks does not tell: failures that were made good, and why something is down.
+
+    Attributes:
+        down: the tools that are not available, and why, where that was said.
+    """
 
     def __init__(self) -> None:
         self._errors = self._in_a_row = 0
-        self._down: dict[str, str] = {}
+        self.down: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Standing {self._errors} errors, {self._in_a_row} in a row, {len(self._down)} down>"
+        return f"<Standing {self._errors} errors, {self._in_a_row} in a row, {len(self.down)} down>"
 
     def fold(self, record: Record, live: LivePlan) -> None:
         """Take in a record; those that do not concern actions or what they use are passed over."""
         body = record.body
         if isinstance(body, ResourceUpdated):
-            self._down.pop(body.name, None)
+            self.down.pop(body.name, None)
             if body.available is False:
-                self._down[body.name] = body.reason
+                self.down[body.name] = body.reason
         elif isinstance(body, AttemptFailed | AttemptTimedOut | AttemptSucceeded):
             if body.task not in live or not is_action(live.entry(body.task).task):
                 return
@@ -59,7 +63,7 @@ class Standing:
         ]
         down: list[JsonValue] = [
             {"name": name, "available": False, **({"reason": reason} if reason else {})}
-            for name, reason in self._down.items()
+            for name, reason in self.down.items()
         ]
         progress: JsonObject = {
             "done": sum(is_done(live, entry) for entry in entries.values()),

@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 from replanning._changes import touched
 from replanning._ids import TaskId
+from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut
 from replanning._plan import JsonObject
-from replanning._records import PlanningNoted, QuestionAnswered, QuestionAsked, Record
+from replanning._records import PlanningNoted, QuestionAnswered, QuestionAsked, Record, RunEnded
 from replanning.planning._limits import Counts
+from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote, ReplanStage
 
@@ -96,6 +98,7 @@ class PlanningState(_Part):
         clarified: what was asked and answered, oldest first.
         calls: the arguments that were found for actions, by their tasks.
         reflections: what the model thought of executed actions.
+        actions: the actions that were executed, and whether each has succeeded in the end.
         completion: how it ended, in the form of the specification (J13, J36).
     """
 
@@ -112,6 +115,7 @@ class PlanningState(_Part):
     clarified: list[Clarified] = []
     calls: dict[str, JsonObject] = {}
     reflections: list[JsonObject] = []
+    actions: dict[str, bool] = {}
     completion: JsonObject | None = None
 
     @classmethod
@@ -134,6 +138,24 @@ class PlanningState(_Part):
                 self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
             self._answered(self.held[self.questions[body.question]], body)
+        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
+            if body.task.partition("~")[0] not in list(Phase):
+                self.actions[body.task] = isinstance(body, AttemptSucceeded)
+        elif isinstance(body, RunEnded) and body.status in ("failed", "aborted") and self.completion is None:
+            self.completion = self._cut_short(body.reason)
+
+    def _cut_short(self, reason: str) -> JsonObject:
+        """The summary of a run that came to its end before anybody could sum it up, such as by its budget."""
+        done = sum(self.actions.values())
+        summary = InterventionSummary(
+            goal_achieved=False,
+            tasks_completed=done,
+            tasks_failed=len(self.actions) - done,
+            revision_attempts=self.counts.plan_revisions,
+            reason=sayable(reason),
+            current_state=f"{done} actions are done; {self.counts.total} replans were made",
+        )
+        return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 
     def _answered(self, held: Held, body: QuestionAnswered) -> None:
         held.verdict = body.verdict
