@@ -182,7 +182,9 @@ def test_version(tmp_path: Path) -> None:
         assert cli(tmp_path, wanted).stdout.startswith(f"replanning {__version__}")
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "resume", "pause", "validate", "schema", "simulate", "providers"])
+@pytest.mark.parametrize(
+    "command", ["demo", "run", "resume", "pause", "validate", "schema", "simulate", "providers", "tools"]
+)
 def test_help_teaches(command: str) -> None:
     """The help of every command shows what to type."""
     text = CliRunner().invoke(app, [command, "--help"]).stdout

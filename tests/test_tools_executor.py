@@ -164,7 +164,7 @@ def test_all_errors_are_of_the_library():
         for name in tools.__all__
         if isinstance(value := getattr(tools, name), type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 11
+    assert len(errors) == 15
     assert all(issubclass(error, ToolError) and issubclass(error, ReplanningError) for error in errors)
 
 

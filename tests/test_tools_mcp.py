@@ -1,51 +1,31 @@
-"""Tools of MCP servers: real servers, made with the official SDK, over stdin and stdout and over HTTP."""
+"""Tools of MCP servers: real processes, made with the official SDK."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from pydantic import JsonValue
 
-from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Task
-from replanning.events import AttemptFailed, Body, ResourceChanged, ResourceUpdated, TriggerFired
+from replanning import Plan, PlanError
 from replanning.tools import (
     InvalidArguments,
     McpNotInstalled,
     McpServerLost,
     McpToolFailed,
-    ToolExecutor,
     ToolOutputTooLarge,
     ToolTimedOut,
     ToolUnavailable,
     TransientMcpServerLost,
     check_machine,
 )
+from tests.mcp_parts import Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.tools_parts import PATIENCE, Attempt, Pulse
-
-SERVER = Path(__file__).with_name("mcp_server.py")
-
-
-def command(*arguments: object) -> list[str]:
-    """How the server is started."""
-    return [sys.executable, str(SERVER), *map(str, arguments)]
-
-
-def plan(
-    *arguments: object, tools: list[object] | None = None, tasks: list[object] | None = None, **server: Any
-) -> Plan:
-    """A plan with the server `web`."""
-    described = server if "url" in server else {"command": command(*arguments), **server}
-    parts: dict[str, object] = {"goal": {"objective": "test"}, "mcp": {"web": described}}
-    return Plan.model_validate({**parts, "tools": tools or [], "tasks": tasks or []})
 
 
 @pytest.fixture
@@ -53,82 +33,6 @@ def pulse(tmp_path: Path) -> Iterator[Pulse]:
     """A pipe that servers hold open as long as they live."""
     with Pulse(tmp_path) as pipe:
         yield pipe
-
-
-def use(name: str, /, **arguments: JsonValue) -> Task:
-    """A task for a tool."""
-    return Task(id="a", tool=name, arguments=arguments)
-
-
-class Reports:
-    """What a run is told of its tools."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, bool, str]] = []
-        self._changed = anyio.Event()
-
-    def __call__(self, name: str, /, *, available: bool, reason: str) -> None:
-        self.seen.append((name, available, reason))
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def until(self, name: str, *, available: bool) -> str:
-        """Wait until a tool has become available, or ceased to be; why."""
-        with anyio.fail_after(PATIENCE):
-            while True:
-                for seen in self.seen:
-                    if seen[:2] == (name, available):
-                        return seen[2]
-                await self._changed.wait()
-
-
-class Pauses:
-    """A clock that notes how long somebody wants to sleep, and lets them go on at once, or when it is told to."""
-
-    def __init__(self, go: anyio.Event | None = None) -> None:
-        self.slept: list[float] = []
-        self._go = go
-
-    def now(self) -> float:
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        if self._go is not None:
-            await self._go.wait()
-        await anyio.lowlevel.checkpoint()
-
-
-@asynccontextmanager
-async def open_executor(wanted: Plan, **options: Any) -> AsyncIterator[tuple[ToolExecutor, Plan]]:
-    """An executor for a plan, with its tools discovered."""
-    with anyio.fail_after(PATIENCE):
-        async with ToolExecutor(wanted, **options) as executor:
-            yield executor, await executor.discover(wanted)
-
-
-@contextmanager
-def serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that serves over HTTP, and its address."""
-    with subprocess.Popen(command("--http", *arguments), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp"
-        finally:
-            process.kill()
-
-
-async def until(pulse: Pulse, text: bytes) -> bytes:
-    """What a server shows until it has shown a text, or is gone."""
-    seen = b""
-    while text not in seen and (more := await pulse.beat()):
-        seen += more
-    return seen
-
-
-async def hanging(pulse: Pulse) -> int:
-    """Wait until the server hangs at a call; its process."""
-    return int((await until(pulse, b"\n")).split()[1])
 
 
 async def test_what_a_server_has_is_discovered():
@@ -323,182 +227,6 @@ async def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path):
     assert str(caught.value) == (
         f"tool 'web.search' needs the MCP server 'web'; which is not there: {said}; it was given up after 5 more tries"
     )
-
-
-async def run_of(
-    wanted: Plan, acting: Callable[[PlanRun], Coroutine[Any, Any, None]], *, watched: bool = True
-) -> tuple[PlanRun, list[Body]]:
-    """Carry out a plan with its servers, and act on the run meanwhile; the run, ended, and its journal."""
-    engine = ReplanningEngine(["repair"])
-    async with (
-        open_executor(wanted) as (executor, found),
-        engine.open(found) as run,
-        anyio.create_task_group() as group,
-    ):
-        if watched:
-            executor.watch(run.change_resource)
-        group.start_soon(acting, run)
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.output = await executor(task, attempt.context)
-        executor.watch(None)
-    await engine.aclose()
-    return run, [record.body for record in engine.store.read(run.id)]
-
-
-async def test_a_tool_of_equal_capability_takes_over(tmp_path: Path, pulse: Pulse):
-    """A server that dies mid-plan is a resource that is gone: `repair` has the task done by another tool, and the run ends well."""
-    down = tmp_path / "down"
-    described = Plan.model_validate(
-        {
-            "goal": {"objective": "test"},
-            "mcp": {"web": {"command": command("--pulse", pulse.path, "--down", down), "tools": ["hang", "say"]}},
-            "tools": [
-                {"name": "look", "kind": "mcp", "server": "web", "tool": "hang", "capability": "look"},
-                {"name": "local", "kind": "shell", "command": "echo found", "capability": "look"},
-            ],
-            "tasks": [{"id": "a", "tool": "look"}, {"id": "b", "tool": "local", "depends_on": ["a"]}],
-        }
-    )
-
-    async def kill(run: PlanRun) -> None:
-        process = await hanging(pulse)
-        down.touch()
-        os.kill(process, signal.SIGKILL)
-
-    run, journal = await run_of(described, kill, watched=False)  # then the run learns it from the task that uses it
-    assert run.result.status == "succeeded"
-    assert run.result.outputs["a"]["stdout"] == "found"
-    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "look"]
-    assert (changed[0].available, changed[0].reason) == (False, "MCP server 'web': its process has ended")
-    [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
-    assert "the MCP server 'web' went away while it was at work" in failed.failure.message
-    assert not run.live.tools["look"].available
-
-
-async def test_the_rest_learns_that_a_server_is_gone(tmp_path: Path, pulse: Pulse):
-    """What waits for a server that has died triggers replanning, before it is tried; the trigger says why."""
-    down = tmp_path / "down"
-    described = Plan.model_validate(
-        {
-            "goal": {"objective": "test"},
-            "mcp": {"web": {"command": command("--pulse", pulse.path, "--down", down)}},
-            "tools": [
-                {
-                    "name": "say",
-                    "kind": "mcp",
-                    "server": "web",
-                    "tool": "say",
-                    "capability": "talk",
-                    "dangerous": False,
-                },
-                {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"},
-            ],
-            "tasks": [
-                {"id": "a", "tool": "web.hang", "optional": True},
-                {"id": "b", "tool": "say", "arguments": {"text": "hi"}, "depends_on": ["a"]},
-            ],
-        }
-    )
-
-    async def kill(run: PlanRun) -> None:
-        process = await hanging(pulse)
-        down.touch()
-        os.kill(process, signal.SIGKILL)
-
-    run, journal = await run_of(described, kill)
-    fired = [body.trigger for body in journal if isinstance(body, TriggerFired)]
-    gone = next(trigger for trigger in fired if isinstance(trigger, ResourceChanged) and trigger.name == "say")
-    assert (
-        gone.reason
-        == "'say' is unavailable (MCP server 'web': its process has ended), and 1 waiting task needs it: 'b'"
-    )
-    assert run.result.outputs["b"]["stdout"] == "hi"
-
-
-async def test_a_server_that_comes_back_is_used_again(tmp_path: Path, pulse: Pulse):
-    """A task that may be done again is, once its server has been started again: nothing else is changed."""
-    described = plan("--pulse", pulse.path, tasks=[{"id": "a", "tool": "web.hang", "idempotent": True, "retry": {}}])
-    seen, held = list[int](), os.open(pulse.path, os.O_WRONLY)
-
-    async def kill(run: PlanRun) -> None:
-        for _ in range(2):
-            seen.append(await hanging(pulse))
-            if len(seen) == 1:
-                os.kill(seen[0], signal.SIGKILL)
-        run.cancel_task("a", reason="it has been seen")
-
-    try:
-        _, journal = await run_of(described, kill)
-    finally:
-        os.close(held)
-    assert seen[0] != seen[1]
-    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "web.hang"]
-    assert [body.available for body in changed] == [False, True]
-
-
-async def test_dangerous_tools_are_gated():
-    """A tool that its server does not call harmless is not put into a plan without a person's agreement."""
-    described = Plan.model_validate(
-        {
-            "goal": {"objective": "test"},
-            "mcp": {"web": {"command": command()}},
-            "tools": [{"name": "bad", "kind": "shell", "command": "exit 3"}],
-            "tasks": [{"id": "a", "tool": "bad", "fallbacks": [{"tool": "web.wipe", "arguments": {"path": "p"}}]}],
-        }
-    )
-
-    async def nothing(run: PlanRun) -> None:
-        pass
-
-    run, _ = await run_of(described, nothing)
-    assert run.result.status == "needs_human"
-
-
-async def test_over_http():
-    """A server that serves over HTTP is found, asked, and missed when it dies; its tools are back when it is."""
-    reports = Reports()
-    with serving() as (process, url):
-        async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
-            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
-            output = await executor(use("web.search", query="x", limit=1), Attempt("1"))
-            assert output["json"] == {"found": ["x 1"]}
-            executor.watch(reports)
-            reports.seen.clear()
-            process.kill()
-            process.wait()
-            with pytest.raises(McpServerLost):
-                await executor(use("web.search", query="x"), Attempt("2"))
-            assert await reports.until("web.search", available=False)
-
-
-async def test_an_address_where_nobody_is():
-    """Where nothing listens the server is unavailable, and its reason says so."""
-    with serving() as (process, url):
-        process.kill()
-        process.wait()
-    async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
-        assert found.tools == ()
-        assert "ConnectError" in executor.unavailable_servers["web"]
-
-
-async def test_a_server_over_http_that_comes_back():
-    """A server over HTTP that is there again at its address is reached again, and answers."""
-    reports, go = Reports(), anyio.Event()
-    with serving() as (first, url):
-        async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, _):
-            executor.watch(reports)
-            reports.seen.clear()
-            first.kill()
-            first.wait()
-            with pytest.raises(McpServerLost):
-                await executor(use("web.search", query="x"), Attempt("1"))
-            with serving("--port", url.split(":")[2].split("/")[0]):
-                go.set()
-                await reports.until("web.search", available=True)
-                output = await executor(use("web.search", query="x", limit=1), Attempt("2"))
-    assert output["json"] == {"found": ["x 1"]}
-    assert [seen[1] for seen in reports.seen if seen[0] == "web.search"] == [False, True]
 
 
 async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch):
