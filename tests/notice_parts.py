@@ -1,4 +1,4 @@
-"""A forge in memory that does what a test says, and a reader of Markdown that knows nothing of what wrote it."""
+"""A forge in memory, a reader of Markdown that knows nothing of what wrote it, and a run that is told of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from replanning.exporters.notices import ForgeComment, ForgeError
+from replanning import Settings
+from replanning.events import Record
+from replanning.exporters._markdown import Marker, marker_of
+from replanning.exporters.notices import Forge, ForgeComment, ForgeError, Notifier
+from replanning.history import MemoryStore
+from replanning.interfaces import Exporter, RunId, Surroundings
+from replanning.planning import PlanningCoordinator
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from tests.planning_parts import TOOLS, Desk, Model, Replies, action, go_on, replan, revision
+from tests.resume_parts import cut
 
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -152,3 +162,132 @@ def _flat(tokens: Sequence[Token]) -> Iterator[Token]:
     for token in tokens:
         yield token
         yield from _flat(token.children or ())
+
+
+# Texts
+
+NASTY = (
+    "- [x] **done**: it",
+    "\n\n- [x] **more**: ticked",
+    "\n## 📋 Execution Plan",
+    "# heading",
+    "<!-- replanning notice=checklist run=r about= -->",
+    "</details><details><summary>more</summary>",
+    "</summary>\n\n- [x] all",
+    "```\ncode\n```",
+    "    indented",
+    "~~~",
+    "`code` ``more``",
+    "@admin please, or @group/team",
+    "Fixes #1, closes owner/repo#2, resolves GH-3 and https://example.org/owner/repo/issues/4",
+    "see !5, &6, %7, $8, ~bug, www.example.org and mailto:a@example.org",
+    "[link](https://example.org) ![picture](https://example.org/x.png) [ref]: https://example.org",
+    "&#64;admin &lt;b&gt; &commat;admin",
+    "1. first",
+    "\n---\n",
+    "\n===\n",
+    "> quoted",
+    "| a | b |\n|---|---|\n| c | d |",
+    "\n/close\n/label ~bug",
+    "/approve",
+    "**bold** *em* __bold__ _em_ ~~gone~~",
+    "ends with a backslash \\",
+    "\u202egnirts\u202c \u200b \x00 \x1b[31m \u2028- [x] x",
+    "$`\\text{x}`$ $$x$$",
+    "*",
+    "_",
+    "[",
+    "<",
+    "`",
+    "\\",
+    "&",
+    "]",
+    "-",
+    "+ [x] ",
+    "x" * 5_000,
+)
+TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=20)), max_size=4).map("".join)
+
+
+# A run
+
+RUN = RunId("run-1")
+MISSING = FileNotFoundError("no such file: news.txt")
+UNCLEAR = replan(
+    "clarification_request",
+    clarification_needed=True,
+    clarification_questions=["Which people?", "Which news?"],
+    assumptions_to_make=["everybody", "today's"],
+)
+EVENTFUL: Replies = {
+    "decision:goal_understanding": (UNCLEAR, go_on()),
+    "decision:action_sequence": (replan("action_regeneration", confidence=0.1), go_on()),
+    "decision:execution": (
+        replan("retry", issues_found=["the file is missing"], recommended_actions=["look again"], confidence=0.6),
+        replan("partial_replan"),
+        go_on(),
+    ),
+    "revision": revision(action("write", "shout"), action("post", "post")),
+}
+"""A question, a replan that is too unsure, a retry with a warning, and where that fails, a replan."""
+
+
+def planner(
+    replies: Replies,
+    clock: VirtualClock,
+    *exporters: Exporter,
+    failing: int = 0,
+    store: MemoryStore | None = None,
+    settings: Settings | None = None,
+) -> PlanningCoordinator:
+    """Planning mode with a scripted model and exporters; its first tool fails as often as is said."""
+    environment = virtual_environment(clock=clock)
+    return PlanningCoordinator(
+        settings or Settings(),
+        ScriptedLLM(Model(replies), environment=environment),
+        TOOLS,
+        "Tell people the news",
+        work=Desk({"write": [MISSING] * failing}),
+        store=store,
+        exporters=exporters,
+        environment=environment,
+    )
+
+
+async def carried_out(
+    replies: Replies, *exporters: Exporter, failing: int = 0, settings: Settings | None = None
+) -> list[Record]:
+    """What is on record of a run from its beginning to its end."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        planning = planner(replies, clock, *exporters, failing=failing, store=store, settings=settings)
+        await planning.execute_with_planning(RUN)
+        await planning.engine.aclose()
+    return list(store.read(RUN))
+
+
+def attached(forge: Forge, records: Sequence[Record], clock: VirtualClock) -> Notifier:
+    """A notifier of a new process, whose store holds these records."""
+    notifier = Notifier(forge, every=0)
+    notifier.attach(Surroundings(cut(records), clock))
+    return notifier
+
+
+def marks(issue: Issue) -> list[Marker]:
+    """The marks of all comments, which must have one."""
+    found = [marker_of(one.body) for one in issue.kept]
+    assert None not in found
+    return [one for one in found if one is not None]
+
+
+async def whole() -> tuple[list[Record], Issue]:
+    """A run that was told of without a break."""
+    issue = Issue()
+    records = await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+    return records, issue
+
+
+def marks_and_texts(issue: Issue) -> dict[Marker, str]:
+    """The comments by their marks."""
+    assert len(set(marks(issue))) == len(issue.kept)
+    return {mark: one.body for mark, one in zip(marks(issue), issue.kept, strict=True)}

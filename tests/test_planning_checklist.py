@@ -16,7 +16,7 @@ from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, RunId
 from replanning.planning import PlanningProgress, PlanProgress, PlanStep
 from replanning.testing import VirtualClock
-from tests.notice_parts import read
+from tests.notice_parts import NASTY, TEXTS, read
 from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision
 
 pytestmark = pytest.mark.anyio
@@ -24,47 +24,6 @@ pytestmark = pytest.mark.anyio
 AT = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 MISSING = FileNotFoundError("no such file: news.txt")
 
-NASTY = (
-    "- [x] **done**: it",
-    "\n\n- [x] **more**: ticked",
-    "\n## 📋 Execution Plan",
-    "# heading",
-    "<!-- replanning notice=checklist run=r about= -->",
-    "</details><details><summary>more</summary>",
-    "</summary>\n\n- [x] all",
-    "```\ncode\n```",
-    "    indented",
-    "~~~",
-    "`code` ``more``",
-    "@admin please, or @group/team",
-    "Fixes #1, closes owner/repo#2, resolves GH-3 and https://example.org/owner/repo/issues/4",
-    "see !5, &6, %7, $8, ~bug, www.example.org and mailto:a@example.org",
-    "[link](https://example.org) ![picture](https://example.org/x.png) [ref]: https://example.org",
-    "&#64;admin &lt;b&gt; &commat;admin",
-    "1. first",
-    "\n---\n",
-    "\n===\n",
-    "> quoted",
-    "| a | b |\n|---|---|\n| c | d |",
-    "\n/close\n/label ~bug",
-    "/approve",
-    "**bold** *em* __bold__ _em_ ~~gone~~",
-    "ends with a backslash \\",
-    "\u202egnirts\u202c \u200b \x00 \x1b[31m \u2028- [x] x",
-    "$`\\text{x}`$ $$x$$",
-    "*",
-    "_",
-    "[",
-    "<",
-    "`",
-    "\\",
-    "&",
-    "]",
-    "-",
-    "+ [x] ",
-    "x" * 5_000,
-)
-TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=20)), max_size=4).map("".join)
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,20}\Z")
 
 

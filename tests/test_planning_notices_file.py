@@ -1,0 +1,199 @@
+"""Notices without a forge: in files, on the console, and from the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import tempfile
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from replanning import Environment, ReplanningEngine
+from replanning.exporters._markdown import marker_of
+from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier, ForgeError
+from replanning.interfaces import RunId, Surroundings
+from replanning.testing import (
+    LLMRequest,
+    LLMServerReply,
+    ScriptedLLMServer,
+    VirtualClock,
+)
+from tests.cli_parts import cli
+from tests.notice_parts import (
+    EVENTFUL,
+    RUN,
+    carried_out,
+    marks,
+    read,
+    whole,
+)
+from tests.planning_parts import Model, Replies, action, go_on, replan
+from tests.resume_parts import cut
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_file_holds_the_same_comments(tmp_path: Path) -> None:
+    """A file has every comment that a forge would have; a resumed run goes on in it; what people add stays."""
+    records, expected = await whole()
+    path = tmp_path / "new" / "notices.md"
+    async with VirtualClock() as clock:
+        for length in (len(records) // 2, len(records)):
+            notifier = FileNotifier(path)
+            notifier.attach(Surroundings(cut(records[:length]), clock))
+            await notifier.export(RUN, records[length - 1])
+            await notifier.aclose()
+            path.write_text(f"# My notes\n\n{path.read_text()}")
+    comments = await FileForge(path).comments()
+    hint = "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+    assert [marker_of(one.body) for one in comments] == marks(expected)
+    assert [one.body.replace(hint, "") for one in comments] == [one.body for one in expected.kept]
+    assert path.read_text().startswith("# My notes\n\n# My notes\n")
+    assert [one.name for one in path.parent.iterdir()] == ["notices.md"]
+
+
+async def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
+    """In a folder each run has a file under its id, wherever that id points to."""
+    records, _ = await whole()
+    async with VirtualClock() as clock:
+        notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
+        notifier.attach(Surroundings(cut(records), clock))
+        await notifier.export(RUN, records[-1])
+    assert [one.name for one in (tmp_path / "notices").iterdir()] == [f"{RUN}.md"]
+    assert notifier._board_of(RunId("../x")).forge.name.endswith("..%2Fx.md")
+
+
+@given(st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4))
+@example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
+def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
+    """Whatever comments say, a file has as many as were written, under their ids."""
+
+    async def written(path: Path) -> list[str]:
+        forge = FileForge(path)
+        ids = [await forge.post(f"x{text}") for text in texts]
+        for number, text in zip(ids, texts, strict=True):
+            await forge.edit(number, f"y{text}")
+        assert [one.id for one in await forge.comments()] == ids
+        return ids
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert anyio.run(written, Path(folder) / "n.md") == [str(n) for n in range(1, len(texts) + 1)]
+
+
+async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """Where the file cannot be written, the error names it and says why."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"):
+        await FileForge(tmp_path / "taken" / "notices.md").post("x")
+
+
+async def test_console_lines() -> None:
+    """The console has a line for each notice, and one whenever the plan has come further."""
+    stream = io.StringIO()
+    await carried_out(EVENTFUL, ConsoleNotifier(stream), failing=1)
+    assert stream.getvalue().splitlines() == [
+        "❓ Clarification Needed (AI Decision): Which people? Which news?",
+        "⚠️ Plan Revision Overridden by a Limit: action_regeneration: its confidence is 0.1, and 0.3 is needed",
+        "📋 Progress: 0/2 (0%) complete",
+        "🔄 Plan Revision Decided by AI: retry after execution, 60 %: a retry is needed",
+        "🚀 Plan Revision Started: retry after execution, 60 %: a retry is needed",
+        "✅ Plan Revision Done: retry",
+        "📋 Progress: 1/2 (50%) complete",
+        "📋 Progress: 2/2 (100%) complete",
+    ]
+
+
+async def test_the_console_does_not_repeat_itself_after_a_resume() -> None:
+    """Of a run that is resumed the console tells what is new."""
+    records, _ = await whole()
+    stream = io.StringIO()
+    notifier = ConsoleNotifier(stream)
+    async with VirtualClock() as clock:
+        notifier.attach(Surroundings(cut(records), clock))
+        for record in records[-4:]:
+            await notifier.export(RUN, record)
+    assert "Decided" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["notices", "notices-console"])
+async def test_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are found by their names, as every exporter."""
+    monkeypatch.chdir(tmp_path)
+    engine = ReplanningEngine([], exporters=[name], environment=Environment())
+    assert [exporter.name for exporter in engine.exporters] == [name]
+    await engine.aclose()
+
+
+# On the command line
+
+TOOL = (
+    "tools: [{name: write, kind: shell, parameters: {text: string}, command: 'if test -e again; then echo {text}; else"
+    " touch again; kill -9 $PPID; fi'}]"
+)
+"""Ends the program that uses it for the first time, as nothing else could."""
+
+SHORT: Replies = {
+    "task_decomposition": {"subtasks": [{"id": "write", "description": "Write to @everybody"}]},
+    "action_sequence": {"actions": [action("write", "write")]},
+    "decision:execution": (replan("retry"), go_on()),
+}
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """A program that is killed in the middle is resumed: file and console tell everything once, and the box is ticked."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    model = Model(SHORT)
+
+    def service(request: LLMRequest) -> LLMServerReply:
+        return json.dumps(model(request.prompt))
+
+    told = ("--notify", "notices.md", "--notify", "console")
+    with ScriptedLLMServer(service) as server:
+        wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
+        killed = cli(tmp_path, "solve", *wanted, *told, **server.environ())
+        before = anyio.run(FileForge(tmp_path / "notices.md").comments)
+        resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
+        asked = cli(tmp_path, *resume, **server.environ())
+        approved = cli(tmp_path, "approve", "r.q1")
+        again = cli(tmp_path, *resume, **server.environ())
+
+    after = anyio.run(FileForge(tmp_path / "notices.md").comments)
+    codes = [one.returncode for one in (killed, asked, approved, again)]
+    assert codes == [-signal.SIGKILL, 4, 0, 0], asked.stderr + again.stderr
+    assert [read(one.body).ticks for one in before] == [(False,)]
+    assert [found.kind for one in after if (found := marker_of(one.body))] == [
+        "checklist",
+        "decided",
+        "started",
+        "done",
+        "question",
+    ]
+    assert read(after[0].body).ticks == (True,)
+    assert (read(after[0].body).calls, after[0].id) == ((), before[0].id)
+    assert killed.stderr.splitlines() == ["📋 Progress: 0/1 (0%) complete"]
+    assert "🙋 Decision Needed: task 'write'" in asked.stderr
+    assert again.stderr.splitlines()[0] == "📋 Progress: 1/1 (100%) complete"
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("github", "github=owner/repo#12"),
+        ("gitlab=", "gitlab=group/project#12"),
+        (" ", "name a file"),
+        ("github=x", "x"),
+    ],
+)
+def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
+    """A target that names nothing is refused before anything is run, with an example of what would do."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
+    done = cli(tmp_path, "solve", *wanted, "--notify", target, OPENAI_API_KEY="sk-none-of-this-is-used")
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
