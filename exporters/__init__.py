@@ -1,1 +1,1 @@
-"""Exporters of traces and metrics, one per file."""
+"""Exporters of traces, metrics and notices, one per file."""
