@@ -14,7 +14,10 @@ from pydantic import JsonValue
 
 from replanning import Plan, Task
 from replanning.tools import ToolExecutor
-from tests.tools_parts import PATIENCE, Pulse
+from tests.tools_parts import Pulse
+
+PATIENCE = 60
+"""Seconds after which a test gives up waiting; a server takes a while to start on a machine with much to do."""
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 

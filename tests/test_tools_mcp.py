@@ -24,8 +24,8 @@ from replanning.tools import (
     TransientMcpServerLost,
     check_machine,
 )
-from tests.mcp_parts import Pauses, Reports, command, hanging, open_executor, plan, until, use
-from tests.tools_parts import PATIENCE, Attempt, Pulse
+from tests.mcp_parts import PATIENCE, Pauses, Reports, command, hanging, open_executor, plan, until, use
+from tests.tools_parts import Attempt, Pulse
 
 
 @pytest.fixture
@@ -259,6 +259,22 @@ async def test_why_a_server_is_not_there(server: dict[str, object], reason: str)
     async with open_executor(described, clock=Pauses()) as (executor, _):
         told = executor.unavailable_servers["web"]
     assert told.startswith(reason)
+
+
+async def test_tools_of_a_server_that_is_not_there():
+    """They are unavailable, and dangerous unless the plan says otherwise: nobody has said what they do."""
+    tools = [{"name": name, "kind": "mcp", "server": "web"} for name in ("a", "b", "c")]
+    described = Plan.model_validate(
+        {
+            "goal": {"objective": "test"},
+            "mcp": {"web": {"command": "no-such-program", "safe": ["b"]}},
+            "tools": [*tools[:2], {**tools[2], "dangerous": False}],
+        }
+    )
+    async with open_executor(described, clock=Pauses()) as (_, found):
+        pass
+    told = {tool.name: (tool.available, tool.dangerous) for tool in found.tools}
+    assert told == {"a": (False, True), "b": (False, False), "c": (False, False)}
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,9 @@ class McpKind:
         if session is None:
             return tool
         found = session.tools.get(tool.tool or tool.name)
-        if found is None:
-            return tool.model_copy(update={"available": False})
+        if found is None:  # of what nobody has said anything, the worst is assumed
+            safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
+            return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
         return spec_of(session.name, session.server, found, tool, session.secrets.hide) or tool
 
 
