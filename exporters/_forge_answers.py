@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -18,6 +19,11 @@ EXCERPT: Final = 300
 
 LARGEST: Final = 8_000_000
 """Bytes of an answer that are read."""
+
+_TOO_LARGE: Final = f"its answer is larger than {LARGEST:,} bytes"
+
+_GZIP: Final = 47
+"""For zlib: gzip as well as its own form."""
 
 _LIMIT_WAIT: Final = 60.0
 """Seconds for which a forge is left alone that is asked too often and does not say until when."""
@@ -169,11 +175,13 @@ def objects(value: JsonValue) -> list[JsonObject]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-async def content(response: httpx.Response) -> bytes | None:
-    """The bytes of an answer; None where there are too many."""
+async def content(response: httpx.Response) -> tuple[bytes, str]:
+    """The bytes of an answer, and why they cannot be read, if that is so."""
+    if response.is_stream_consumed:  # a transport for tests made it whole
+        return (response.content, "") if len(response.content) <= LARGEST else (b"", _TOO_LARGE)
     read, too_many = bytearray(), False
     try:
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             read += b"" if too_many else chunk
             if len(read) > LARGEST and not too_many:
                 too_many = True
@@ -181,7 +189,20 @@ async def content(response: httpx.Response) -> bytes | None:
     except (httpx.StreamError, httpx.TransportError):
         if not too_many:
             raise
-    return None if too_many else bytes(read)
+    if too_many:
+        return b"", _TOO_LARGE
+    return _unpacked(bytes(read), response.headers.get("content-encoding", "identity"))
+
+
+def _unpacked(data: bytes, packing: str) -> tuple[bytes, str]:
+    if packing == "identity":
+        return data, ""
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        whole = unpacking.decompress(data, LARGEST)
+    except zlib.error:
+        return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
+    return (b"", _TOO_LARGE) if unpacking.unconsumed_tail else (whole, "")
 
 
 def _reason(status: int) -> str:

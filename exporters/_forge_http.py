@@ -17,7 +17,6 @@ from replanning import Environment, __version__
 from replanning.exporters._forge import ForgeError
 from replanning.exporters._forge_answers import (
     EXCERPT,
-    LARGEST,
     Access,
     Answer,
     FailedTry,
@@ -134,7 +133,7 @@ class Api:
                 transport=self._transport,
                 verify=trusted,
                 timeout=httpx.Timeout(None, connect=_CONNECT),  # calls have their deadline
-                headers={"user-agent": f"replanning/{__version__}", **self.access.headers},
+                headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip", **self.access.headers},
             )
         return self._client
 
@@ -267,8 +266,7 @@ class Call:
             following = str(httpx.URL(url).copy_merge_params({"page": number}))
         elif link := headers.get("link"):
             response = httpx.Response(200, headers={"link": link})
-            following = str(httpx.URL(url).join(response.links.get("next", {}).get("url", "") or ""))
-            following = "" if following == url else following
+            following = _joined(url, response.links.get("next", {}).get("url", "") or "")
         return following if following and _origin(following) == _origin(url) else ""
 
     # One request
@@ -322,8 +320,8 @@ class Call:
         hops = 0
         answer = await self._once(method, url, body, headers or {})
         while answer.status in _MOVED and hops < _HOPS:
-            there = str(httpx.URL(url).join(answer.headers.get("location", "")))
-            if _origin(there) != _origin(url):  # the token stays with whom it was meant for
+            there = _joined(url, answer.headers.get("location", ""))
+            if not there or _origin(there) != _origin(url):  # the token stays with whom it was meant for
                 break
             url, hops = there, hops + 1
             answer = await self._once(method, url, body, headers or {})
@@ -335,14 +333,14 @@ class Call:
     async def _once(self, method: str, url: str, body: JsonObject | None, headers: Mapping[str, str]) -> Answer:
         try:
             async with self._client.stream(method, url, json=body, headers=dict(headers)) as response:
-                data = await content(response)
-        except httpx.TransportError as error:
+                data, problem = await content(response)
+        except httpx.RequestError as error:
             excerpt = self._api.excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             what = "the connection was lost" if unsure else "it cannot be reached"
             raise FailedTry(f"{httpx.URL(url).host}: {what}", excerpt=excerpt, unsure=unsure) from error
-        if data is None:
-            raise ForgeError(f"{self._api.access.name}: its answer is larger than {LARGEST:,} bytes", final=True)
+        if problem:
+            raise ForgeError(f"{self._api.access.name}: {problem}", status=response.status_code)
         return Answer(response.status_code, response.headers, data)
 
     def _learn(self, answer: Answer) -> None:
@@ -372,7 +370,17 @@ def _failure(state: tenacity.RetryCallState) -> FailedTry:
 def _following(url: str) -> str:
     """The address of the page after a page."""
     address = httpx.URL(url)
-    return str(address.copy_merge_params({"page": str(int(address.params.get("page", "1")) + 1)}))
+    number = address.params.get("page", "1")
+    return str(address.copy_merge_params({"page": str(int(number) + 1)})) if number.isdecimal() else ""
+
+
+def _joined(url: str, place: str) -> str:
+    """The address of a place, as an answer names it; empty where it names none, or the same."""
+    try:
+        there = str(httpx.URL(url).join(place))
+    except httpx.InvalidURL:
+        return ""
+    return "" if there == url else there
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import httpx
 
+from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import MARK, ForgeError
 from replanning.exporters._forge_answers import objects, texts
 from replanning.exporters._forge_http import PER_PAGE, Api, Call
@@ -134,6 +135,19 @@ def logins(names: str | Iterable[str]) -> frozenset[str]:
     """Accounts by their names, in small letters; also of a text with commas between them."""
     listed = names.split(",") if isinstance(names, str) else names
     return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
+
+
+def checked_token(token: str, variable: str) -> str:
+    """A token as it is sent.
+
+    Raises:
+        SettingsError: no token looks like that.
+    """
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        problem = "it has characters that no token has; was it copied whole, and nothing else?"
+        raise SettingsError([Problem(variable, problem)])
+    return token
 
 
 def is_project(path: str) -> bool:

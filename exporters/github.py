@@ -19,6 +19,7 @@ from replanning.exporters._forge_issue import (
     MOST_FILES,
     Posting,
     bounded,
+    checked_token,
     file_names,
     is_project,
     known,
@@ -88,7 +89,7 @@ class GitHubIssue:
         variables = os.environ if environ is None else environ
         url = (base_url or variables.get("GITHUB_API_URL") or self.default_url).strip().rstrip("/")
         project, number = _place(issue, url)
-        secret = (token if token is not None else variables.get("GITHUB_TOKEN", "")).strip()
+        secret = checked_token(variables.get("GITHUB_TOKEN", "") if token is None else token, "GITHUB_TOKEN")
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
         if secret:
             headers["authorization"] = f"Bearer {secret}"

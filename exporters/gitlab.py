@@ -20,6 +20,7 @@ from replanning.exporters._forge_issue import (
     MOST_FILES,
     Posting,
     bounded,
+    checked_token,
     file_names,
     is_project,
     known,
@@ -88,7 +89,7 @@ class GitLabIssue:
         given = base_url or variables.get("GITLAB_API_URL") or variables.get("CI_API_V4_URL") or self.default_url
         url = _api(given.strip().rstrip("/"))
         project, kind, number = _place(issue, url)
-        secret = (token if token is not None else variables.get("GITLAB_TOKEN", "")).strip()
+        secret = checked_token(variables.get("GITLAB_TOKEN", "") if token is None else token, "GITLAB_TOKEN")
         self.id = f"gitlab:{project}{kind}{number}"
         self._is_merge = kind == "!"
         self._project = f"/projects/{quote(project, safe='')}"

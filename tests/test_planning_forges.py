@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
+from email.utils import formatdate
 
 import httpx
 import pytest
@@ -299,6 +302,98 @@ async def test_g1_no_api(kind: type[FakeForge]) -> None:
         await forge.issue()
 
 
+async def test_g1_packed_answers() -> None:
+    """Answers come packed, and are read as they were."""
+    packed = gzip.compress(b"[" + b" " * 20_000 + b"]")
+    headers = {"content-encoding": "gzip"}
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield packed
+
+    def listed(request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "gzip"
+        return httpx.Response(200, headers=headers, content=stream())
+
+    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (httpx.Response(200, content=b"[" + b" " * 8_000_000), "larger than 8,000,000 bytes"),
+        (httpx.Response(200, content=b"[" * 100_000), "its answer is no JSON"),
+    ],
+)
+async def test_g1_strange_answers(kind: type[FakeForge], answer: httpx.Response, says: str) -> None:
+    """An answer that is too large, or nested beyond reading, is an error and nothing worse."""
+    forge = on(kind(), transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer.content)))
+    with pytest.raises(ForgeError, match=says):
+        await forge.comments()
+
+
+async def test_g1_broken_packing() -> None:
+    """An answer that says that it is packed, and cannot be unpacked, is an error."""
+    async with VirtualClock() as clock:
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"no gzip"
+
+        def packed(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
+
+        forge = on(FakeGitHub(clock.now), clock, transport=httpx.MockTransport(packed))
+        with pytest.raises(ForgeError, match="packed with 'gzip' and cannot be unpacked"):
+            await forge.comments()
+
+
+@pytest.mark.parametrize("link", ["<https://evil.example/x>", "<http://[>", "</next?page=x>", "<>"])
+async def test_g1_strange_pages(link: str) -> None:
+    """A next page elsewhere, or nowhere, is not asked for."""
+
+    def listed(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        headers = {"link": f'{link}; rel="next"'} if request.url.path.endswith("comments") else {}
+        return httpx.Response(
+            200, json=[] if "comments" in request.url.path or "next" in request.url.path else {}, headers=headers
+        )
+
+    seen: list[str] = []
+    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+    assert seen[:3] == ["/user", "/repos/octo/repo/issues/12", "/repos/octo/repo/issues/12/comments"]
+    assert seen[3:] in ([], ["/next"])
+
+
+@pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
+@pytest.mark.parametrize("token", ["two words", "tökens", "a\nb"])
+def test_g1_no_token(forge: type[GitHubIssue | GitLabIssue], token: str) -> None:
+    """What is no token is refused before it is sent, and not shown."""
+    with pytest.raises(SettingsError, match="characters that no token has") as caught:
+        forge("octo/repo#12", token=token, environ={})
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b"]
+)
+def test_g1_no_address(forge: type[GitHubIssue | GitLabIssue], url: str) -> None:
+    """What is no address of an API is refused, with one that would do."""
+    with pytest.raises(SettingsError, match="expected something like https://") as caught:
+        forge("octo/repo#12", base_url=url, environ={})
+    assert "secret" not in str(caught.value)
+
+
+@both
+async def test_g1_a_date_to_wait_for(kind: type[FakeForge]) -> None:
+    """A forge may name the moment from which on it can be asked again as a date."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        fake.faults = [Fault("GET", 503, {"retry-after": formatdate(clock.now() + 9, usegmt=True)})]
+        assert await on(fake, clock).comments() == []
+        assert clock.elapsed == 9
+
+
 async def test_g1_moved() -> None:
     """A project that has moved within the forge is followed there, and nowhere else."""
 
@@ -489,6 +584,17 @@ async def test_j8_who_may_steer(kind: type[FakeForge], author: str, may: bool) -
     fake.says(author, "do it otherwise")
     (comment,) = await forge.comments()
     assert await forge.may_steer(comment) is may
+
+
+@both
+async def test_j8_who_is_trusted_stands_in_the_environment(kind: type[FakeForge]) -> None:
+    """Further people whose word counts are named by a variable, with commas between them."""
+    fake = kind()
+    variables = {"GITHUB_TRUSTED_USERS": "eve, @Mallory", "GITLAB_TRUSTED_USERS": "eve, @Mallory"}
+    forge = on(fake, environ=variables)
+    for author in ("eve", "mallory", "trent"):
+        fake.says(author, "do it otherwise")
+    assert [await forge.may_steer(one) for one in await forge.comments()] == [True, True, False]
 
 
 @both

@@ -16,7 +16,7 @@ from replanning.exporters._notifier import Notifier
 from replanning.history import MemoryStore
 from replanning.interfaces import HumanGate, RunId
 from replanning.planning import PlanningCoordinator, Steering
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import FlakyStore, ScriptedLLM, VirtualClock, virtual_environment
 from tests.forge_parts import FakeForge, FakeGitHub, FakeGitLab, Fault, on
 from tests.planning_parts import TOOLS, Desk, Model, Replies, go_on, replan
 
@@ -357,6 +357,29 @@ async def test_j8_a_forge_that_fails_harms_nobody(kind: type[FakeForge]) -> None
         assert await scene.play(("Clarification Needed", "ada", "To all."))
     assert sum("cannot be read" in told for told in scene.told) == 1
     assert scene.planning.state.clarified[0].answer == "To all."
+
+
+async def test_j8_a_store_that_fails_loses_no_reply() -> None:
+    """A reply that the store does not take now is taken when it works again."""
+    async with VirtualClock() as clock:
+        broken = anyio.Event()
+        mended = anyio.Event()
+        store = FlakyStore(fails=lambda operation, _: operation == "append" and broken.is_set() and not mended.is_set())
+        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, store=store)
+
+        async def break_it() -> None:
+            while not any("Clarification Needed" in body for body in scene.fake.texts()):
+                await clock.sleep(1)
+            broken.set()
+            scene.fake.says("ada", "To all.")
+            await clock.sleep(40)
+            mended.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(break_it)
+            assert await scene.play()
+    assert [text for _, _, text in scene.answers()] == ["To all."]
+    assert scene.passed_over() == []
 
 
 class Broken:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 from replanning._containment import contained, message_of
-from replanning._errors import ReplanningError
+from replanning._errors import ReplanningError, StoreError, Unstorable
 from replanning._ids import RunId
 from replanning._interfaces import Question
 from replanning._observations import PersonAsked
@@ -209,6 +209,8 @@ class Steering:
         try:
             self._planning.engine.answer(question.id, verdict, by=by, comment=said.text)
         except ReplanningError as error:
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                raise  # it is taken as soon as the store works
             return self._pass_over(comment, message_of(error))
         return self._use(comment, f"{comment.author} has answered question {question.id}")
 
