@@ -20,6 +20,7 @@ from replanning.planning import (
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
     ACTIONS,
+    TOOLS,
     USUAL,
     Desk,
     Model,
@@ -338,6 +339,26 @@ async def test_e4_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
     (assumed,) = planning.state.clarified
     assert (assumed.questions, assumed.answer) == (("Which?",), "")
     assert "nobody answered: Which?" in assumed.assumptions
+
+
+async def test_e4_only_what_is_unclear_is_assumed() -> None:
+    """What may do harm when it is done again waits for a person also after nobody has said what was meant."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
+    tools = (TOOLS[0].model_copy(update={"timeout": 5.0}), *TOOLS[1:])
+    async with VirtualClock() as clock:
+
+        class Stuck(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(1_000)
+                return await super().__call__(task, context)
+
+        planning = coordinator(Model({"decision:execution": (asks, go_on())}), clock, Stuck(), tools=tools)
+        await planning.execute_with_planning()
+        pending = planning.engine.pending(planning.result.run)
+
+    assert planning.result.status == "needs_human"
+    assert ["may do harm" in question.text for question in pending] == [True]
+    assert len(planning.state.clarified) == 1
 
 
 async def test_e3_of_two_failures_none_is_passed_over() -> None:

@@ -135,7 +135,8 @@ class PlanningState(_Part):
         elif isinstance(body, QuestionAsked):
             changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
             for task in (task for task in touched(changes) if task in self.held):
-                self.questions[body.question] = task
+                if self.held[task].verdict in ("", "withdrawn"):  # else the question is another one, and not ours
+                    self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
             self._answered(self.held[self.questions[body.question]], body)
         elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
