@@ -1,4 +1,4 @@
-"""Rows of the specification that take a whole run to be seen: what is decided, what is done about it, and what is on record."""
+"""Rows of the specification that take a whole run to be seen: what is decided, and how often it may be done."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from collections import Counter
 
 import pytest
 
-from replanning import Answer, Settings, Task
-from replanning.errors import LLMUnavailable
+from replanning import Answer
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
     Phase,
-    PlanningCoordinator,
-    PlanningState,
     ReplanDecision,
     ReplanManager,
     ReplanPromptBuilder,
 )
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
-    ACTIONS,
-    TOOLS,
-    USUAL,
     Desk,
     Model,
     Replies,
@@ -31,52 +25,10 @@ from tests.planning_parts import (
     kind_of,
     replan,
     revision,
-    summary,
 )
+from tests.planning_rows_parts import AGAIN, MISSING, PHASES, because, executed, limits, run
 
 pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
-PHASES = ("goal_understanding", "task_decomposition", "action_sequence")
-AGAIN = {
-    "goal_understanding": "goal_revision",
-    "task_decomposition": "task_redecomposition",
-    "action_sequence": "action_regeneration",
-    "reflection": "plan_revision",
-}
-"""The replan that stands for each phase."""
-
-
-def because(kind: str, number: int) -> JsonObject:
-    """A replan for a cause that there was not before, so that no loop is seen."""
-    return replan(kind, issues_found=[f"issue {'abcdefghijklmno'[number]}"])
-
-
-def limits(**counts: object) -> Settings:
-    """Settings with limits of planning mode, under which nothing ends for another reason."""
-    return Settings.model_validate(
-        {"planning": {"replanning": counts}, "escalation": {"on_no_alternative": "assume"}, "budget": {"calls": 200}}
-    )
-
-
-async def run(
-    replies: Replies | Model,
-    desk: Desk | None = None,
-    settings: Settings | None = None,
-    gate: ScriptedGate | None = None,
-) -> tuple[PlanningCoordinator, Model, Desk]:
-    """Take the usual task to its end."""
-    model = replies if isinstance(replies, Model) else Model(replies)
-    desk = desk or Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk, settings=settings, gate=gate)
-        await planning.execute_with_planning()
-    return planning, model, desk
-
-
-def executed(state: PlanningState) -> list[str]:
-    """The replans that were executed."""
-    return [str(record.replan_type) for record in state.records if record.executed]
 
 
 # A
@@ -270,162 +222,6 @@ async def test_d14_replacements_inherit() -> None:
     assert executed(planning.state) == list(kinds[:3])
     assert Counter(model.asked)["decision:execution"] == 3
     assert "blocked" in planning.result.reason
-
-
-# E
-
-
-async def test_e2_an_initial_plan_has_three_repair_prompts() -> None:
-    """A plan that cannot be read is asked for again three times with what is wrong, and then the run ends and says so."""
-    planning, model, desk = await run({"task_decomposition": "I would rather not."})
-    assert model.asked.count("task_decomposition") == 4
-    assert (planning.result.status, desk.used) == ("aborted", [])
-    assert "in 4 tries" in planning.result.reason
-
-
-@pytest.mark.parametrize("bad", [1, 2, 3])
-async def test_e2_a_repaired_plan_is_taken(bad: int) -> None:
-    """As long as one of the four replies is a plan, it is carried out."""
-    planning, model, _ = await run({"action_sequence": (*["nonsense"] * bad, ACTIONS)})
-    assert planning.result.status == "succeeded"
-    assert model.asked.count("action_sequence") == bad + 1
-
-
-async def test_e2_a_decision_that_cannot_be_read_is_none() -> None:
-    """A decision is asked for once more with what is wrong; then nothing is done again, and that is on record."""
-    planning, model, _ = await run({"decision:action_sequence": "hm"})
-    assert planning.result.status == "succeeded"
-    assert model.asked.count("decision:action_sequence") == 2
-    record = planning.state.records[2]
-    assert (record.executed, record.llm_decision, bool(record.error)) == (False, None, True)
-
-
-async def test_e2_what_cannot_be_evaluated_is_a_problem() -> None:
-    """Where nobody can tell whether the goal was achieved, a person is asked; it is not taken for achieved."""
-    planning, _, _ = await run({"completion": "who knows"})
-    assert planning.result.status == "needs_human"
-    assert planning.state.completion is not None
-    assert planning.state.completion["status"] == "requires_human_intervention"
-
-
-async def test_e3_a_replan_that_fails_is_told_and_escalates() -> None:
-    """A replan that cannot be carried out is told to the model, which may decide otherwise; the action is not skipped."""
-    refused = revision(action("write", "no-such-tool"))
-    replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": refused}
-    planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
-
-    assert model.asked.count("revision") == 4
-    assert planning.result.status == "aborted"
-    assert "no usable revision" in planning.result.reason
-    assert desk.used == [("write", "write")]
-
-
-@pytest.mark.parametrize("kind", ["none", "retry", "partial_replan"])
-async def test_e4_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
-    """A question about an action that failed and nobody answers is assumed away, on record, and the action is done again."""
-    asks = go_on(
-        replan_needed=kind != "none",
-        replan_type=kind,
-        clarification_needed=True,
-        clarification_questions=["Which?"],
-    )
-    again = revision(action("write", "shout"), action("post", "post"))
-    planning, _, desk = await run(
-        {"decision:execution": (asks, go_on()), "revision": again}, Desk({"write": [MISSING]})
-    )
-
-    assert planning.result.status == "succeeded"
-    assert len(desk.used) == 3
-    (assumed,) = planning.state.clarified
-    assert (assumed.questions, assumed.answer) == (("Which?",), "")
-    assert "nobody answered: Which?" in assumed.assumptions
-
-
-async def test_e4_only_what_is_unclear_is_assumed() -> None:
-    """What may do harm when it is done again waits for a person also after nobody has said what was meant."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
-    tools = (TOOLS[0].model_copy(update={"timeout": 5.0}), *TOOLS[1:])
-    async with VirtualClock() as clock:
-
-        class Stuck(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(1_000)
-                return await super().__call__(task, context)
-
-        planning = coordinator(Model({"decision:execution": (asks, go_on())}), clock, Stuck(), tools=tools)
-        await planning.execute_with_planning()
-        pending = planning.engine.pending(planning.result.run)
-
-    assert planning.result.status == "needs_human"
-    assert ["may do harm" in question.text for question in pending] == [True]
-    assert len(planning.state.clarified) == 1
-
-
-async def test_e3_of_two_failures_none_is_passed_over() -> None:
-    """Two actions fail at once, and a person does not answer about the first: the second is decided about all the same."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
-    apart = {"subtasks": [{"id": "write", "description": "Write it"}, {"id": "post", "description": "Post it"}]}
-    both: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
-    replies: Replies = {
-        "task_decomposition": apart,
-        "action_sequence": both,
-        "decision:execution": (asks, replan("retry"), go_on()),
-    }
-    async with VirtualClock() as clock:
-
-        class Slow(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(1)
-                return await super().__call__(task, context)
-
-        desk = Slow({"write": [MISSING], "post": [MISSING]})
-        planning = coordinator(Model(replies), clock, desk, gate=ScriptedGate([Answer("reject", by="eve")]))
-        await planning.execute_with_planning()
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert sorted(tool for _, tool in desk.used) == ["post", "post", "write", "write"]
-
-
-async def test_e5_an_action_error_is_decided_about_before_the_reflection() -> None:
-    """An action that fails leads to a decision of the execution phase; the reflection comes when the plan is done."""
-    planning, model, _ = await run({"decision:execution": replan("retry")}, Desk({"post": [MISSING]}))
-    assert planning.result.status == "succeeded"
-    assert model.asked.index("decision:execution") < model.asked.index("completion")
-
-
-async def test_e5_an_error_of_a_reflection_is_passed_over() -> None:
-    """A reflection on an action that comes to nothing is on record, and the run goes on."""
-
-    def model(prompt: str) -> JsonValue:
-        kind = kind_of(prompt)
-        if kind == "reflection":
-            raise LLMUnavailable("overloaded")
-        return USUAL.get(kind, go_on())
-
-    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings)
-        assert await planning.execute_with_planning()
-    assert [set(one) >= {"action", "error"} for one in planning.state.reflections] == [True, True]
-
-
-async def test_e5_revisions_used_up() -> None:
-    """Revisions that are used up without success ask a person, and the end says that it takes one, with its summary."""
-    more = tuple(revision(action(f"more-{number}", "shout")) for number in range(2))
-    wanted = tuple(because("plan_revision", number) for number in range(3))
-    replies: Replies = {
-        "decision:reflection": wanted,
-        "revision": more,
-        "completion": summary(achieved=False),
-    }
-    planning, _, _ = await run(replies)
-    completion = planning.state.completion
-    assert completion is not None
-    assert (planning.result.status, completion["status"]) == ("needs_human", "requires_human_intervention")
-    told = completion["summary"]
-    assert isinstance(told, dict)
-    assert told["revision_attempts"] == 2
-    assert told["reason"]
 
 
 # I
