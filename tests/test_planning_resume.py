@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replanning.events import AttemptStarted, Record
+from replanning.events import AttemptStarted, PlanningNoted, Record
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonValue
 from replanning.planning import PlanningState
@@ -70,6 +70,12 @@ def acting(records: list[Record]) -> bool:
     return not planned.isdisjoint(running.values())
 
 
+def said_once(records: list[Record]) -> list[str]:
+    """What people are told of a run, which must not be told twice: its plans and its end."""
+    noted = [record.body for record in records if isinstance(record.body, PlanningNoted)]
+    return [body.type for body in noted if body.type in ("plan", "completion")]
+
+
 @pytest.mark.parametrize("offset", range(STEP))
 async def test_cut_off_anywhere(offset: int) -> None:
     """Wherever it was cut off, the run ends as if it had not been: no limit starts anew, nothing is done twice."""
@@ -90,6 +96,7 @@ async def test_cut_off_anywhere(offset: int) -> None:
         assert state.counts.total == expected.counts.total == 3
         assert state.counts.clarifications == 1
         assert [plan.tasks for plan in state.plans] == [plan.tasks for plan in expected.plans]
+        assert said_once(journal) == said_once(records)
         assert [record.replan_type for record in state.records if record.executed] == [
             record.replan_type for record in expected.records if record.executed
         ]

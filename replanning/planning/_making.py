@@ -207,7 +207,8 @@ class Making:
             tasks=found.tasks,
             kept=tuple(finished),
         )
-        session.note("plan", version.model_dump(mode="json"))
+        if version not in state.plans:  # it is there already where the run was interrupted right after it
+            session.note("plan", version.model_dump(mode="json"))
         session.run.apply(found.changes, reason=version.reason or "the plan was made")
 
     def _marked(self, one: Task, by: Task) -> Task:

@@ -109,8 +109,9 @@ class Session:
         return self._state
 
     def note(self, kind: str, data: JsonObject) -> None:
-        """Put something on record, as long as the run goes on."""
-        if self.run._life.end is None:
+        """Put something on record, as long as the run goes on; how it ends not twice, after an interruption."""
+        said = kind == "completion" and self.state.completion == data
+        if self.run._life.end is None and not said:
             self.run.note(kind, data)
 
     def _on_replan(self, note: ReplanNote) -> None:
