@@ -1,11 +1,10 @@
-"""What `--issue` names: the issue that says what is wanted, and below which people follow and steer the run."""
+"""What `--issue` names: the issue that says what is wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
@@ -14,9 +13,8 @@ from replanning._errors import Problem, SettingsError
 from replanning._plugins import load
 
 if TYPE_CHECKING:
-    from replanning.cli._run import RunOptions
     from replanning.cli._solve import Task
-    from replanning.planning import PlanningCoordinator, Steering, TaskRequest
+    from replanning.planning import TaskRequest
 
 IssueOption = Annotated[
     str | None,
@@ -31,12 +29,6 @@ IssueOption = Annotated[
 NoCommentOption = Annotated[
     bool, typer.Option("--no-comment", help="Only read the issue: write nothing there, and hear no replies.")
 ]
-
-HINT: Final = (
-    "*Reply below to answer what is unclear. What needs your agreement takes `/approve` or `/reject` at the beginning of"
-    " a comment; `/replan` and why asks for another plan.*"
-)
-"""How people answer below an issue that is read while the run goes on."""
 
 
 def read_issue(
@@ -76,32 +68,3 @@ async def _read(forge: Any) -> tuple[TaskRequest, tuple[str, ...]]:  # a plugin'
         return await forge.issue(), known
     finally:
         await forge.aclose()
-
-
-def is_heard(options: RunOptions) -> bool:
-    """Whether people can answer below an issue."""
-    from replanning.cli._notifying import FORGES
-
-    return options.ask != "never" and any(target.partition("=")[0] in FORGES for target in options.notify)
-
-
-def steerings(
-    planning: PlanningCoordinator, known: Sequence[str] | None, tell: Callable[[str], None]
-) -> list[Steering]:
-    """Who reads what people write: one for each issue that a run is told of on.
-
-    Args:
-        planning: whose run is steered.
-        known: the comments that the request has already; None where it has none, so that all that are there count as
-            known.
-        tell: is given what became of comments.
-    """
-    from replanning.planning import Steering
-
-    found: list[Steering] = []
-    for exporter in planning.engine.exporters:
-        forge: Any = getattr(exporter, "forge", None)
-        if hasattr(forge, "may_steer"):
-            exporter.hint = HINT  # type: ignore[attr-defined] # what writes to a forge has one
-            found.append(Steering(planning, forge, known=known, tell=tell))
-    return found

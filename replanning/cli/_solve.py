@@ -15,7 +15,7 @@ from replanning._llms import AUTO, create_llm_provider
 from replanning._loading import read_document
 from replanning._opening import redactor_for
 from replanning.cli._context import TellingShell
-from replanning.cli._issue import is_heard, steerings
+from replanning.cli._hearing import is_heard, steerings
 from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import ExitCode

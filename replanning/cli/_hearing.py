@@ -1,0 +1,41 @@
+"""Who hears what people write below the issues that a run is told of on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from replanning.cli._notifying import FORGES
+from replanning.cli._run import RunOptions
+from replanning.planning import PlanningCoordinator, Steering
+
+HINT: Final = (
+    "*Reply below to answer what is unclear. What needs your agreement takes `/approve` or `/reject` at the beginning of"
+    " a comment; `/replan` and why asks for another plan.*"
+)
+"""How people answer below an issue that is read while the run goes on."""
+
+
+def is_heard(options: RunOptions) -> bool:
+    """Whether people can answer below an issue."""
+    return options.ask != "never" and any(target.partition("=")[0] in FORGES for target in options.notify)
+
+
+def steerings(
+    planning: PlanningCoordinator, known: Sequence[str] | None, tell: Callable[[str], None]
+) -> list[Steering]:
+    """Who reads what people write: one for each issue that a run is told of on.
+
+    Args:
+        planning: whose run is steered.
+        known: the comments that the request has already; None where it has none, so that all that are there count as
+            known.
+        tell: is given what became of comments.
+    """
+    found: list[Steering] = []
+    for exporter in planning.engine.exporters:
+        forge: Any = getattr(exporter, "forge", None)
+        if hasattr(forge, "may_steer"):
+            exporter.hint = HINT  # type: ignore[attr-defined] # what writes to a forge has one
+            found.append(Steering(planning, forge, known=known, tell=tell))
+    return found
