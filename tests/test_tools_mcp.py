@@ -10,12 +10,15 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp.types import Tool
 from pydantic import JsonValue
 
 from replanning import Plan, PlanError
+from replanning.interfaces import JsonObject
 from replanning.tools import (
     InvalidArguments,
     McpNotInstalled,
+    McpServer,
     McpServerLost,
     McpToolFailed,
     ToolOutputTooLarge,
@@ -24,6 +27,7 @@ from replanning.tools import (
     TransientMcpServerLost,
     check_machine,
 )
+from replanning.tools._mcp_tools import schema_problems, spec_of
 from tests.mcp_parts import PATIENCE, Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.tools_parts import Attempt, Pulse
 
@@ -324,3 +328,43 @@ def test_a_tool_of_no_server():
         "task 'b': there is no tool 'web.find'; describe it under `tools`",
         "task 'c': there is no tool 'web.'; describe it under `tools`",
     ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}},
+        {"properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}},
+        {"$ref": "#"},
+        {"allOf": [{"$ref": f"#/$defs/{number}"} for number in range(30)]},
+    ],
+)
+def test_schemas_of_strangers_do_no_harm(schema: JsonObject):
+    """A schema that is none, matches endlessly, leads elsewhere or into itself is left to the server to check."""
+    assert schema_problems(schema, {"a": "a" * 40 + "!"}) == []
+
+
+def test_what_is_wrong_with_arguments():
+    """Every problem is told with its place, as many as are worth reading."""
+    schema: JsonObject = {
+        "properties": {"a": {"properties": {"b": {"enum": [1, 2]}}}, "c": {"maximum": 3}},
+        "required": ["d"],
+        "additionalProperties": False,
+    }
+    assert sorted(schema_problems(schema, {"a": {"b": 3}, "c": 4, "e": 0})) == [
+        "'d' is a required property",
+        "Additional properties are not allowed ('e' was unexpected)",
+        "a.b: 3 is not one of [1, 2]",
+        "c: 4 is greater than the maximum of 3",
+    ]
+
+
+def test_names_that_no_tool_may_have():
+    """A tool whose name breaks lines or is endless is passed over."""
+    server = McpServer(command=("x",))
+    for name in ("two\nlines", "x" * 300, "  "):
+        assert spec_of("web", server, Tool(name=name, input_schema={"type": "object"}), None, str) is None
+    found = spec_of("web", server, Tool(name="ok", input_schema={"type": "object"}), None, str)
+    assert (found.name, found.dangerous, dict(found.parameters)) == ("web.ok", True, {})
