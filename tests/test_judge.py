@@ -240,6 +240,12 @@ async def test_k2_model_is_told_when_to_replan() -> None:
     assert played.failures() == [("rejected", 'too large\nit came to: "a"')]
 
 
+def test_k3_states() -> None:
+    """There are the states of the specification, under their names; a task that waits to be retried has one besides."""
+    names = "PENDING READY RUNNING NEEDS_CONTINUATION DONE BLOCKED CANCELLED FAILED SKIPPED REPLACED_BY_REPLAN"
+    assert {state.value for state in TaskState} == {*names.split(), "BACKOFF"}
+
+
 async def test_k3_states_on_the_way() -> None:
     """What a judge sends back stands as NEEDS_CONTINUATION until it runs again, also by the journal alone."""
     async with VirtualClock() as clock:
