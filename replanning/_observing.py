@@ -142,7 +142,7 @@ class PlanObservations:
         self._life.after_observation()
 
 
-def _check_texts(method: str, **given: Sequence[str]) -> None:
+def _check_texts(method: str, **given: Collection[object]) -> None:
     """Refuse what is no list of texts, a single text included, whose letters would count."""
     for name, texts in given.items():
         if isinstance(texts, str) or not isinstance(texts, Collection):

@@ -229,11 +229,11 @@ def _carry_out(job: Job) -> Summary:
     settings = job.settings or read_settings(options.settings, quiet=options.quiet)
     if not job.enabled:
         settings = settings.model_copy(update={"enabled": False})
-    store = open_store(options.store)
     traces = [open_trace(options.trace)] if options.trace else []
     exporters = [*traces, *open_notifiers(options.notify)]
     environment = Environment()
     display = display_for(environment.clock, quiet=options.quiet)
+    store = open_store(options.store)
     try:
         engine = ReplanningEngine(
             provider_names(options.providers, settings) if settings.enabled else [],
