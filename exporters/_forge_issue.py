@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -23,6 +24,8 @@ MOST_FILES: Final = 300
 _MOST_PAGES: Final = MOST_COMMENTS // PER_PAGE
 _MOST_NAMES: Final = 200
 _LONGEST_README: Final = 4_000
+_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
+_DEFUSED: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -31,14 +34,16 @@ class Posting:
 
     Args:
         api: of the forge.
+        obeys: whether the forge takes a line that begins with a slash for a command, which nothing that is written here
+            is.
 
     Attributes:
         login: of the account that writes, empty where nobody knows it; None before it was looked for.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, *, obeys: bool = False) -> None:
         self.login: str | None = None
-        self._api = api
+        self._api, self._obeys = api, obeys
         self._posted: set[str] = set()
         self._unsure: dict[str, frozenset[str]] = {}
 
@@ -87,6 +92,7 @@ class Posting:
     def read(self, body: str) -> tuple[str, bool]:
         """The text of a comment, and whether it bears the mark of what is written here."""
         text = body.replace("\r\n", "\n")
+        text = _DEFUSED.sub(r"\1/", text) if self._obeys else text
         bare = text.rstrip()
         return (bare.removesuffix(MARK.strip()).rstrip(), True) if bare.endswith(MARK.strip()) else (text, False)
 
@@ -108,7 +114,8 @@ class Posting:
         return found
 
     def _marked(self, body: str) -> str:
-        return self._api.without_token(body) + MARK
+        text = self._api.without_token(body)
+        return (_COMMAND.sub(r"\1&#47;", text) if self._obeys else text) + MARK
 
     async def _before(self, call: Call, path: str) -> frozenset[str]:
         """The comments that were there before one is written, as they were last read."""

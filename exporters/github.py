@@ -65,12 +65,14 @@ class GitHubIssue:
     Attributes:
         name: of the forge.
         id: of the issue, such as `owner/repo#12`.
+        command: how commands begin that people give us there.
 
     Raises:
         SettingsError: there is no such name of an issue, or the address is none of the API's.
     """
 
     name: str = "github"
+    command: ClassVar[str] = "/"
     default_url: ClassVar[str] = "https://api.github.com"
 
     def __init__(

@@ -64,12 +64,14 @@ class GitLabIssue:
     Attributes:
         name: of the forge.
         id: of the issue, such as `gitlab:group/project#12`.
+        command: how commands begin that people give us there: `/approve` GitLab would keep for itself.
 
     Raises:
         SettingsError: there is no such name of an issue, or the address is none of the API's.
     """
 
     name: str = "gitlab"
+    command: ClassVar[str] = "!"
     default_url: ClassVar[str] = "https://gitlab.com/api/v4"
 
     def __init__(
@@ -106,7 +108,7 @@ class GitLabIssue:
             transport=transport,
             redact=redact,
         )
-        self._posting = Posting(self._api)
+        self._posting = Posting(self._api, obeys=True)
 
     def __repr__(self) -> str:
         return f"<GitLabIssue {self.id} {self._api!r}>"

@@ -32,6 +32,10 @@ FULL = 100
 """Entries of a page."""
 
 
+_QUICK = re.compile(r"\s*/(?:approve|close|assign|merge|label)\b")
+"""What GitLab takes for a command to itself."""
+
+
 class Asked(NamedTuple):
     """A request as a forge has seen it, with what it answered."""
 
@@ -280,9 +284,15 @@ class FakeGitLab(FakeForge):
     def __init__(self, now: Callable[[], float] = time.time) -> None:  # noqa: TID251 # likewise
         super().__init__(now)
         self.url = "https://gitlab.com"
+        self.obeyed: list[str] = []
         self.levels = {"ada": 50, "bob": 30, "guest": 10, US: 40}
 
     def says(self, author: str, body: str, **more: Any) -> str:
+        kept = [line for line in body.splitlines() if not _QUICK.match(line)]
+        self.obeyed += [line for line in body.splitlines() if _QUICK.match(line)]
+        if not "".join(kept).strip() and body.strip():
+            return ""  # nothing but commands to GitLab: there is no note
+        body = body if len(kept) == len(body.splitlines()) else "\n".join(kept)
         number = 400 + len(self.comments)
         who = {"id": sum(map(ord, author)), "username": author, "name": author.title()}
         self.comments.append(

@@ -294,6 +294,17 @@ async def test_g1_tokens_are_not_written(kind: type[FakeForge]) -> None:
     assert fake.texts() == [f"I used [redacted]{MARK}"]
 
 
+async def test_g1_no_commands_to_gitlab() -> None:
+    """No line of what is written is a command to GitLab, and it is read back as it was written."""
+    fake = FakeGitLab()
+    forge = on(fake)
+    posted = await forge.post("/close\n  /assign @eve\nbut/or")
+    await forge.edit(posted, "/merge")
+    assert fake.obeyed == []
+    assert fake.texts() == [f"&#47;merge{MARK}"]
+    assert [one.body for one in await forge.comments()] == ["/merge"]
+
+
 @both
 async def test_g1_no_api(kind: type[FakeForge]) -> None:
     """A page that is no API is told apart from one, with the address that was asked."""

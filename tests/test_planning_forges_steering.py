@@ -85,9 +85,9 @@ class Scene:
 
     async def _people(self, script: Sequence[tuple[str, str, str]]) -> None:
         for seen, author, text in script:
-            while not any(seen in body for body in self.fake.texts()):
+            while not any(seen.replace("/", self.forge.command) in body for body in self.fake.texts()):
                 await self.clock.sleep(1)
-            self.fake.says(author, text)
+            self.fake.says(author, text.replace("/", self.forge.command))
 
     def answers(self) -> list[tuple[str, str, str]]:
         """How questions were answered: verdict, by whom, in which words."""

@@ -10,8 +10,8 @@ from replanning.cli._run import RunOptions
 from replanning.planning import PlanningCoordinator, Steering
 
 HINT: Final = (
-    "*Reply below to answer what is unclear. What needs your agreement takes `/approve` or `/reject` at the beginning of"
-    " a comment; `/replan` and why asks for another plan.*"
+    "*Reply below to answer what is unclear. What needs your agreement takes `{0}approve` or `{0}reject` at the beginning of"
+    " a comment; `{0}replan` and why asks for another plan.*"
 )
 """How people answer below an issue that is read while the run goes on."""
 
@@ -36,6 +36,6 @@ def steerings(
     for exporter in planning.engine.exporters:
         forge: Any = getattr(exporter, "forge", None)
         if hasattr(forge, "may_steer"):
-            exporter.hint = HINT  # type: ignore[attr-defined] # what writes to a forge has one
+            exporter.hint = HINT.format(forge.command)  # type: ignore[attr-defined] # what writes to a forge has one
             found.append(Steering(planning, forge, known=known, tell=tell))
     return found

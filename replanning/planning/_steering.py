@@ -31,7 +31,7 @@ _LONGEST_PAUSE: Final = 300.0
 _LONGEST: Final = 10_000
 """Characters of a comment that are taken in."""
 
-_COMMAND: Final = re.compile(r"\s*/(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
+_COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
 _QUOTED: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 _BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
@@ -76,7 +76,8 @@ class Steering:
     While something is to be clarified, a reply to the notice is the answer. Any other comment is feedback, which the
     model judges as a reflection. `/replan` asks for a new plan in so many words. What may do harm, and whatever else a
     person must agree to, takes `/approve` or `/reject` at the beginning of a comment, with the id of the question where
-    there are several; no other words do.
+    there are several; no other words do. Where a forge keeps lines with a slash for itself, as GitLab does, an
+    exclamation mark stands in its place: `!approve`.
 
     Each comment counts once, also after a resume: who wrote which comment stands in the records that follow from it.
     Comments that were there before the run are part of the request, and do not count again.
@@ -256,7 +257,7 @@ def _understood(body: str) -> Heard:
             return Heard("reject", rest)
         case "replan":
             return Heard("replan", rest)
-    return Heard("other", text)
+    return Heard("other" if found["sign"] == "/" else "text", text)
 
 
 def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
