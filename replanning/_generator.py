@@ -35,6 +35,9 @@ UNFOUNDED = "the plan could not be carried out"
 
 _MOST_NOTES = 20
 
+Answers = tuple[list[Alternative], list[str]]
+Check = Callable[[Alternative], str]
+
 
 class Setting(NamedTuple):
     """Where alternatives are generated: the plan, what the run remembers, its timer, and its evidence."""
@@ -97,41 +100,40 @@ class PathGenerator:
         self.scorer = scorer
         self._modest = {_Reply(provider).name for provider in providers if getattr(provider, "gives_way", False)}
 
-    async def generate(self, request: ReplanRequest, setting: Setting) -> tuple[list[Alternative], list[str]]:
+    async def generate(self, request: ReplanRequest, setting: Setting, check: Check) -> Answers:
         """Everything the providers propose, in their order, and notes on those that failed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        return await self._collect([_Reply(provider) for provider in self.providers], request, setting)
+        return await self._collect([_Reply(provider) for provider in self.providers], request, setting, check)
 
-    async def complete(
-        self, flawed: Sequence[Candidate], request: ReplanRequest, setting: Setting
-    ) -> tuple[list[Alternative], list[str]]:
+    async def complete(self, flawed: Sequence[Candidate], request: ReplanRequest, setting: Setting) -> Answers:
         """What providers make of others' proposals that could not be carried out, and notes on those that failed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
         able = [provider for provider in self.providers if flawed and hasattr(provider, "complete")]
-        return await self._collect([_Completion(provider, flawed) for provider in able], request, setting)
+        replies = [_Completion(provider, flawed) for provider in able]
+        return await self._collect(replies, request, setting, request.check)
 
     async def _collect(
-        self, replies: Sequence[_Reply], request: ReplanRequest, setting: Setting
-    ) -> tuple[list[Alternative], list[str]]:
+        self, replies: Sequence[_Reply], request: ReplanRequest, setting: Setting, check: Check
+    ) -> Answers:
         if len(replies) == 1:
-            await self._ask(replies[0], request, setting)
+            await self._ask(replies[0], request, setting, check)
         elif replies:
             async with anyio.create_task_group() as group:
                 for reply in replies:
-                    group.start_soon(self._ask, reply, request, setting)
+                    group.start_soon(self._ask, reply, request, setting, check)
         for reply in replies:
             if reply.stale is not None:
                 raise reply.stale
         alternatives = [alternative for reply in replies for alternative in reply.alternatives]
         return alternatives, [note for reply in replies for note in reply.notes]
 
-    async def _ask(self, reply: _Reply, request: ReplanRequest, setting: Setting) -> None:
+    async def _ask(self, reply: _Reply, request: ReplanRequest, setting: Setting, check: Check) -> None:
         provider, name = reply.provider, reply.name
         spending = setting.ledger.spending
         try:
@@ -147,7 +149,7 @@ class PathGenerator:
         alarm = setting.timer.at(request.deadline, scope.cancel)
         meter = RunMeter(name, spending, setting.charge, setting.spans, reply.note)
         charge = partial(setting.charge, provider=name)
-        request = replace(request, charge=charge, meter=meter, note=reply.note)
+        request = replace(request, charge=charge, meter=meter, check=check, note=reply.note)
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
@@ -269,7 +271,7 @@ class AlternativeGenerator:
             now = replace(request, view=PlanView(setting.live))
             return self.paths.judge(alternative, now, setting, settings, set()).rejected
 
-        alternatives, notes = await self.paths.generate(replace(request, check=check), setting)
+        alternatives, notes = await self.paths.generate(request, setting, check)
         found = self._ranked(alternatives, notes, request, setting, settings)
         flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(UNFOUNDED)]
         completed, more = await self.paths.complete(flawed[: request.max_alternatives], request, setting)

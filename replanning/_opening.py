@@ -43,13 +43,12 @@ from replanning._version import __version__
 from replanning._wording import shown
 from replanning.history._owner import owner_id
 
+_Settling = Callable[[Iterator[None]], Iterator[None]]
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
 
 _MANY_NEW: Final = 6_000
 """How many objects are looked through for garbage at once: as many as the collector does by itself."""
-
-_Settling = Callable[[Iterator[None]], Iterator[None]]
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed, PlanningNoted)
 """Records that only follow from others, or from which nothing follows."""
@@ -263,11 +262,10 @@ def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) ->
 
 @contextmanager
 def _keeping_all() -> Iterator[_Settling]:
-    """Look for no garbage meanwhile, but at each pause in work that is given to what this yields.
+    """Look for no garbage meanwhile, but at pauses in work that is given to what this yields.
 
-    What a large plan or a long journal is made into stays, and looking through all of it again and again takes as
-    long as making it. Looked through piece by piece, it is nothing that is new when the work is done, of which the
-    next search of the garbage collector would have to look through all at once.
+    What a large plan or a long journal is made into stays, and looking through it again and again takes as long as
+    making it. But what is never looked through is new to the garbage collector, which goes through all of it at once.
     """
     looking = gc.isenabled()
     gc.disable()
