@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Settings, Task
+from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.events import Usage
+from replanning.events import Usage, Verdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion
 from replanning.planning import PlanningCoordinator
-from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, kind_of, replan, revision
 
 pytestmark = pytest.mark.anyio
@@ -159,6 +159,60 @@ async def test_j7_after_an_interruption_no_reflection_is_asked_for_twice() -> No
         await second.execute_with_planning("r")
 
     assert model.asked.count("reflection") == 1
+
+
+# Asking a person in the midst of the execution
+
+EACH = Settings.model_validate({"judge_on": "every_action"})
+
+
+@pytest.mark.parametrize(("verdict", "used"), [("approve", ["write", "shout"]), ("reject", ["write", "post"])])
+async def test_d11_an_unsure_replan_after_an_action_needs_a_person(verdict: Verdict, used: list[str]) -> None:
+    """A replan of little confidence after an action that succeeded is asked about; what comes after it waits for that."""
+    unsure = replan("partial_replan", confidence=0.4)
+    replies: Replies = {"decision:execution": (unsure, go_on()), "revision": revision(action("post", "shout"))}
+    desk, gate = Desk(), ScriptedGate([Answer(verdict, by="eve")])
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(replies), clock, desk, settings=EACH, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == used
+    assert planning.state.counts.total == (verdict == "approve")
+    (record,) = [record for record in planning.state.records if record.replan_type == "partial_replan"]
+    assert record.executed is (verdict == "approve")
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_e4_a_question_after_an_action_is_asked(answered: bool) -> None:
+    """A question that comes up in the midst of the execution is asked before it goes on, or assumed where nobody answers."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which paper?"])
+    seen, script = list[str](), Model({"decision:execution": (asks, go_on())})
+
+    def model(prompt: str) -> JsonValue:
+        seen.append(prompt)
+        return script(prompt)
+
+    gate = ScriptedGate([Answer("approve", by="eve", comment="the yellow one")]) if answered else None
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=EACH, gate=gate)
+        assert await planning.execute_with_planning()
+        assert clock.elapsed == (0 if answered else pytest.approx(1800))
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert ("the yellow one" if answered else "nobody answered: Which paper?") in seen[-1]
+
+
+async def test_d11_an_unsure_retry_of_what_succeeded_is_not_done() -> None:
+    """What succeeded is not done again because the model is not sure; that is on record, and the run goes on."""
+    model = Model({"decision:execution": (replan("retry", confidence=0.4), go_on())})
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=EACH)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert [record.executed for record in planning.state.records if record.replan_type == "retry"] == [False]
 
 
 # How large answers may be

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replanning._attempt import TaskContext, Work
 from replanning._changes import AddTask
 from replanning._errors import LLMReplyInvalid
+from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._states import WAITING, TaskState
 from replanning.planning._building import missing_arguments
@@ -14,8 +15,9 @@ from replanning.planning._making import reason_of
 from replanning.planning._outputs import ExecutionReply, Reflection, parse_reply
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._reflecting import reflect, stated_failure
+from replanning.planning._replan_records import Consideration
 from replanning.planning._session import Session, UnexpectedResult
-from replanning.planning._steps import about, again, is_action, reflection_of
+from replanning.planning._steps import about, again, asking, is_action, reflection_of
 
 
 class Acting:
@@ -117,8 +119,14 @@ class Acting:
         """Have it decided how to go on after an action, and change the plan where that is decided."""
         session = self._session
         considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=name))
-        decision = considered.decision
-        if decision is None or not considered.ruling.executes:
+        decision, ruling = considered.decision, considered.ruling
+        retries = decision is not None and decision.replan_type is ReplanType.RETRY
+        if ruling.questions or (ruling.kind == "ask" and not retries):
+            self._ask(task, considered)
+            return
+        if ruling.kind == "ask":  # what succeeded is not done again by a guess
+            session.manager.record_decision(considered, executed=False)
+        if decision is None or not ruling.executes:
             return
         if decision.replan_type is ReplanType.RETRY:
             session.note("judged", {"task": context.attempt_id, "considered": considered.model_dump(mode="json")})
@@ -129,12 +137,23 @@ class Acting:
             assert decision.target_phase is not None
             said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id}
             tasks = again(live, decision.target_phase, said=said, depends_on=[task.id])
-            waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
-            before = tuple(filter(None, [*waiting, reflection_of(live)]))  # nothing outdated is done meanwhile
-            changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
+            changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=self._waiting())]
             session.run.apply(changes, reason=reason_of(decision))
 
         await session.execute(considered, apply)
+
+    def _waiting(self) -> tuple[TaskId, ...]:
+        """What is not to be done before the plan has changed: it may be outdated."""
+        live = self._session.run.live
+        waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
+        return tuple(filter(None, [*waiting, reflection_of(live)]))
+
+    def _ask(self, task: Task, considered: Consideration) -> None:
+        """Have a person decide about a replan that nothing forces; what comes after the action waits for that."""
+        session = self._session
+        one = asking(session.run.live, considered.replan_id, depends_on=[task.id])
+        session.note("judged", {"task": one.id, "considered": considered.model_dump(mode="json")})
+        session.run.apply([AddTask(task=one, before=self._waiting())], reason="a person is asked how to go on")
 
 
 def _json(output: object) -> JsonValue:

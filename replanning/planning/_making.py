@@ -26,7 +26,7 @@ from replanning.planning._replan_records import Consideration
 from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._standing import finished
-from replanning.planning._state import PlanVersion
+from replanning.planning._state import PlanVersion, Why
 from replanning.planning._steps import about, again, install, phase_of, phase_task
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
@@ -59,6 +59,8 @@ class Making:
         session = self._session
         await session.settle()
         state = session.state
+        if about(task).get("asks"):
+            await self._ask(task, state.judged[task.id])
         accepted = about(task).get("accept")
         output = state.outputs.get(str(accepted or task.id))
         if output is None:
@@ -131,6 +133,20 @@ class Making:
         given: JsonObject = {**session.basis(task), "result": output}
         considered = await session.judge(task.id, phase, given)
         return not await self._replanned(task, phase, considered)
+
+    async def _ask(self, task: Task, considered: Consideration) -> None:
+        """Have a person decide about a replan in the midst of the execution, or answer what is unclear."""
+        session, ruling, decision = self._session, considered.ruling, considered.decision
+        wanted = decision is not None and decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
+        target = decision.target_phase if decision is not None and wanted and not ruling.escalates else None
+        if ruling.executes and target is not None:
+            await session.execute(considered)
+        elif ruling.executes or (ruling.kind == "ask" and target is None):
+            session.manager.record_decision(considered, executed=False)
+        why: Why = "clarification" if ruling.questions else "approval"
+        reason = "" if decision is None else reason_of(decision)
+        text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); replan?"
+        session.hold(task.id, why, text, target=target, considered=considered)
 
     async def _replanned(self, task: Task, phase: Phase, considered: Consideration) -> bool:
         """Do what was decided after a phase; whether that is another round of it."""

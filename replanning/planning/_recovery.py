@@ -22,7 +22,7 @@ from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import PlanningFailed, PlanningHeld, Session
 from replanning.planning._state import Held, Why
-from replanning.planning._steps import about, accepted, again, again_step, is_action, phase_of, reflection_of
+from replanning.planning._steps import about, accepted, again, again_step, asking, is_action, phase_of, reflection_of
 
 _LIKELY = ("what is most likely meant",)
 """What is assumed where nothing else is."""
@@ -87,6 +87,8 @@ class Recovery:
         """What is done when a person agrees."""
         assert self.session is not None
         live = self.session.run.live
+        if held.target is None and about(task).get("asks"):
+            return [SkipTask(task_id=task.id, reason="it is assumed" if more.get("assumed") else "it is answered")]
         if held.target is None:
             return [ReplaceTask(task_id=task.id, tasks=(accepted(live, task),))]
         said: JsonObject = {"reason": held.text, "after": task.id, **more}
@@ -116,6 +118,9 @@ class Recovery:
         if held.why == "dangerous" and self.session.loops:
             step = again_step(self.session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
             return _way([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
+        if held.why == "approval" and about(task).get("asks"):
+            reason = "the replan was declined: the plan stays as it is"
+            return _way([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
             changes: list[PlanChange] = [ReplaceTask(task_id=task.id, tasks=(accepted(self.session.run.live, task),))]
             return _way(changes, "the replan was declined: what there is counts")
@@ -314,6 +319,10 @@ class Recovery:
         given = session.basis()
         considered = await session.manager.consider(Phase.REFLECTION, given, Cause(error=trigger.reason))
         decision, reflection = considered.decision, reflection_of(session.run.live)
+        if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
+            one = asking(session.run.live, considered.replan_id)
+            session.note("judged", {"task": one.id, "considered": considered.model_dump(mode="json")})
+            return [_way([AddTask(task=one, before=(reflection,))], f"a person is asked: {trigger.reason}")]
         if decision is None or not considered.ruling.executes or decision.target_phase is None:
             return []
         if reflection is None:  # it has begun meanwhile, and is told of the feedback

@@ -115,6 +115,13 @@ def again(
     return tuple(tasks)
 
 
+def asking(live: LivePlan, asks: str, *, depends_on: Sequence[TaskId] = ()) -> Task:
+    """A task at which a person decides about a replan, or answers a question, before what comes after it."""
+    name = PlanView(live).fresh_id(TaskId(Phase.ACTION_SEQUENCE))
+    task = phase_task(Phase.ACTION_SEQUENCE, name, depends_on, {"asks": asks})
+    return task.model_copy(update={"goal": "Have a person decide how to go on"})
+
+
 def again_step(live: LivePlan, task: Task, *, said: JsonObject) -> Task:
     """A step once more, where there is no plan."""
     return phase_task(Phase.EXECUTION, PlanView(live).fresh_id(task.id), (), said)
