@@ -118,6 +118,24 @@ def test_g3_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str) ->
     assert "Reply below to answer" in notice
 
 
+def test_j8_agreement_lets_a_run_go_on(folder: Path) -> None:
+    """A run that ended because something needs agreement goes on when it is resumed after `/approve` below its issue."""
+    tools = [{**tool, "dangerous": tool["name"] == "post"} for tool in TOOLS]
+    (folder / "tools.yaml").write_text(json.dumps({"tools": tools}), encoding="utf-8")
+    fake = FakeGitHub()
+    fake.says("ada", "/approve")  # too early
+    with world(fake, Service()) as environ:
+        done = cli(folder, *SOLVE, "--issue", "octo/repo#12", "--no-ask", **environ)
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert "--notify 'github=octo/repo#12'" in done.stdout
+        assert any("Decision Needed" in body for body in fake.texts())
+        fake.now = lambda: 4_000_000_000.0
+        fake.says("ada", "/approve")
+        again = cli(folder, "resume", "r", "--replan-provider", "openai", "--notify", "github=octo/repo#12", **environ)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "ada has answered question r.q1" in again.stderr
+
+
 @both
 def test_j1_only_read(folder: Path, kind: type[FakeForge], issue: str) -> None:
     """With --no-comment a public issue is read without a token, and nothing is written."""

@@ -13,9 +13,10 @@ from replanning._errors import ReplanningError, StoreError, Unstorable
 from replanning._ids import RunId
 from replanning._interfaces import Question
 from replanning._observations import PersonAsked
-from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, Verdict
+from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, RunOpened, Verdict
 from replanning._run import PlanRun
 from replanning.planning._coordinator import PlanningCoordinator
+from replanning.planning._request import request_of
 from replanning.planning._state import PlanningState
 
 HEARD: Final = "heard"
@@ -85,7 +86,8 @@ class Steering:
     Args:
         planning: whose run is steered.
         forge: where people write.
-        known: the comments that the request has already; by default all that are there when the run begins.
+        known: the comments that the request has already; by default those that the run was asked with, or all that
+            are there when it begins where it was not asked by an issue.
         every: seconds between looks.
         tell: is given what became of comments, in sentences.
     """
@@ -157,7 +159,7 @@ class Steering:
         used |= {found for message in store.inbox(run.id) if (found := _comment(message.by))}
         self._run, self._used = run.id, used
         if not any(isinstance(one.body, PlanningNoted) and one.body.type == HEARD for one in records):
-            there = self._known if self._known is not None else [comment.id for comment in comments]
+            there = self._known if self._known is not None else _read_already(records, comments)
             self._used |= set(there)
             self._unsaid.append((there, "they were there before the run"))
 
@@ -280,6 +282,16 @@ def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sur
 def _is_unclear(state: PlanningState, question: Question) -> bool:
     held = state.held.get(state.questions.get(question.id, ""))
     return held is not None and held.why == "clarification"
+
+
+def _read_already(records: Sequence[Record], comments: Sequence[Said]) -> Sequence[str]:
+    """The comments that the request of a run has."""
+    opened = records[0].body
+    request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
+    if request is None or "forge" not in request.repository:
+        return [comment.id for comment in comments]
+    latest = max((one.at for one in request.comments if one.at is not None), default=None)
+    return [comment.id for comment in comments if latest is not None and comment.at <= latest]
 
 
 def _used(record: Record) -> Iterable[str]:
