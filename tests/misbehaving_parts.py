@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -22,6 +22,7 @@ from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, hangs, r
 from replanning.testing._llm_fakes import LLMReply
 from tests.misbehaving_told import ALLOWED
 from tests.planning_parts import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
+from tests.resume_parts import RUN, cut
 
 KINDS: Final = (
     "clarification_request",
@@ -343,10 +344,10 @@ class Played:
     records: list[Record] = field(default_factory=list)
 
 
-async def play(seed: int) -> Played:
-    """Run planning mode with everything that a seed stands for, to its end."""
+async def play(seed: int, before: Sequence[Record] = ()) -> Played:
+    """Run planning mode with everything that a seed stands for, to its end; or go on after what is on record."""
     rng = Random(~seed)
-    async with VirtualClock() as clock:
+    async with VirtualClock(*(record.at for record in before[-1:])) as clock:
         desk, model = Clumsy(seed, clock), Wild(seed)
         environment = virtual_environment(seed, clock=clock)
         tools = [tool.model_copy(update={"timeout": 20.0, "dangerous": rng.random() < 0.03}) for tool in TOOLS]
@@ -357,11 +358,11 @@ async def play(seed: int) -> Played:
             "Tell people the news",
             work=desk,
             gate=people(rng, clock),
-            store=MemoryStore(),
+            store=cut(before) if before else MemoryStore(),
             environment=environment,
             workers=rng.randint(1, 4),
             patient=rng.random() < 0.5,
         )
         desk.planning = planning
-        await planning.execute_with_planning()
+        await planning.execute_with_planning(RUN)
         return Played(planning, model, list(planning.engine.store.read(planning.result.run)))

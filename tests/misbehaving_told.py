@@ -71,14 +71,17 @@ _FULL_TARGETS: Final = {"action_sequence": 3, "task_decomposition": 4, "goal_und
 
 def told(records: Sequence[Record]) -> Told:
     """Count what was executed, from records alone, with none of the code that counts while it runs."""
-    found, streak = Told(), Counter[str]()
+    found, streak, asked = Told(), Counter[str](), set[str]()
     approved = any(isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES for r in records)
     for record in records:
         body = record.body
         if not isinstance(body, PlanningNoted) or body.type not in ("replan", "held"):
             continue
         if body.type == "held":
-            found.counts["asked"] += body.data["why"] == "clarification"
+            about = body.data["considered"]
+            if body.data["why"] == "clarification" and isinstance(about, dict):
+                asked.add(str(about["replan_id"]))  # a process may have ended before it could ask
+            found.counts["asked"] = len(asked)
             continue
         done, counts = body.data.get("record"), body.data["counts"]
         assert isinstance(counts, dict)
@@ -149,15 +152,14 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
 
 
 def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
-    """What of the budget was overrun, in words."""
+    """What of the budget was overrun, in words; a model that writes more than it was let is not asked again after that."""
     used = [record.body.usage for record in records if isinstance(record.body, Charged)]
-    spent = {"calls": sum(one.calls for one in used), "tokens": sum(one.tokens for one in used)}
-    limits = {"calls": settings.budget.calls, "tokens": settings.budget.tokens}
-    return [
-        f"{spent[name]} of {limit} {name}"
-        for name, limit in limits.items()
-        if limit is not None and spent[name] > limit
-    ]
+    budget, found = settings.budget, list[str]()
+    if budget.calls is not None and (calls := sum(one.calls for one in used)) > budget.calls:
+        found.append(f"{calls} of {budget.calls} calls")
+    if budget.tokens is not None and (tokens := sum(one.tokens for one in used[:-1])) > budget.tokens:
+        found.append(f"{tokens} of {budget.tokens} tokens, and one more call")
+    return found
 
 
 def begun(records: Sequence[Record]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import anyio
 import pytest
@@ -62,6 +63,20 @@ async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> Non
         assert problems(played) == [], seed
         ways += played.model.ways
     assert len(ways) > len({*DECISIONS, *REPLIES}) / 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # where it is cut off depends on the seed alone
+async def test_no_limit_starts_anew_after_a_crash() -> None:
+    """Cut off anywhere and taken up again, what a model that misbehaves may do is no more than without that."""
+    for seed in range(3, SEEDS, 10):
+        whole = await play(seed)
+        length = Random(seed).randrange(1, len(whole.records))
+        with anyio.fail_after(60):
+            played = await play(seed, whole.records[:length])
+        settings, seen = played.planning.settings, told(played.records)
+        broken = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
+        assert broken + broken_promises(played.records) == [], (seed, length)
+        assert played.planning.result.reason
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio wakes tasks in an order of chance, on purpose
