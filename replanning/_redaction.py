@@ -217,7 +217,8 @@ class Redactor:
 
     def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
         known = sorted({value for value in values if len(value) >= _SHORTEST})
-        self._exact = (*(_exactly(value, "", _anywhere) for value in known), *_BY_SHAPE)
+        exact = (*(_exactly(value, "", _anywhere) for value in known), *_BY_SHAPE)
+        self._exact = tuple((rule.hint, rule) for rule in exact)
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._clean: set[str] = set()
 
@@ -311,7 +312,7 @@ class Redactor:
         low = text.lower()
         if len(low) != len(text):  # a few capitals are two letters when they are small
             low = "".join(c.lower() if c.isascii() else c for c in text)
-        found = [span for rule in self._exact if rule.hint in text for span in _found(text, text, rule)]
+        found = [span for hint, rule in self._exact if hint in text for span in _found(text, text, rule)]
         for hint, rules in _BY_NAME:
             if hint in low:
                 found += [span for rule in rules for span in _found(text, low, rule)]

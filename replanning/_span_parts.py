@@ -81,8 +81,9 @@ class AttemptSpans:
             names.ATTEMPT_ID: body.attempt,
             names.ATTEMPT_NUMBER: body.number,
         }
-        if entry.task.tool is not None:
-            attributes[names.TASK_TOOL] = entry.task.tool
+        tool = entry.fields["tool"]
+        if tool is not None:
+            attributes[names.TASK_TOOL] = tool
         if entry.parent is not None:
             attributes[names.TASK_ROOT] = entry.root
         if self._pen.content and entry.task.arguments:
