@@ -179,3 +179,25 @@ async def test_e5_revisions_used_up() -> None:
     assert isinstance(told, dict)
     assert told["revision_attempts"] == 2
     assert told["reason"]
+
+
+async def test_e5_a_run_that_is_cut_short_is_summed_up() -> None:
+    """A run whose time is up before anybody could sum it up says what was done, and that it takes a person."""
+    async with VirtualClock() as clock:
+
+        class Slow(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(40)
+                return await super().__call__(task, context)
+
+        settings = Settings.model_validate({"budget": {"wall_clock": 60}})
+        planning = coordinator(Model(), clock, Slow(), settings=settings)
+        assert not await planning.execute_with_planning()
+
+    completion = planning.state.completion
+    assert completion is not None
+    told = completion["summary"]
+    assert isinstance(told, dict)
+    assert (planning.result.status, completion["status"]) == ("aborted", "requires_human_intervention")
+    assert (told["goal_achieved"], told["tasks_completed"]) == (False, 1)
+    assert "60 s of its budget" in str(told["reason"])

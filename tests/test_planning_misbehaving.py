@@ -33,8 +33,9 @@ def problems(played: Played) -> list[str]:
         found.append("it has not come to an end")
     if (result.status == "succeeded") != ((state.completion or {}).get("status") in ("success", "accepted")):
         found.append(f"it {result.status}, and its summary says {state.completion}")
-    over, told_all = "of its budget" in result.reason, {"summary", "not_judged"} & set(state.completion or {})
-    if result.status in ("succeeded", "failed", "aborted") and not told_all and not over:
+    if result.status in ("succeeded", "failed", "aborted") and not {"summary", "not_judged"} & set(
+        state.completion or {}
+    ):
         found.append(f"it {result.status}, and there is no summary: {result.reason}")
     if state.counts.total != seen.counts["total"]:
         found.append(f"{state.counts.total} replans are counted, and {seen.counts['total']} were done")
