@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from replanning.errors import LLMReplyInvalid
 from replanning.events import PlanningNoted, Record
 from replanning.interfaces import JsonObject
 from replanning.planning import PlanningState
+from replanning.planning._outputs import StepReply, parse_reply
+from replanning.planning._standing import Standing
 
 
 @pytest.mark.parametrize(("kind", "field"), [("output", "value"), ("call", "arguments")])
@@ -21,3 +24,20 @@ def test_what_is_not_known_is_passed_over() -> None:
     """A note of a kind that is not known changes nothing but the number of the last record."""
     state = PlanningState.of([Record(1, 0.0, PlanningNoted("of-another-version", {"task": "a"}))])
     assert state == PlanningState(seq=1)
+
+
+def test_a_step_says_one_thing() -> None:
+    """Where there is no plan, a reply uses a tool or says that all is done; both at once, or neither, is refused."""
+    call, end = (
+        '"function_call": {"name": "a"}',
+        '"summary": {"goal_achieved": true, "tasks_completed": 1, "tasks_failed": 0}',
+    )
+    for text in (f'{{{call}, {end}, "done": true}}', f"{{{end}}}", '{"comment": "hm"}'):
+        with pytest.raises(LLMReplyInvalid, match="expected either 'function_call', or 'summary' with 'done': true"):
+            parse_reply(text, StepReply)
+    assert parse_reply(f'{{{end}, "done": true}}', StepReply).done
+
+
+def test_where_the_execution_stands() -> None:
+    """What is known of the execution says in a line how many errors there were, and how many tools are down."""
+    assert repr(Standing()) == "<Standing 0 errors, 0 in a row, 0 down>"
