@@ -109,7 +109,7 @@ class Questions:
             question=QuestionId(f"{self._run.id}.q{self._life.ledger.asked + 1}"),
             replan=replan,
             triggers=tuple(trigger.id for trigger in triggers),
-            text="; ".join([*(trigger.reason or trigger.kind for trigger in triggers), decision.reason]),
+            text=_asked(triggers, decision.reason),
             candidates=tuple(candidate for candidate in candidates if not candidate.rejected),
             holds=holds,
             footprint=footprint_hash(self._run.live, holds),
@@ -341,3 +341,9 @@ class _Conversation:
     def _contain(self, where: str, error: Exception) -> None:
         if self._life.end is None:
             self._life.observe(Contained(where, self._redactor.text(described(error))[:2000]))
+
+
+def _asked(triggers: Sequence[Trigger], question: str) -> str:
+    """What is asked, after why; a cause that only says the same is left out."""
+    causes = [trigger.reason or trigger.kind for trigger in triggers]
+    return "; ".join([*(cause for cause in causes if question not in cause), question])

@@ -89,13 +89,14 @@ class Started:
     Args:
         folder: where it runs.
         arguments: of the command.
+        variables: of the environment.
     """
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
         self.process = subprocess.Popen(
             [SCRIPT, *map(str, arguments)],
             cwd=folder,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from replanning import Plan
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.cli_parts import answer, cli
+from tests.cli_parts import Gate, Started, Terminal, answer, cli, lines
 from tests.planning_parts import Model, Replies, go_on, replan, revision, summary
 
 TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
@@ -49,6 +50,7 @@ def use(name: str, tool: str, **arguments: JsonValue) -> JsonObject:
     return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
 
 
+RED: JsonObject = {"actions": [use("red", "see-it-fail")]}
 CODING: Replies = {
     "goal_understanding": {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]},
     "task_decomposition": (
@@ -244,3 +246,97 @@ def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) ->
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_f11_another_goal_is_not_what_a_run_was_about(repository: Path) -> None:
+    """A run that is named again continues for its own goal alone; for another one it is refused, with what to do."""
+    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
+    with ScriptedLLMServer(service) as server:
+        options = ("--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
+        first = cli(repository, "solve", "--goal", "See it fail", *options, **server.environ())
+        again = cli(repository, "solve", "--goal", "See it fail", *options, **server.environ())
+        other = cli(repository, "solve", "--goal", "Bake bread", *options, **server.environ())
+
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert other.returncode == 2
+    assert "--run-id: there is a run 'r' already, about 'See it fail': `replanning resume r`" in other.stderr
+    assert "succeeded" not in other.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_stops_a_run_pauses_planning_too(repository: Path, number: signal.Signals) -> None:
+    """Ctrl-C, or a terminal that is closed, lets what runs finish, says what stopped it, and leaves nothing behind."""
+    gate = Gate(repository / "gate")
+    hold = {"name": "hold", "kind": "shell", "command": f"{gate.command}; echo held >> log"}
+    (repository / "tools.yaml").write_text(json.dumps({"tools": [hold]}), encoding="utf-8")
+    service = Service(
+        {"task_decomposition": {"subtasks": [subtask("wait")]}, "action_sequence": {"actions": [use("wait", "hold")]}}
+    )
+    options = ("solve", "--goal", "Wait", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
+    with ScriptedLLMServer(service) as server, Started(repository, *options, **server.environ()) as started:
+        started.until("wait started")
+        started.signal(number)
+        started.until(f"pausing: {number.name} was received; waiting for 1 task to finish; once more stops it at once")
+        gate.open()
+        code, out = started.end()
+
+    assert code == 3
+    assert f"paused: {number.name} was received\n" in out
+    assert lines(repository / "log") == ["held"]
+
+
+def test_a_question_is_no_failure(repository: Path) -> None:
+    """What waits for a person is told as a question, once and in its own words, with how an answer is given."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
+    service = Service({"decision:goal_understanding": (asks, go_on())})
+    with ScriptedLLMServer(service) as server:
+        options = ("--goal", "x", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "--ask", "store")
+        with Started(repository, "solve", *options, **server.environ()) as started:
+            started.until("question r.q1: Which words?\n")
+            shown = cli(repository, "pending")
+            started.signal(signal.SIGINT)
+            started.end()
+
+    said = "".join(started.said)
+    assert "waits for a person: Which words?" in said
+    assert "PlanningHeld" not in said
+    assert "failed" not in said
+    assert "--comment answers what is unclear" in shown.stdout
+
+
+def test_e4_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> None:
+    """Words behind the number of a candidate are the answer, and the model gets to see them."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
+    service = Service(
+        {
+            "decision:goal_understanding": (asks, go_on()),
+            "task_decomposition": {"subtasks": [subtask("red")]},
+            "action_sequence": RED,
+        }
+    )
+    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
+    with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
+        terminal.until("answer what is unclear: ")
+        terminal.type("1 Words of one syllable")
+        code = terminal.end()
+        prompts = [request.prompt for request in server.requests]
+
+    assert code == 0, terminal.seen
+    assert any("Words of one syllable" in prompt for prompt in prompts)
+
+
+def test_a_run_that_was_given_up_is_not_told_again(repository: Path) -> None:
+    """After a wrong key the same command with the right one does not repeat the old failure, but says how to go on."""
+    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
+    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
+    with ScriptedLLMServer(service) as server:
+        environ = server.environ()
+        wrong = cli(repository, *options, "--run-id", "r", **{**environ, "OPENAI_API_KEY": ""})
+        again = cli(repository, *options, "--run-id", "r", **environ)
+        other = cli(repository, *options, "--run-id", "r2", **environ)
+
+    assert wrong.returncode == 1, wrong.stderr
+    assert "look at OPENAI_API_KEY" in wrong.stdout
+    assert again.returncode == 2
+    assert "run 'r' is over: it was aborted; another --run-id solves the goal anew" in again.stderr
+    assert other.returncode == 0, other.stderr

@@ -73,14 +73,16 @@ class ConsoleGate:
         """One answer; None where it was none and must be asked for again."""
         count = len(question.candidates)
         numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
-        self._console.print(f"\n{numbers}r rejects, m makes changes of your own: ", end="", style="bold")
-        said = (await self._line()).strip().lower()
+        ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
+        self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
+        said, _, words = (await self._line()).strip().partition(" ")
+        said, comment = said.lower(), words.strip()
         if said in ("r", "reject"):
-            return Answer("reject", self._by)
+            return Answer("reject", self._by, comment=comment)
         if said in ("m", "modify"):
             return await self._changes(question)
         if said.isdecimal() and 1 <= int(said) <= count:
-            return Answer("approve", self._by, choice=int(said) - 1)
+            return Answer("approve", self._by, choice=int(said) - 1, comment=comment)
         self._console.print(f"{said!r} is no answer.", style="red")
         return None
 

@@ -64,7 +64,9 @@ QuestionArgument = Annotated[
 ByOption = Annotated[
     str | None, typer.Option("--by", metavar="NAME", help="Who decides, for the history; by default who is logged in.")
 ]
-CommentOption = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="Why, for the history.")]
+CommentOption = Annotated[
+    str, typer.Option("--comment", "-m", metavar="TEXT", help="Why, for the history; or the answer to what is unclear.")
+]
 WaitOption = Annotated[
     float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the run to take it.")
 ]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from replanning import Environment, PlanRun, Settings
-from replanning._errors import StoreError
+from replanning._errors import NotRunning, Problem, SettingsError, StoreError
+from replanning._ids import RunId
+from replanning._opening import redactor_for
+from replanning._redaction import Redactor
 from replanning.cli._output import say
+from replanning.events import RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, TaskRequest, request_of
+
+_BRIEF = 100
+"""Characters of another run's goal that are told."""
 
 _GOES_ON = ("paused", "needs_human", "running")
 
@@ -36,6 +43,35 @@ def unfinished(request: TaskRequest, settings: Settings, store: RunStore) -> str
     past = [str(one["task_uuid"]) for one in with_earlier(request, settings).earlier]
     last = next((run for run in reversed(past) if run in known), None)
     return last if last is not None and known[last] in _GOES_ON else None
+
+
+def check_run(run_id: str, request: TaskRequest, settings: Settings, store: RunStore) -> None:
+    """Take a run that is to be continued for what is wanted only where it is about that (F11).
+
+    Raises:
+        SettingsError: there is a run of that name, and it is about something else.
+        NotRunning: it was given up, and nothing more will come of it.
+    """
+    info = next((info for info in store.runs() if info.run == run_id), None)
+    if info is None:
+        return
+    opened = next(iter(store.read(RunId(run_id)))).body
+    if not isinstance(opened, RunOpened):
+        return
+    known, redactor = request_of(opened.plan), redactor_for(settings)  # what is kept of a goal holds no secrets
+    if known is not None and _same(known, request, redactor):
+        if info.status == "aborted":
+            ways = f"another --run-id solves the goal anew; `replanning why {run_id}` says what was in the way"
+            raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
+        return
+    about = f"{opened.plan.goal.objective[:_BRIEF]!r}{'' if known else ', and no run of planning mode'}"
+    ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
+    raise SettingsError([Problem("--run-id", f"there is a run {run_id!r} already, about {about}: {ways}")])
+
+
+def _same(known: TaskRequest, wanted: TaskRequest, redactor: Redactor) -> bool:
+    same_issue = bool(known.issue_id) and known.issue_id == wanted.issue_id
+    return same_issue or redactor.text(known.goal.objective) == redactor.text(wanted.goal.objective)
 
 
 def conclude(run: PlanRun, settings: Settings, store: RunStore, environment: Environment) -> None:

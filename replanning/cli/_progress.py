@@ -83,6 +83,12 @@ class Display:
         except OSError:
             self._narrator = None
 
+    def add(self, line: Line) -> None:
+        """Show a line that is about no event, as long as it can be seen."""
+        with self._as_long_as_it_can_be_seen():
+            if self._narrator is not None:
+                self.show(line)
+
     def _tell(self, event: object) -> None:
         line = self._narrator.tell(event) if self._narrator is not None else None
         if line is not None and not (self.asks and isinstance(event, QuestionAsked | QuestionReminded)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,15 @@ from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show_json
-from replanning.cli._planned import conclude, history_of, unfinished, with_earlier
+from replanning.cli._planned import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary
-from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report
+from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
+from replanning.cli._telling import teller
 from replanning.cli._tracing import open_trace, place_of
-from replanning.events import PlanningNoted, RunOpened
+from replanning.events import RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.llm import LLMProvider
 from replanning.planning import PlanningCoordinator, TaskRequest, request_of
@@ -119,7 +119,10 @@ def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
     """
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
-        left = None if run_id is not None else unfinished(task.request, planning.settings, planning.engine.store)
+        store, settings = planning.engine.store, planning.settings
+        if run_id is not None:
+            check_run(run_id, task.request, settings, store)
+        left = None if run_id is not None else unfinished(task.request, settings, store)
         if left is not None:
             say(f"run {left} of {task.request.issue_id} is not finished, and is continued; --run-id begins another")
         return planning.execute_with_planning(run_id or left)
@@ -305,7 +308,7 @@ def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCo
         workers=options.workers,
         patient=heard,
     )
-    planning.engine.monitor.on(object, _teller(parts.display))
+    planning.engine.monitor.on(object, teller(parts.display))
     return planning
 
 
@@ -339,54 +342,17 @@ async def _hear(parts: _Parts, planning: PlanningCoordinator, scope: anyio.Cance
     display = parts.display
     with scope:
         async with anyio.create_task_group() as group:
-            for steering in steerings(planning, parts.task.known, lambda text: display.show(Line("✉", plain(text)))):
+            for steering in steerings(planning, parts.task.known, lambda text: display.add(Line("✉", plain(text)))):
                 group.start_soon(steering.listen)
-
-
-def _teller(display: Display) -> Callable[[object], None]:
-    """Shows what happens: phases and decisions in words, everything else as for every run."""
-
-    def tell(event: object) -> None:
-        if not isinstance(event, PlanningNoted):
-            display.on_event(event)
-        elif text := _told(event.type, event.data):
-            display.show(Line("◆", plain(text), "cyan"))
-
-    return tell
-
-
-def _told(kind: str, data: JsonObject) -> str:
-    value, record = data.get("value"), data.get("record")
-    match kind:
-        case "output" if isinstance(value, dict):
-            return _came_to(str(data.get("phase")), value)
-        case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
-            done = "executed" if record.get("executed") else f"not executed ({record.get('reason')})"
-            return f"{record.get('phase')}: {record.get('replan_type')} decided, {done}"
-        case "assumed":
-            found = data.get("assumptions")
-            return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
-        case "held":
-            return f"waits for a person: {data.get('text')}"
-    return ""
-
-
-def _came_to(phase: str, value: JsonObject) -> str:
-    actions, subtasks = value.get("action_plan"), value.get("subtasks")
-    if isinstance(actions, dict) and isinstance(planned := actions.get("actions"), list):
-        return f"{phase}: {len(planned)} action{'s' * (len(planned) != 1)}"
-    if isinstance(subtasks, list):
-        return f"{phase}: {len(subtasks)} subtask{'s' * (len(subtasks) != 1)}"
-    return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
 
 
 async def _on_signals(planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
     """Pause at the first signal, and stop everything at the second."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*stopping_signals()) as signals:
         first = True
         async for number in signals:
             if first and planning.run is not None:
-                planning.run.pause(f"{number.name} was received; once more stops at once what still runs")
+                planning.run.pause(f"{number.name} was received")
             else:
                 scope.cancel()
             first = False

@@ -212,7 +212,8 @@ def _show_question(waiting: Waiting, place: str, now: float) -> None:
     if answer is not None:
         out.print(f"  {answer.payload.get('verdict')} by {plain(answer.by)} waits to be taken")
     else:
-        out.print(f"  {command(place, 'approve', question.id)}    or reject, or modify --changes FILE")
+        ways = "or reject, or modify --changes FILE; --comment answers what is unclear"
+        out.print(f"  {command(place, 'approve', question.id)}    {ways}")
 
 
 def _line(text: str) -> None:

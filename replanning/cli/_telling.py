@@ -1,0 +1,54 @@
+"""Tells what happens in a run of planning mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from replanning.cli._narrator import Line
+from replanning.cli._output import plain
+from replanning.cli._progress import Display
+from replanning.events import AttemptFailed, PlanningNoted, TriggerEvent
+from replanning.interfaces import JsonObject
+from replanning.planning._session import PlanningHeld
+
+
+def teller(display: Display) -> Callable[[object], None]:
+    """Shows what happens: phases and decisions in words, everything else as for every run."""
+    held: set[str] = set()  # tasks that wait for a person: that is how they end, but no failure to tell people of
+
+    def tell(event: object) -> None:
+        if isinstance(event, AttemptFailed) and event.failure.type == PlanningHeld.__name__:
+            held.add(event.task)
+        elif isinstance(event, TriggerEvent) and event.kind == "task-failed" and held.issuperset(event.tasks):
+            return
+        elif not isinstance(event, PlanningNoted):
+            display.on_event(event)
+        elif text := _told(event.type, event.data):
+            display.add(Line("◆", plain(text), "cyan"))
+
+    return tell
+
+
+def _told(kind: str, data: JsonObject) -> str:
+    value, record = data.get("value"), data.get("record")
+    match kind:
+        case "output" if isinstance(value, dict):
+            return _came_to(str(data.get("phase")), value)
+        case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
+            done = "executed" if record.get("executed") else f"not executed ({record.get('reason')})"
+            return f"{record.get('phase')}: {record.get('replan_type')} decided, {done}"
+        case "assumed":
+            found = data.get("assumptions")
+            return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
+        case "held":
+            return f"waits for a person: {data.get('text')}"
+    return ""
+
+
+def _came_to(phase: str, value: JsonObject) -> str:
+    actions, subtasks = value.get("action_plan"), value.get("subtasks")
+    if isinstance(actions, dict) and isinstance(planned := actions.get("actions"), list):
+        return f"{phase}: {len(planned)} action{'s' * (len(planned) != 1)}"
+    if isinstance(subtasks, list):
+        return f"{phase}: {len(subtasks)} subtask{'s' * (len(subtasks) != 1)}"
+    return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
