@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import anyio
 
-from replanning.exporters._forge import Forge, ForgeError
+from replanning.exporters._forge import Forge, ForgeError, is_same
 from replanning.exporters._markdown import Marker, marker_of
 
 
@@ -53,7 +53,7 @@ class Board:
     async def _written_anew(self, marker: Marker, body: str, *, edits: bool) -> bool:
         written = self._written if self._written is not None else await self._read()
         self._written, old = written, written.get(marker)
-        if old is not None and (not edits or _same(old.body, body)):
+        if old is not None and (not edits or is_same(old.body, body)):
             return False
         if old is None or not await self._edited(old.id, body):
             old = _Written(await self.forge.post(body), body)
@@ -78,8 +78,3 @@ class Board:
             if marker is not None:
                 found.setdefault(marker, _Written(one.id, one.body))
         return found
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two texts differ in nothing that forges change by themselves."""
-    return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from datetime import UTC, datetime
+from typing import Final, Protocol, runtime_checkable
 
 from replanning.errors import ReplanningError
-
-if TYPE_CHECKING:
-    from replanning.planning import TaskRequest
 
 MARK: Final = "\n\n<!-- written by replanning -->"
 """What forges put behind everything that they write, where nobody sees it, and take off again when they read: people
@@ -104,17 +101,15 @@ class Forge(Protocol):
         ...
 
 
-@runtime_checkable
-class IssueForge(Forge, Protocol):
-    """A forge whose issue says what is wanted, and below which people may say more."""
+def is_same(one: str, other: str) -> bool:
+    """Whether two texts differ in nothing that forges change by themselves."""
+    return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()
 
-    id: str
-    """How the issue is called, such as `owner/repo#12`; also what makes this forge again."""
 
-    async def issue(self) -> TaskRequest:
-        """What is wanted: the issue with its comments and what is known of the repository, all of it bounded."""
-        ...
-
-    async def may_steer(self, comment: ForgeComment) -> bool:
-        """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs."""
-        ...
+def when(text: str) -> datetime:
+    """The moment that a text names, in UTC; the epoch where it names none."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = datetime.fromtimestamp(0, UTC)
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

@@ -1,19 +1,21 @@
-"""What the forges have in common: comments that are written once, and what is kept of an issue and its repository."""
+"""What the forges have in common: issues, comments that are written once, and what is kept of an issue and its repository."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
-from typing import Final, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar, Final, TypeVar
 
 import httpx
 
+from replanning import Goal
 from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge import MARK, ForgeError
+from replanning.exporters._forge import MARK, ForgeComment, ForgeError, is_same
 from replanning.exporters._forge_answers import objects, texts
 from replanning.exporters._forge_http import PER_PAGE, Api, Call
 from replanning.interfaces import JsonObject, JsonValue
+from replanning.planning import IssueComment, TaskRequest
 
 Found = TypeVar("Found")
 Ours = Callable[[Call], Awaitable[list[JsonObject]]]
@@ -26,7 +28,6 @@ _MOST_NAMES: Final = 200
 _LONGEST_README: Final = 4_000
 _COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
 _DEFUSED: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class Posting:
@@ -67,7 +68,7 @@ class Posting:
 
         async def arrived() -> JsonObject | None:
             new = [one for one in await ours(call) if texts(one, "id") not in before | self._posted]
-            return next((one for one in new if _same(texts(one, "body"), text)), None)
+            return next((one for one in new if is_same(texts(one, "body"), text)), None)
 
         try:
             said = await call.write("POST", path, {"body": text}, done=arrived, unsure=unsure)
@@ -125,6 +126,140 @@ class Posting:
         return frozenset(texts(one, "id") for page in entries for one in page)
 
 
+class ForgeIssue(ABC):
+    """One issue of a forge: what it wants, what people say below it, and what is told them there.
+
+    Args:
+        called: how the issue is called; also what makes this forge again.
+        api: of the forge.
+        path: where the API has the issue.
+        thread: where it has the comments.
+        obeys: whether the forge takes a line that begins with a slash for a command.
+
+    Attributes:
+        name: of the forge.
+        id: of the issue.
+        command: how commands begin that people give us there.
+    """
+
+    name: str
+    command: ClassVar[str]
+    _author: ClassVar[tuple[str, str]]
+    """Where a comment names who wrote it."""
+    _text: ClassVar[str]
+    """What the text of an issue is called."""
+
+    def __init__(self, called: str, api: Api, *, path: str, thread: str, obeys: bool = False) -> None:
+        self.id, self._api, self._path, self._thread = called, api, path, thread
+        self._posting = Posting(api, obeys=obeys)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._api!r}>"
+
+    async def comments(self) -> Sequence[ForgeComment]:
+        """All comments of people and programs, oldest first; cheap when nothing has changed.
+
+        Raises:
+            ForgeError: they cannot be had.
+        """
+        return await self._api.call(self._comments)
+
+    async def post(self, body: str) -> str:
+        """Write a new comment, and say its id.
+
+        Raises:
+            ForgeError: it was not written, or nobody knows whether it was.
+        """
+
+        async def post(call: Call) -> str:
+            await self._who(call)
+            return await self._posting.post(call, self._thread, body, self._ours)
+
+        return await self._api.call(post)
+
+    async def edit(self, comment_id: str, body: str) -> None:
+        """Put another text in the place of a comment's.
+
+        Raises:
+            ForgeError: it was not done.
+        """
+
+        async def edit(call: Call) -> None:
+            await self._posting.edit(call, *self._edited_at(comment_id), body)
+
+        await self._api.call(edit)
+
+    async def issue(self) -> TaskRequest:
+        """What is wanted: the issue with its comments and what is known of the repository, all of it bounded.
+
+        Raises:
+            ForgeError: the issue cannot be read; what is missing of the rest is left out.
+        """
+        return await self._api.call(self._request)
+
+    @abstractmethod
+    async def may_steer(self, comment: ForgeComment) -> bool:
+        """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs.
+
+        Raises:
+            ForgeError: that cannot be found out now.
+        """
+
+    def cannot_write(self) -> str:
+        """Why nothing can be written there, found without asking; empty where it may be."""
+        access = self._api.access
+        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
+
+    async def aclose(self) -> None:
+        """Close the connections; they are made anew when it is asked again."""
+        await self._api.aclose()
+
+    async def _entry(self, call: Call) -> JsonObject:
+        """The issue as the forge has it."""
+        return as_object(await call.get(self._path))
+
+    async def _request(self, call: Call) -> TaskRequest:
+        entry = await self._entry(call)
+        comments = [c for c in await self._comments(call) if not c.notice]
+        title = texts(entry, "title")
+        return TaskRequest(
+            goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
+            issue_id=self.id,
+            title=title,
+            text=texts(entry, self._text),
+            comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
+            repository=await self._about(call, entry),
+        ).bounded()
+
+    async def _ours(self, call: Call) -> list[JsonObject]:
+        """The comments of the account that writes here, as the forge has them; one try."""
+        entries = await self._posting.all_entries(call, self._thread)
+        login = self._posting.login
+        return [one for one in entries if not login or texts(one, *self._author) == login]
+
+    async def _who(self, call: Call) -> str:
+        """The login of whoever the token belongs to; empty where that is not known."""
+        if self._posting.login is None:
+            self._posting.login = await self._asked_who(call) if self._api.access.token else ""
+        return self._posting.login
+
+    @abstractmethod
+    async def _asked_who(self, call: Call) -> str:
+        """The same, from the forge."""
+
+    @abstractmethod
+    async def _comments(self, call: Call) -> list[ForgeComment]:
+        """The comments, oldest first."""
+
+    @abstractmethod
+    async def _about(self, call: Call, entry: JsonObject) -> JsonObject:
+        """What is known of the repository and the issue."""
+
+    @abstractmethod
+    def _edited_at(self, comment_id: str) -> tuple[str, str]:
+        """With which method, and where, a comment is edited."""
+
+
 async def optional(asked: Awaitable[Found]) -> Found | None:
     """What is known of a repository; None where the forge does not give it, which is no reason to do without the rest."""
     try:
@@ -162,18 +297,9 @@ def is_project(path: str) -> bool:
     return all(part.strip(".") for part in path.split("/"))
 
 
-def known(value: JsonValue) -> JsonObject:
+def as_object(value: JsonValue) -> JsonObject:
     """An object; an empty one where it is none."""
     return value if isinstance(value, dict) else {}
-
-
-def moment(text: str) -> datetime:
-    """When something was, in UTC."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return _EPOCH
-    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def file_names(entries: JsonValue) -> list[JsonValue]:
@@ -189,10 +315,6 @@ def readme(text: str | None) -> str:
     return said if len(said) <= _LONGEST_README else f"{said[:_LONGEST_README]}… [cut: {len(said)} characters in all]"
 
 
-def bounded(about: JsonObject) -> JsonObject:
+def known(about: JsonObject) -> JsonObject:
     """What is known, without what is not."""
     return {name: value for name, value in about.items() if value not in ("", None, [], {})}
-
-
-def _same(one: str, other: str) -> bool:
-    return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from replanning import Environment
-from replanning.exporters._forge import ForgeComment, ForgeError
+from replanning.exporters._forge import ForgeComment, ForgeError, when
 from replanning.interfaces import Clock
 
 _LINE: Final = re.compile(r"^<!-- comment (\d{1,9}) at (\S{1,40}) -->$", re.MULTILINE)
@@ -52,8 +52,7 @@ class FileForge:
         with self._reported("read"):
             parts = self._read()[1]
         return [
-            ForgeComment(str(one.number), "replanning", one.body, _moment(one.at), own=True, notice=True)
-            for one in parts
+            ForgeComment(str(one.number), "replanning", one.body, when(one.at), own=True, notice=True) for one in parts
         ]
 
     async def post(self, body: str) -> str:
@@ -123,10 +122,3 @@ class FileForge:
 def _other(body: str) -> str:
     """A text none of whose lines is taken for the beginning of a comment."""
     return _LOOKS_LIKE_ONE.sub("<!--comment ", body)
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:  # somebody has edited the file
-        return datetime.fromtimestamp(0, UTC)

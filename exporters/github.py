@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Final
 
 import httpx
 
-from replanning import Environment, Goal
+from replanning import Environment
 from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge import ForgeComment, ForgeError
+from replanning.exporters._forge import ForgeComment, ForgeError, when
 from replanning.exporters._forge_answers import Access, objects, serves, texts, wrong_address
 from replanning.exporters._forge_http import Api, Call
 from replanning.exporters._forge_issue import (
     MOST_COMMENTS,
     MOST_FILES,
-    Posting,
-    bounded,
+    ForgeIssue,
+    as_object,
     checked_token,
     file_names,
     is_project,
     known,
     listed,
     logins,
-    moment,
     optional,
     readme,
 )
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.planning import IssueComment, TaskRequest
 
 _SHORT: Final = re.compile(r"(?P<project>[\w.-]+/[\w.-]+)#(?P<number>[1-9]\d{0,9})", re.ASCII)
 _PAGE: Final = re.compile(r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII)
@@ -38,7 +36,7 @@ _MEMBERS: Final = ("OWNER", "MEMBER", "COLLABORATOR")
 """Who may say how work goes on, by what GitHub says that they are to the project."""
 
 
-class GitHubIssue:
+class GitHubIssue(ForgeIssue):
     """One issue or pull request of GitHub.
 
     ::
@@ -71,9 +69,11 @@ class GitHubIssue:
         SettingsError: there is no such name of an issue, or the address is none of the API's.
     """
 
-    name: str = "github"
-    command: ClassVar[str] = "/"
+    name = "github"
+    command = "/"
     default_url: ClassVar[str] = "https://api.github.com"
+    _author = ("user", "login")
+    _text = "body"
 
     def __init__(
         self,
@@ -95,102 +95,39 @@ class GitHubIssue:
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
         if secret:
             headers["authorization"] = f"Bearer {secret}"
-        self.id = f"{project}#{number}"
-        self._repository, self._issue = f"/repos/{project}", f"/repos/{project}/issues/{number}"
-        self._pull = f"/repos/{project}/pulls/{number}"
+        called, self._repository = f"{project}#{number}", f"/repos/{project}"
+        self._pull = f"{self._repository}/pulls/{number}"
         self._trusted = logins(variables.get("GITHUB_TRUSTED_USERS", "") if trusted is None else trusted)
-        self._api = Api(
-            Access(f"github {self.id}", url, secret, "GITHUB_TOKEN", headers),
+        self._is_pull: bool | None = None
+        api = Api(
+            Access(f"github {called}", url, secret, "GITHUB_TOKEN", headers),
             timeout=timeout,
             environment=environment,
             transport=transport,
             redact=redact,
         )
-        self._posting = Posting(self._api)
-        self._is_pull: bool | None = None
-
-    def __repr__(self) -> str:
-        return f"<GitHubIssue {self.id} {self._api!r}>"
-
-    async def comments(self) -> Sequence[ForgeComment]:
-        """All comments, oldest first, of a pull request also reviews and what they say about lines.
-
-        Raises:
-            ForgeError: they cannot be had.
-        """
-        return await self._api.call(self._comments)
-
-    async def post(self, body: str) -> str:
-        """Write a new comment, and say its id.
-
-        Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
-        """
-
-        async def post(call: Call) -> str:
-            await self._who(call)
-            return await self._posting.post(call, f"{self._issue}/comments", body, self._ours)
-
-        return await self._api.call(post)
-
-    async def edit(self, comment_id: str, body: str) -> None:
-        """Put another text in the place of a comment's.
-
-        Raises:
-            ForgeError: it was not done.
-        """
-
-        async def edit(call: Call) -> None:
-            await self._posting.edit(call, "PATCH", f"{self._repository}/issues/comments/{comment_id}", body)
-
-        await self._api.call(edit)
-
-    async def issue(self) -> TaskRequest:
-        """What is wanted: the issue with its comments and what is known of the repository, all of it bounded.
-
-        Raises:
-            ForgeError: the issue cannot be read; what is missing of the rest is left out.
-        """
-        return await self._api.call(self._request)
+        path = f"{self._repository}/issues/{number}"
+        super().__init__(called, api, path=path, thread=f"{path}/comments")
 
     async def may_steer(self, comment: ForgeComment) -> bool:
         """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs."""
         person = not comment.bot and not comment.notice
         return person and (comment.own or comment.role in _MEMBERS or comment.author.lower() in self._trusted)
 
-    def cannot_write(self) -> str:
-        """Why nothing can be written there, found without asking; empty where it may be."""
-        access = self._api.access
-        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
+    async def _entry(self, call: Call) -> JsonObject:
+        entry = await super()._entry(call)
+        self._is_pull = "pull_request" in entry
+        return entry
 
-    async def aclose(self) -> None:
-        """Close the connections; they are made anew when it is asked again."""
-        await self._api.aclose()
-
-    async def _request(self, call: Call) -> TaskRequest:
-        issue = known(await call.get(self._issue))
-        self._is_pull = "pull_request" in issue
-        comments = [c for c in await self._comments(call) if not c.notice]
-        repository = await self._about(call, issue)
-        title = texts(issue, "title")
-        return TaskRequest(
-            goal=Goal(objective=f"Resolve {self.id}: {title}"),
-            issue_id=self.id,
-            title=title,
-            text=texts(issue, "body"),
-            comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
-            repository=repository,
-        ).bounded()
-
-    async def _about(self, call: Call, issue: JsonObject) -> JsonObject:
-        found = known(await optional(call.get(self._repository)))
+    async def _about(self, call: Call, entry: JsonObject) -> JsonObject:
+        found = as_object(await optional(call.get(self._repository)))
         about: JsonObject = {
             "forge": self.name,
-            "url": texts(issue, "html_url"),
+            "url": texts(entry, "html_url"),
             "name": self.id.partition("#")[0],
-            "state": texts(issue, "state"),
-            "author": texts(issue, "user", "login"),
-            "labels": [texts(one, "name") for one in objects(issue.get("labels"))],
+            "state": texts(entry, "state"),
+            "author": texts(entry, "user", "login"),
+            "labels": [texts(one, "name") for one in objects(entry.get("labels"))],
             **{name: found[name] for name in ("description", "default_branch", "language", "topics") if name in found},
             "files": file_names(await optional(call.get(f"{self._repository}/contents/"))),
             "readme": readme(
@@ -198,22 +135,23 @@ class GitHubIssue:
             ),
         }
         if self._is_pull:
-            pull = known(await optional(call.get(self._pull)))
+            pull = as_object(await optional(call.get(self._pull)))
             changed = await listed(call.entries(f"{self._pull}/files", most=MOST_FILES))
             about["pull_request"] = {
                 "base": texts(pull, "base", "ref"),
                 "head": texts(pull, "head", "ref"),
                 "changed_files": [_changed(one) for one in changed],
             }
-        return bounded(about)
+        return known(about)
 
     # Comments
 
     async def _comments(self, call: Call) -> list[ForgeComment]:
+        """The comments, of a pull request also reviews and what they say about lines."""
         login = await self._who(call)
         if self._is_pull is None:
-            self._is_pull = "pull_request" in known(await call.get(self._issue))
-        found = [self._comment(one, login) for one in await call.entries(f"{self._issue}/comments", most=MOST_COMMENTS)]
+            await self._entry(call)
+        found = [self._comment(one, login) for one in await call.entries(self._thread, most=MOST_COMMENTS)]
         if self._is_pull:
             about = await listed(call.entries(f"{self._pull}/comments", most=MOST_COMMENTS))
             found += [self._comment(one, login, "r", _line(one)) for one in about]
@@ -230,24 +168,15 @@ class GitHubIssue:
             id=f"{kind}{texts(entry, 'id')}",
             author=author or "somebody",
             body=f"{where}{body}",
-            at=moment(texts(entry, "created_at") or texts(entry, "submitted_at")),
+            at=when(texts(entry, "created_at") or texts(entry, "submitted_at")),
             own=own,
             notice=marked and (own or not login),
             bot=texts(entry, "user", "type") == "Bot" or author.endswith("[bot]"),
             role=texts(entry, "author_association"),
         )
 
-    async def _ours(self, call: Call) -> list[JsonObject]:
-        """The comments of the account that writes here, as GitHub has them; one try."""
-        entries = await self._posting.all_entries(call, f"{self._issue}/comments")
-        login = self._posting.login
-        return [one for one in entries if not login or texts(one, "user", "login") == login]
-
-    async def _who(self, call: Call) -> str:
-        """The login of whoever the token belongs to; empty where that is not known."""
-        if self._posting.login is None:
-            self._posting.login = await self._asked_who(call) if self._api.access.token else ""
-        return self._posting.login
+    def _edited_at(self, comment_id: str) -> tuple[str, str]:
+        return "PATCH", f"{self._repository}/issues/comments/{comment_id}"
 
     async def _asked_who(self, call: Call) -> str:
         try:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Final
 from urllib.parse import quote, unquote
 
 import httpx
 
-from replanning import Environment, Goal
+from replanning import Environment
 from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge import ForgeComment, ForgeError
+from replanning.exporters._forge import ForgeComment, ForgeError, when
 from replanning.exporters._forge_answers import Access, serves, texts, wrong_address
 from replanning.exporters._forge_http import Api, Call
 from replanning.exporters._forge_issue import (
     MOST_COMMENTS,
     MOST_FILES,
-    Posting,
-    bounded,
+    ForgeIssue,
+    as_object,
     checked_token,
     file_names,
     is_project,
     known,
     listed,
     logins,
-    moment,
     optional,
     readme,
 )
 from replanning.interfaces import JsonObject
-from replanning.planning import IssueComment, TaskRequest
 
 _PATH: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"
 _SHORT: Final = re.compile(rf"(?:gitlab:)?{_PATH}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})")
@@ -43,7 +41,7 @@ _BOT: Final = re.compile(r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gi
 _OLDEST_FIRST: Final = {"sort": "asc", "order_by": "created_at"}
 
 
-class GitLabIssue:
+class GitLabIssue(ForgeIssue):
     """One issue (`group/project#12`) or merge request (`group/project!7`) of GitLab.
 
     What is public can be read without a token; to write, one is needed that may write notes (scope `api`). A note of
@@ -70,9 +68,11 @@ class GitLabIssue:
         SettingsError: there is no such name of an issue, or the address is none of the API's.
     """
 
-    name: str = "gitlab"
-    command: ClassVar[str] = "!"
+    name = "gitlab"
+    command = "!"
     default_url: ClassVar[str] = "https://gitlab.com/api/v4"
+    _author = ("author", "username")
+    _text = "description"
 
     def __init__(
         self,
@@ -92,67 +92,21 @@ class GitLabIssue:
         url = _api(given.strip().rstrip("/"))
         project, kind, number = _place(issue, url)
         secret = checked_token(variables.get("GITLAB_TOKEN", "") if token is None else token, "GITLAB_TOKEN")
-        self.id = f"gitlab:{project}{kind}{number}"
         self._is_merge = kind == "!"
         self._project = f"/projects/{quote(project, safe='')}"
-        self._issue = f"{self._project}/{'merge_requests' if self._is_merge else 'issues'}/{number}"
         self._trusted = logins(variables.get("GITLAB_TRUSTED_USERS", "") if trusted is None else trusted)
         self._people: dict[str, str] = {}
         self._members: dict[str, bool] = {}
-        self._api = Api(
-            Access(
-                self.id.replace(":", " ", 1), url, secret, "GITLAB_TOKEN", {"private-token": secret} if secret else {}
-            ),
+        headers = {"private-token": secret} if secret else {}
+        api = Api(
+            Access(f"gitlab {project}{kind}{number}", url, secret, "GITLAB_TOKEN", headers),
             timeout=timeout,
             environment=environment,
             transport=transport,
             redact=redact,
         )
-        self._posting = Posting(self._api, obeys=True)
-
-    def __repr__(self) -> str:
-        return f"<GitLabIssue {self.id} {self._api!r}>"
-
-    async def comments(self) -> Sequence[ForgeComment]:
-        """All notes of people and programs, oldest first; what GitLab itself notes down is left out.
-
-        Raises:
-            ForgeError: they cannot be had.
-        """
-        return await self._api.call(self._comments)
-
-    async def post(self, body: str) -> str:
-        """Write a new note, and say its id.
-
-        Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
-        """
-
-        async def post(call: Call) -> str:
-            await self._who(call)
-            return await self._posting.post(call, f"{self._issue}/notes", body, self._ours)
-
-        return await self._api.call(post)
-
-    async def edit(self, comment_id: str, body: str) -> None:
-        """Put another text in the place of a note's.
-
-        Raises:
-            ForgeError: it was not done.
-        """
-
-        async def edit(call: Call) -> None:
-            await self._posting.edit(call, "PUT", f"{self._issue}/notes/{comment_id}", body)
-
-        await self._api.call(edit)
-
-    async def issue(self) -> TaskRequest:
-        """What is wanted: the issue with its notes and what is known of the project, all of it bounded.
-
-        Raises:
-            ForgeError: the issue cannot be read; what is missing of the rest is left out.
-        """
-        return await self._api.call(self._request)
+        path = f"{self._project}/{'merge_requests' if self._is_merge else 'issues'}/{number}"
+        super().__init__(f"gitlab:{project}{kind}{number}", api, path=path, thread=f"{path}/notes", obeys=True)
 
     async def may_steer(self, comment: ForgeComment) -> bool:
         """Whether whoever wrote a comment may say how work goes on: members from Developer on, and no programs.
@@ -171,18 +125,9 @@ class GitLabIssue:
             self._members[person] = await self._api.call(lambda call: self._is_member(call, person))
         return self._members[person]
 
-    def cannot_write(self) -> str:
-        """Why nothing can be written there, found without asking; empty where it may be."""
-        access = self._api.access
-        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
-
-    async def aclose(self) -> None:
-        """Close the connections; they are made anew when it is asked again."""
-        await self._api.aclose()
-
     async def _is_member(self, call: Call, person: str) -> bool:
         try:
-            member = known(await call.get(f"{self._project}/members/all/{person}"))
+            member = as_object(await call.get(f"{self._project}/members/all/{person}"))
         except ForgeError as error:
             if not error.final:
                 raise
@@ -190,49 +135,37 @@ class GitLabIssue:
         level = member.get("access_level")
         return isinstance(level, int) and level >= _DEVELOPER and texts(member, "state") in ("", "active")
 
-    async def _request(self, call: Call) -> TaskRequest:
-        issue = known(await call.get(self._issue))
-        comments = [c for c in await self._comments(call) if not c.notice]
-        title = texts(issue, "title")
-        return TaskRequest(
-            goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
-            issue_id=self.id,
-            title=title,
-            text=texts(issue, "description"),
-            comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
-            repository=await self._about(call, issue),
-        ).bounded()
-
-    async def _about(self, call: Call, issue: JsonObject) -> JsonObject:
-        found = known(await optional(call.get(self._project)))
+    async def _about(self, call: Call, entry: JsonObject) -> JsonObject:
+        found = as_object(await optional(call.get(self._project)))
         name = texts(found, "readme_url").rpartition("/")[2] or "README.md"
         file = f"{self._project}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
-        labels = issue.get("labels")
+        labels = entry.get("labels")
         about: JsonObject = {
             "forge": self.name,
-            "url": texts(issue, "web_url"),
+            "url": texts(entry, "web_url"),
             "name": texts(found, "path_with_namespace"),
-            "state": texts(issue, "state"),
-            "author": texts(issue, "author", "username"),
+            "state": texts(entry, "state"),
+            "author": texts(entry, "author", "username"),
             "labels": [str(one) for one in labels] if isinstance(labels, list) else [],
             **{name: found[name] for name in ("description", "default_branch", "topics") if name in found},
             "files": file_names([*await listed(call.entries(f"{self._project}/repository/tree", most=MOST_FILES))]),
             "readme": readme(await optional(call.text(file))),
         }
         if self._is_merge:
-            changed = await listed(call.entries(f"{self._issue}/diffs", most=MOST_FILES))
+            changed = await listed(call.entries(f"{self._path}/diffs", most=MOST_FILES))
             about["merge_request"] = {
-                "base": texts(issue, "target_branch"),
-                "head": texts(issue, "source_branch"),
+                "base": texts(entry, "target_branch"),
+                "head": texts(entry, "source_branch"),
                 "changed_files": [{"path": texts(one, "new_path"), "status": _status(one)} for one in changed],
             }
-        return bounded(about)
+        return known(about)
 
     # Notes
 
     async def _comments(self, call: Call) -> list[ForgeComment]:
+        """The notes of people and programs; what GitLab itself notes down is left out."""
         login = await self._who(call)
-        notes = await call.entries(f"{self._issue}/notes", _OLDEST_FIRST, most=MOST_COMMENTS)
+        notes = await call.entries(self._thread, _OLDEST_FIRST, most=MOST_COMMENTS)
         for note in notes:
             self._people[texts(note, "author", "username")] = texts(note, "author", "id")
         return [self._comment(note, login) for note in notes if note.get("system") is not True]
@@ -245,31 +178,22 @@ class GitLabIssue:
             id=texts(note, "id"),
             author=author or "somebody",
             body=f"{_line(note)}{body}",
-            at=moment(texts(note, "created_at")),
+            at=when(texts(note, "created_at")),
             own=own,
             notice=marked and (own or not login),
             bot=_BOT.fullmatch(author) is not None,
         )
 
-    async def _ours(self, call: Call) -> list[JsonObject]:
-        """The notes of the account that writes here, as GitLab has them; one try."""
-        notes = await self._posting.all_entries(call, f"{self._issue}/notes")
-        login = self._posting.login
-        return [one for one in notes if not login or texts(one, "author", "username") == login]
+    def _edited_at(self, comment_id: str) -> tuple[str, str]:
+        return "PUT", f"{self._thread}/{comment_id}"
 
-    async def _who(self, call: Call) -> str:
-        """The name of whoever the token belongs to; empty where that is not known."""
-        if self._posting.login is None:
-            if not self._api.access.token:
-                self._posting.login = ""
-            else:
-                try:
-                    self._posting.login = texts(await call.get("/user"), "username")
-                except ForgeError as error:
-                    if not error.final or error.status == 401:
-                        raise
-                    self._posting.login = ""
-        return self._posting.login
+    async def _asked_who(self, call: Call) -> str:
+        try:
+            return texts(await call.get("/user"), "username")
+        except ForgeError as error:
+            if not error.final or error.status == 401:
+                raise
+            return ""
 
 
 def _api(url: str) -> str:

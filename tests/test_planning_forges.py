@@ -13,7 +13,7 @@ import pytest
 
 from replanning import Environment
 from replanning.errors import SettingsError
-from replanning.exporters._forge import MARK, Forge, ForgeError, IssueForge
+from replanning.exporters._forge import MARK, Forge, ForgeError
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock
@@ -37,7 +37,6 @@ async def test_g1_comments_are_created_and_edited(kind: type[FakeForge]) -> None
     assert (ours.own, ours.notice, ours.bot) == (True, True, False)
     assert ours.at.tzinfo is UTC
     assert len(fake.comments) == 2
-    assert isinstance(forge, IssueForge)
     assert isinstance(forge, Forge)
 
 
