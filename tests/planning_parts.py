@@ -98,20 +98,31 @@ Replies = Mapping[str, JsonValue | tuple[JsonValue, ...]]
 
 
 class Model:
-    """Answers each kind of prompt with its own replies in turn, the last again and again; else as usual."""
+    """Answers each kind of prompt with its own replies in turn, the last again and again; else as usual.
+
+    Attributes:
+        asked: the kinds of the prompts that it was asked, in order.
+        prompts: the prompts.
+    """
 
     def __init__(self, replies: Replies | None = None) -> None:
         self._replies = dict(replies or {})
         self.asked: list[str] = []
+        self.prompts: list[str] = []
 
     def __call__(self, prompt: str) -> JsonValue:
         kind = kind_of(prompt)
         self.asked.append(kind)
+        self.prompts.append(prompt)
         usual = go_on() if kind.startswith("decision") else USUAL.get(kind)
         said = self._replies.get(kind, usual)
         if isinstance(said, tuple):
             return said[min(self.asked.count(kind), len(said)) - 1]
         return said
+
+    def told(self, kind: str) -> list[str]:
+        """The prompts of a kind."""
+        return [prompt for asked, prompt in zip(self.asked, self.prompts, strict=True) if asked == kind]
 
 
 class Desk:

@@ -24,7 +24,6 @@ from tests.planning_parts import (
     action,
     coordinator,
     go_on,
-    kind_of,
     replan,
     revision,
     summary,
@@ -57,24 +56,20 @@ ISSUE = TaskRequest(
 
 async def test_j1_what_an_issue_says_is_told_and_kept() -> None:
     """The issue, its comments, its repository and earlier runs are told as data, and also after a resume by its id."""
-    seen, script, store = list[str](), Model(), MemoryStore()
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model, store = Model(), MemoryStore()
 
     async with VirtualClock() as clock:
         first = coordinator(model, clock, store=store, task=ISSUE)
         first.watching = lambda run: run.pause("not yet")
         assert not await first.execute_with_planning("r")
-        assert not seen
+        assert not model.prompts
         second = coordinator(model, clock, store=store, task="something else")
         assert await second.execute_with_planning("r")
 
     opened = next(iter(store.read(RunId("r")))).body
     assert isinstance(opened, RunOpened)
     assert request_of(opened.plan) == ISSUE
-    told = seen[0]
+    told = model.prompts[0]
     for text in ("town/crier#12", "Nobody knows", "The fountain is dry.", "since Monday", "Latin", '"aborted"'):
         assert text in told
     assert told.count("</request>") == 1
@@ -285,12 +280,7 @@ WRITTEN: JsonObject = {"actions": [action("write", "write")]}
 
 async def test_j32_a_coarser_split_is_asked_for() -> None:
     """A goal that cannot be taken apart is divided more coarsely, and what is not possible is on record and told."""
-    seen = list[str]()
-    script = Model({"task_decomposition": (CANNOT, WRITING), "action_sequence": WRITTEN})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"task_decomposition": (CANNOT, WRITING), "action_sequence": WRITTEN})
 
     async with VirtualClock() as clock:
         desk = Desk()
@@ -298,12 +288,12 @@ async def test_j32_a_coarser_split_is_asked_for() -> None:
         assert await planning.execute_with_planning()
 
     assert desk.used == [("write", "write")]
-    assert script.asked.count("task_decomposition") == 2
-    coarser = [prompt for prompt in seen if kind_of(prompt) == "task_decomposition"][1]
+    assert model.asked.count("task_decomposition") == 2
+    coarser = model.told("task_decomposition")[1]
     assert "divide more coarsely" in coarser
     assert "there is no post" in coarser
     assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
-    assert "it is done without: posting" in seen[-1]
+    assert "it is done without: posting" in model.prompts[-1]
 
 
 @pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
@@ -354,17 +344,12 @@ async def test_e5_an_unreadable_plan_is_fatal() -> None:
 
 async def test_c_a_decision_is_told_where_things_stand() -> None:
     """After a failure the model is told how much is done, how many errors there were, what remains, and what is down."""
-    seen = list[str]()
-    script = Model(
+    model = Model(
         {
             "decision:execution": replan("retry"),
             "action_sequence": {"actions": [action("write", "shout"), action("post", "post")]},
         }
     )
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
 
     async with VirtualClock() as clock:
 
@@ -377,11 +362,11 @@ async def test_c_a_decision_is_told_where_things_stand() -> None:
         planning = coordinator(model, clock, Busy({"post": [MISSING] * 2}))
         assert await planning.execute_with_planning()
 
-    first, second = [prompt for prompt in seen if kind_of(prompt) == "decision:execution"]
+    first, second = model.told("decision:execution")
     assert '{"done": 1, "of": 2, "errors": 1, "errors_in_a_row": 1}' in first
     assert '{"done": 1, "of": 2, "errors": 2, "errors_in_a_row": 2}' in second
     assert '{"name": "write", "available": false, "reason": "out of ink"}' in first
-    goal = next(prompt for prompt in seen if kind_of(prompt) == "decision:action_sequence")
+    goal = model.told("decision:action_sequence")[0]
     assert "<progress>" not in goal
 
 
@@ -494,12 +479,7 @@ async def test_e4_nobody_answers() -> None:
 
 async def test_e4_somebody_answers() -> None:
     """An answer is told to the model, which understands the goal anew with it."""
-    seen: list[str] = []
-    script = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
 
     gate = ScriptedGate([Answer("approve", by="eve", comment="only the neighbours")])
     async with VirtualClock() as clock:
@@ -507,7 +487,7 @@ async def test_e4_somebody_answers() -> None:
         assert await planning.execute_with_planning()
         assert clock.elapsed < 1800
 
-    again = [prompt for prompt in seen if kind_of(prompt) == "goal_understanding"][1]
+    again = model.told("goal_understanding")[1]
     assert "only the neighbours" in again
 
 

@@ -35,11 +35,7 @@ async def test_j26_tools_are_used_one_after_another() -> None:
 
 async def test_j26_a_failure_is_told() -> None:
     """A use that fails is told to the model, which decides what is done next; the same once more is refused at last."""
-    seen, script = list[str](), Model({"step": (*[use("write", text="x")] * 3, use("shout", text="x"), done())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"step": (*[use("write", text="x")] * 3, use("shout", text="x"), done())})
 
     desk = Desk({"write": [MISSING] * 9})
     async with VirtualClock() as clock:
@@ -47,26 +43,21 @@ async def test_j26_a_failure_is_told() -> None:
         assert await planning.execute_with_planning()
 
     assert [tool for _, tool in desk.used] == ["write", "write", "shout"]
-    assert "no such file: news.txt" in seen[1]
-    assert "has failed 2 times with these arguments" in seen[3]
+    assert "no such file: news.txt" in model.prompts[1]
+    assert "has failed 2 times with these arguments" in model.prompts[3]
 
 
 async def test_j26_only_the_tools_of_the_list() -> None:
     """A tool that is not on the list, one that is down, and arguments that do not fit are refused with what is wrong."""
     tools = (TOOLS[0], TOOLS[1].model_copy(update={"available": False}))
-    seen = list[str]()
     wrong = (use("rm", path="/"), use("post", text="x"), use("write"), use("write", text=7))
-    script = Model({"step": (use("write", text="x"), *wrong[:3], wrong[0], done())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"step": (use("write", text="x"), *wrong[:3], wrong[0], done())})
 
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, settings=OFF, tools=tools)
         assert not await planning.execute_with_planning()
 
-    told = "\n".join(seen)
+    told = "\n".join(model.prompts)
     for text in (
         "there is no tool 'rm'",
         "'post' is not available now",
@@ -132,11 +123,7 @@ async def test_j26_a_goal_that_was_not_achieved_needs_a_person() -> None:
 
 async def test_j8_the_loop_hears_people() -> None:
     """What a person says while the loop goes on is told to the model."""
-    seen, script = list[str](), Model({"step": (use("write", text="x"), done())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"step": (use("write", text="x"), done())})
 
     async with VirtualClock() as clock:
 
@@ -150,7 +137,7 @@ async def test_j8_the_loop_hears_people() -> None:
         planning = coordinator(model, clock, Busy(), settings=OFF)
         assert await planning.execute_with_planning()
 
-    assert "louder, please" in seen[1]
+    assert "louder, please" in model.prompts[1]
 
 
 def looping(prompt: str) -> JsonValue:

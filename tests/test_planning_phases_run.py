@@ -19,7 +19,6 @@ from tests.planning_parts import (
     action,
     coordinator,
     go_on,
-    kind_of,
     replan,
     revision,
 )
@@ -99,12 +98,7 @@ async def test_j22_the_counters_survive_a_pause() -> None:
 
 async def test_j5_actions_are_executed_in_order_with_what_came_before() -> None:
     """Actions run when what they need is done, get its output, and what came of each is on record and told."""
-    seen = list[str]()
-    script = Model()
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model()
 
     async with VirtualClock() as clock:
         desk = Desk()
@@ -113,21 +107,16 @@ async def test_j5_actions_are_executed_in_order_with_what_came_before() -> None:
 
     assert [tool for _, tool in desk.used] == ["write", "post"]
     assert planning.result.outputs["post"] == "news"
-    completion = next(prompt for prompt in seen if kind_of(prompt) == "completion")
+    completion = model.told("completion")[0]
     assert '{"task": "post", "tool": "post", "state": "DONE", "output": "news"}' in completion
 
 
 async def test_j5_an_outcome_is_compared_with_what_was_expected() -> None:
     """The model is told what was expected of an action beside what came of it; where that differs, it is done again."""
-    seen = list[str]()
     planned: JsonObject = {
         "actions": [action("write", "write", expected_outcome="the text mentions rain"), action("post", "post")]
     }
-    script = Model({"action_sequence": planned, "decision:execution": (replan("retry"), go_on())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"action_sequence": planned, "decision:execution": (replan("retry"), go_on())})
 
     settings = Settings.model_validate({"judge_on": "every_action"})
     async with VirtualClock() as clock:
@@ -135,7 +124,7 @@ async def test_j5_an_outcome_is_compared_with_what_was_expected() -> None:
         planning = coordinator(model, clock, desk, settings=settings)
         assert await planning.execute_with_planning()
 
-    judged = next(prompt for prompt in seen if kind_of(prompt) == "decision:execution")
+    judged = model.told("decision:execution")[0]
     assert "the text mentions rain" in judged
     assert '<result>\n"news"' in judged
     assert [tool for _, tool in desk.used] == ["write", "write", "post"]
@@ -155,19 +144,15 @@ class Strike(Desk):
 
 async def test_j5_preconditions_are_checked() -> None:
     """An action whose tool has gone down does not run: the model is told why, and replans around it."""
-    seen, desk = list[str](), Strike()
-    script = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    desk = Strike()
+    model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
 
     async with VirtualClock() as clock:
         planning = desk.planning = coordinator(model, clock, desk)
         assert await planning.execute_with_planning()
 
     assert [tool for _, tool in desk.used] == ["write", "shout"]
-    (told,) = [prompt for prompt in seen if kind_of(prompt) == "decision:execution"]
+    (told,) = model.told("decision:execution")
     assert "post needs the tool 'post', which is not available: the post is on strike" in told.replace("\\u0027", "'")
 
 

@@ -186,11 +186,7 @@ async def test_d11_an_unsure_replan_after_an_action_needs_a_person(verdict: Verd
 async def test_e4_a_question_after_an_action_is_asked(answered: bool) -> None:
     """A question that comes up in the midst of the execution is asked before it goes on, or assumed where nobody answers."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which paper?"])
-    seen, script = list[str](), Model({"decision:execution": (asks, go_on())})
-
-    def model(prompt: str) -> JsonValue:
-        seen.append(prompt)
-        return script(prompt)
+    model = Model({"decision:execution": (asks, go_on())})
 
     gate = ScriptedGate([Answer("approve", by="eve", comment="the yellow one")]) if answered else None
     async with VirtualClock() as clock:
@@ -200,7 +196,7 @@ async def test_e4_a_question_after_an_action_is_asked(answered: bool) -> None:
         assert clock.elapsed == (0 if answered else pytest.approx(1800))
 
     assert [tool for _, tool in desk.used] == ["write", "post"]
-    assert ("the yellow one" if answered else "nobody answered: Which paper?") in seen[-1]
+    assert ("the yellow one" if answered else "nobody answered: Which paper?") in model.prompts[-1]
 
 
 async def test_d11_an_unsure_retry_of_what_succeeded_is_not_done() -> None:
