@@ -14,7 +14,6 @@ from replanning._attempt import TaskContext, Work
 from replanning._completions import LLMOptions, Meter
 from replanning._containment import contained, message_of
 from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid, NotAccepted
-from replanning._meter import RunMeter
 from replanning._plan import COMMAND, Goal, JsonValue, Plan, Task, TaskBody
 from replanning._quoting import DataSection, encoded, fitted, trimmed
 
@@ -145,9 +144,8 @@ class JudgedWork:
 async def _judged(judge: Judge, task: Task, output: object, context: TaskContext, patience: float) -> Judgement:
     run = context._run
     life = run._life
-    meter = RunMeter("judge", life.ledger.spending, run.charge, run._spans)
     deadline = life.clock.now() + patience
-    request = JudgeRequest(task, output, run.live.goal, context, deadline, meter)
+    request = JudgeRequest(task, output, run.live.goal, context, deadline, run.meter("judge"))
     scope = anyio.CancelScope()
     alarm = life.timer.at(deadline, scope.cancel)
     try:

@@ -113,6 +113,10 @@ class PlanObservations:
         self._life.observe(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
         self._life.after_observation()
 
+    def redacted(self, value: JsonValue) -> JsonValue:
+        """A value as the run puts it on record: without secrets."""
+        return self._redactor.value(value)
+
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
         """Put something of planning mode on record, without secrets; the plan stays as it is.
 

@@ -14,6 +14,7 @@ from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttem
 from replanning._ids import AttemptId, TaskId
 from replanning._leftovers import machine, process_born
 from replanning._lifecycle import Lifecycle
+from replanning._meter import RunMeter
 from replanning._observations import (
     AttemptFailed,
     AttemptFenced,
@@ -29,6 +30,7 @@ from replanning._observations import (
 from replanning._plan import JsonValue
 from replanning._redaction import Redactor
 from replanning._retry import next_attempt
+from replanning._spans import Spans
 from replanning._states import TaskState
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class PlanReports:
 
     _life: Lifecycle
     _redactor: Redactor
+    _spans: Spans
     _codec: Codec | None
     _chance: Callable[[], float]
     _limit: int
@@ -107,6 +110,10 @@ class PlanReports:
         """Report what work or a provider used."""
         self._life.observe(Charged(usage, attempt_id, provider))
         self._life.check_budget()
+
+    def meter(self, provider: str) -> RunMeter:
+        """What accounts for the calls of a language model: against the budget of the run, and on its trace."""
+        return RunMeter(provider, self._life.ledger.spending, self.charge, self._spans)
 
     def _begin(self, attempt: Attempt | Worker) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -105,6 +105,11 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         return replanning_info(self.view.task(TaskId(task_id)), revisions, limit)
 
     @property
+    def ended(self) -> bool:
+        """Whether it has ended, or stands still until it is resumed; `result` then says how."""
+        return self._life.end is not None
+
+    @property
     def result(self) -> RunResult:
         """How the run came out.
 
@@ -135,6 +140,14 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         if self._history is None:
             self._history = ReplanHistory.of(self._life.journal.store, self.id)
         return self._history.refresh()
+
+    def records(self, after: int = 0) -> Iterable[Record]:
+        """What the journal has of the run, from behind the record of this number on.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        return self._life.journal.store.read(self.id, after)
 
     # Pulling
 

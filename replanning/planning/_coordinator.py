@@ -61,6 +61,7 @@ class PlanningCoordinator:
         PlanError: the tools do not fit together; with everything that is wrong.
 
     Attributes:
+        environment: time, chance and ids.
         engine: through which everything is done.
         run: the run, once there is one.
         watching: is given the run whenever work on it begins.
@@ -88,8 +89,7 @@ class PlanningCoordinator:
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in self._library.tools}
         self._request = task if isinstance(task, TaskRequest) else TaskRequest(goal=_goal(task))
-        self._environment = environment = environment if environment is not None else Environment()
-        self._clock = environment.clock
+        self.environment = environment = environment or Environment()
         self._gate = gate
         self._recovery = Recovery()
         settings = _for_engine(config)
@@ -226,18 +226,15 @@ class PlanningCoordinator:
         """Go on with the run, or with one that there is in the store; where there is none, begin it."""
         run_id = self.run.id if self.run is not None and run_id is None else run_id
         known = run_id is not None and any(info.run == run_id for info in self.engine.store.runs())
-        await self._carry_out(self._resumed(str(run_id)) if known else self._opened(run_id))
+        await self._carry_out(self.engine.resume(str(run_id)) if known else self._opened(run_id))
         goal = self.planning.replanning.goal_understanding
-        while await worth_resuming(self.engine, self._current, goal, self._clock, patient=self._patient):
-            await self._carry_out(self._resumed(self._current.id))
+        while await worth_resuming(self.engine, self._current, goal, self.environment.clock, patient=self._patient):
+            await self._carry_out(self.engine.resume(self._current.id))
 
     def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
         kept: JsonObject = {KEPT: self._request.kept()}
         begin = first_plan if self.planning.enabled else first_step
         return self.engine.open(begin(self._request.goal, self._library, kept), run_id=run_id)
-
-    def _resumed(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
-        return self.engine.resume(run_id)
 
     async def _carry_out(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
         async with source as run:
@@ -249,7 +246,7 @@ class PlanningCoordinator:
                 self._llm,
                 self.settings,
                 self._tools,
-                self._environment,
+                self.environment,
                 interactive=self._gate is not None,
                 complete=self._complete,
             )

@@ -13,7 +13,6 @@ from replanning._completions import LLMOptions
 from replanning._errors import LLMReplyInvalid, ReplanningError
 from replanning._ids import TaskId
 from replanning._llm import LLMProvider
-from replanning._meter import RunMeter
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._run import PlanRun
 from replanning._settings import Settings
@@ -80,13 +79,9 @@ class Session:
         self.interactive, self.complete = interactive, complete
         self.loops = is_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
-        self.prompts = ReplanPromptBuilder(
-            prompt_templates(), settings, tuple(tools.values()), clean=run._redactor.value
-        )
+        self.prompts = ReplanPromptBuilder(prompt_templates(), settings, tuple(tools.values()), clean=run.redacted)
         self._state, self.standing = PlanningState(), Standing()
-        life = run._life
-        meter = RunMeter("planning", life.ledger.spending, run.charge, run._spans)
-        self._most = llm.max_tokens
+        meter, self._most = run.meter("planning"), llm.max_tokens
         self._options = LLMOptions(system=self.prompts.system(), meter=meter, max_tokens=min(PLAN_TOKENS, self._most))
         state = self.state
         self.manager = ReplanManager(
@@ -103,7 +98,7 @@ class Session:
     @property
     def state(self) -> PlanningState:
         """What the journal tells by now."""
-        for record in self.run._life.journal.store.read(self.run.id, after=self._state.seq):
+        for record in self.run.records(self._state.seq):
             self._state.fold(record)
             self.standing.fold(record, self.run.live)
         return self._state
@@ -111,7 +106,7 @@ class Session:
     def note(self, kind: str, data: JsonObject) -> None:
         """Put something on record, as long as the run goes on; how it ends not twice, after an interruption."""
         said = kind == "completion" and self.state.completion == data
-        if self.run._life.end is None and not said:
+        if not (self.run.ended or said):
             self.run.note(kind, data)
 
     def _on_replan(self, note: ReplanNote) -> None:

@@ -115,7 +115,7 @@ class Steering:
 
     async def listen(self) -> None:
         """Look again and again, until it is cancelled; what fails is told, and does not harm the run."""
-        clock, failures = self._planning._clock, 0
+        clock, failures = self._planning.environment.clock, 0
         while True:
             wait = self._every if self._planning.run is not None else _SOON
             try:
@@ -165,7 +165,7 @@ class Steering:
 
     def _record(self, run: PlanRun) -> None:
         """Put on record what was passed over; where the run stands still, when it goes on."""
-        while self._unsaid and run._life.end is None:
+        while self._unsaid and not run.ended:
             comments, why = self._unsaid[0]
             run.note(HEARD, {"comments": [*comments], "why": why})
             self._unsaid.pop(0)
@@ -185,7 +185,7 @@ class Steering:
         unclear = self._unclear(run, comment, comments) if said.kind == "text" else None
         if unclear is not None:
             return self._answer(comment, unclear, Heard("approve", said.text), by)
-        if run._life.end is not None:
+        if run.ended:
             return False
         run.request_replan(said.text or "a new plan is wanted", by=by)
         return self._use(comment, f"{comment.author} has given feedback")
