@@ -198,6 +198,11 @@ class PlanningState(_Part):
         """The plan that holds."""
         return self.plans[-1] if self.plans else None
 
+    def is_unclear(self, question: str) -> bool:
+        """Whether a question to a person asks what is meant."""
+        held = self.held.get(self.questions.get(question, ""))
+        return held is not None and held.why == "clarification"
+
     def name_of(self, task: TaskId | str) -> str:
         """What the plan that made a task calls it; the task's own id where no plan made it."""
         for plan in reversed(self.plans):

@@ -195,7 +195,7 @@ class Steering:
         named, _, rest = said.text.partition(" ")
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state
-        unclear = {q.id for q in waiting if _is_unclear(state, q)}
+        unclear = {q.id for q in waiting if state.is_unclear(q.id)}
         chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
         if chosen:
             said = Heard(said.kind, rest.strip())
@@ -221,7 +221,7 @@ class Steering:
         """The clarification that a comment answers; None where it answers none."""
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state if waiting else PlanningState()
-        fits = (q for q in waiting if _is_unclear(state, q) and _replies(comment, q, comments, sure=False))
+        fits = (q for q in waiting if state.is_unclear(q.id) and _replies(comment, q, comments, sure=False))
         return next(fits, None)
 
     def _use(self, comment: Said, told: str) -> bool:
@@ -277,11 +277,6 @@ def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sur
         return not sure and comment.at.timestamp() >= int(question.asked_at)
     ids = [one.id for one in comments]
     return ids.index(comment.id) > ids.index(told.id)
-
-
-def _is_unclear(state: PlanningState, question: Question) -> bool:
-    held = state.held.get(state.questions.get(question.id, ""))
-    return held is not None and held.why == "clarification"
 
 
 def _read_already(records: Sequence[Record], comments: Sequence[Said]) -> Sequence[str]:

@@ -31,7 +31,7 @@ async def worth_resuming(
     store = engine.store
     state = PlanningState.of(store.read(run.id))
     open_questions = engine.pending(run.id)
-    unclear = [q for q in open_questions if q.id in state.questions and _is_unclear(state, q.id)]
+    unclear = [q for q in open_questions if state.is_unclear(q.id)]
     if not unclear or len(unclear) < len(open_questions):
         return False
     if run.result.status == "paused" and "in time" not in run.result.reason:
@@ -43,7 +43,3 @@ async def worth_resuming(
         for question in unclear:
             engine.answer(question.id, "reject", by="timeout")
     return True
-
-
-def _is_unclear(state: PlanningState, question: str) -> bool:
-    return state.held[state.questions[question]].why == "clarification"
