@@ -6,15 +6,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+class Section(BaseModel):
+    """Base of the sections of the settings: immutable, and without fields that nobody knows."""
+
+    # What is wrong may be a secret in the wrong place; errors of the settings file show it, without the secret.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
 
 
-class ReflectionSettings(_Section):
+class ReflectionSettings(Section):
     """When the model looks back while the plan is carried out; an interval of 0 means never without a cause."""
 
     enabled: bool = True
@@ -23,13 +26,13 @@ class ReflectionSettings(_Section):
     depth: Literal["deep", "moderate", "shallow"] = "moderate"
 
 
-class RevisionSettings(_Section):
+class RevisionSettings(Section):
     """How often a plan may be revised; with replanning on, the smaller of this and `max_plan_revisions` holds."""
 
     max_revisions: _Count = 3
 
 
-class HistorySettings(_Section):
+class HistorySettings(Section):
     """Where what was planned is kept beside the journal, and for how long; without an archive old files are removed."""
 
     storage_type: Literal["jsonl"] = "jsonl"
@@ -38,13 +41,13 @@ class HistorySettings(_Section):
     archive_directory: str | None = Field(default=None, min_length=1)
 
 
-class DecisionSettings(_Section):
+class DecisionSettings(Section):
     """What becomes of a decision, by the confidence that the model has in it."""
 
-    min_confidence_threshold: _Share = 0.5
+    min_confidence_threshold: Share = 0.5
     require_user_confirmation_on_low_confidence: bool = True
-    user_confirmation_threshold: _Share = 0.3
-    immediate_execution_threshold: _Share = 0.8
+    user_confirmation_threshold: Share = 0.3
+    immediate_execution_threshold: Share = 0.8
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -61,7 +64,7 @@ class DecisionSettings(_Section):
         return self
 
 
-class GoalSettings(_Section):
+class GoalSettings(Section):
     """How often may be asked what is meant, and what happens when nobody answers."""
 
     max_clarification_requests: _Count = 2
@@ -69,32 +72,32 @@ class GoalSettings(_Section):
     auto_assume_timeout_minutes: float = Field(default=30.0, gt=0, allow_inf_nan=False)
 
 
-class DecompositionSettings(_Section):
+class DecompositionSettings(Section):
     """How often the goal may be decomposed again."""
 
     max_redecomposition_attempts: _Count = 3
 
 
-class SequenceSettings(_Section):
+class SequenceSettings(Section):
     """How often the actions may be planned again."""
 
     max_regeneration_attempts: _Count = 3
 
 
-class ExecutionSettings(_Section):
+class ExecutionSettings(Section):
     """How often an action may be tried again, and the plan be changed in part."""
 
     max_action_retries: _Count = 3
     max_partial_replans: _Count = 2
 
 
-class PlanRevisionSettings(_Section):
+class PlanRevisionSettings(Section):
     """How often the plan may be revised after a reflection."""
 
     max_plan_revisions: _Count = 2
 
 
-class GlobalSettings(_Section):
+class GlobalSettings(Section):
     """What holds for all phases together."""
 
     max_total_replans: _Count = 10
@@ -102,7 +105,7 @@ class GlobalSettings(_Section):
     same_trigger_max_count: int = Field(default=2, ge=1)
 
 
-class PlanningReplanSettings(_Section):
+class PlanningReplanSettings(Section):
     """How planning mode decides on replans, and how often it may."""
 
     enabled: bool = True
@@ -115,7 +118,7 @@ class PlanningReplanSettings(_Section):
     overall: GlobalSettings = Field(default=GlobalSettings(), alias="global")
 
 
-class PlanningSettings(_Section):
+class PlanningSettings(Section):
     """Everything that can be set about planning mode; the defaults are those of the specification."""
 
     enabled: bool = True

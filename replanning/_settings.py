@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from replanning._plan import Budget, Retry
-from replanning._planning_settings import PlanningSettings
+from replanning._planning_settings import PlanningSettings, Section, Share
 from replanning._redaction import problem_with
 from replanning._triggers import TriggerKind
 
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Names = Annotated[
     tuple[str, ...],
@@ -38,12 +37,7 @@ _ADDRESS: Final = re.compile(
 )
 
 
-class _Section(BaseModel):
-    # What is wrong may be a secret in the wrong place; errors of the settings file show it, without the secret.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class Weights(_Section):
+class Weights(Section):
     """How much each part of a confidence score counts; they sum to 1."""
 
     self_assessment: Share = 0.4
@@ -59,7 +53,7 @@ class Weights(_Section):
         return self
 
 
-class AlternativeSettings(_Section):
+class AlternativeSettings(Section):
     """Which alternatives are wanted, and which of them a person must see."""
 
     max_count: int = Field(default=3, ge=1, le=20)
@@ -76,7 +70,7 @@ class AlternativeSettings(_Section):
     min_similarity: Share = Field(default=0.8, description="How alike they must be, as the cosine of the embeddings.")
 
 
-class BetterPathSettings(_Section):
+class BetterPathSettings(Section):
     """When a cheaper way is looked for, and by how much it must be better."""
 
     min_gain: Share = 0.15
@@ -84,7 +78,7 @@ class BetterPathSettings(_Section):
     time_cap: Duration = 5.0
 
 
-class ApprovalSettings(_Section):
+class ApprovalSettings(Section):
     """How long a person has, and what happens then. `on_timeout` is `pause` with a durable store, else `abort`."""
 
     timeout: Duration | None = 300.0
@@ -93,21 +87,21 @@ class ApprovalSettings(_Section):
     remind_after: Share = Field(default=0.8, description="Share of the timeout after which the person is reminded.")
 
 
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """How often may be replanned."""
 
     replans_per_lineage: int = Field(default=3, ge=0)
     replans_per_run: int | None = Field(default=None, ge=0)
 
 
-class TimeoutSettings(_Section):
+class TimeoutSettings(Section):
     """Seconds. `task` applies to the command line's tools; the library has no default timeout."""
 
     task: Duration = 60.0
     replan: Duration = 30.0
 
 
-class JudgeSettings(_Section):
+class JudgeSettings(Section):
     """Whether what work comes to is judged, how often a task may be run for it, and how long judging may take."""
 
     enabled: bool = True
@@ -118,13 +112,13 @@ class JudgeSettings(_Section):
     timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
 
 
-class EscalationSettings(_Section):
+class EscalationSettings(Section):
     """What planning mode does where a wanted replan cannot run; by default it waits where somebody can be asked."""
 
     on_no_alternative: Literal["wait", "assume", "abort"] | None = None
 
 
-class PriceSettings(_Section):
+class PriceSettings(Section):
     """What a million tokens of a model cost, in the currency of the budget."""
 
     input: float = Field(ge=0, allow_inf_nan=False)
@@ -158,14 +152,14 @@ def _guarded_address(address: str | None) -> str | None:
     return plain
 
 
-class OverrideSettings(_Section):
+class OverrideSettings(Section):
     """Which server knows what a person has set for planning mode, and for how many seconds it is waited for."""
 
     url: Annotated[str | None, AfterValidator(_guarded_address)] = None
     timeout: Duration = 5.0
 
 
-class RedactionSettings(_Section):
+class RedactionSettings(Section):
     """What is a secret beside what looks like one."""
 
     environment: tuple[str, ...] = Field(
@@ -181,7 +175,7 @@ class RedactionSettings(_Section):
         return self
 
 
-class LLMSettings(_Section):
+class LLMSettings(Section):
     """How language models are asked."""
 
     model: str = Field(default="auto", description="Which model; `auto` is the provider's own default.")
@@ -198,7 +192,7 @@ class LLMSettings(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be set about replanning; the defaults are those of the specification."""
 
     enabled: bool = True
