@@ -62,7 +62,12 @@ def _text(text: str, room: int) -> tuple[str, int]:
     if len(sizes) > len(text) and sizes[-1] + 2 <= room:
         return text, sizes[-1] + 2
     end = bisect_right(sizes, room - 2) - 1
-    return f"{text[: max(0, end)]}… [cut: {len(text)} characters in all]", max(room, 40)
+    return shortened(text, max(0, end)), max(room, 40)
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, marked where it was cut."""
+    return text if len(text) <= most else f"{text[:most]}… [cut: {len(text)} characters in all]"
 
 
 @lru_cache(maxsize=4096)

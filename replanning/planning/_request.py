@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from replanning._plan import Goal, JsonObject, JsonValue, Plan
-from replanning._quoting import trimmed
+from replanning._quoting import shortened, trimmed
 from replanning.planning._steps import about, phase_of
 
 KEPT: Final = "request"
@@ -66,11 +66,13 @@ class TaskRequest(_Part):
         """The request as it is kept: the latest comments and runs, and texts that are marked where they were cut."""
         comments = self.comments[-_MOST_COMMENTS:]
         changed: dict[str, object] = {
-            "issue_id": _cut(self.issue_id, _LONGEST_COMMENT),
-            "title": _cut(self.title, _LONGEST_COMMENT),
-            "text": _cut(self.text, _LONGEST),
+            "issue_id": shortened(self.issue_id, _LONGEST_COMMENT),
+            "title": shortened(self.title, _LONGEST_COMMENT),
+            "text": shortened(self.text, _LONGEST),
             "comments": tuple(
-                one.model_copy(update={"author": _cut(one.author, 200), "text": _cut(one.text, _LONGEST_COMMENT)})
+                one.model_copy(
+                    update={"author": shortened(one.author, 200), "text": shortened(one.text, _LONGEST_COMMENT)}
+                )
                 for one in comments
             ),
             "repository": trimmed(self.repository, _LONGEST),
@@ -105,7 +107,3 @@ def request_of(plan: Plan) -> TaskRequest | None:
         return None
     kept = about(first).get(KEPT)
     return TaskRequest.model_validate({**(kept if isinstance(kept, dict) else {}), "goal": plan.goal})
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… [cut: {len(text)} characters in all]"

@@ -10,6 +10,7 @@ from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
 from replanning._plan import JsonObject, JsonValue
+from replanning._quoting import shortened
 from replanning._records import Record
 from replanning._states import WAITING, TaskState
 from replanning.planning._phases import Phase
@@ -111,5 +112,4 @@ def finished(live: LivePlan) -> tuple[int, int]:
 
 
 def _brief(value: JsonValue) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [... {len(text) - _LONGEST} characters left out]"
+    return shortened(value if isinstance(value, str) else repr(value), _LONGEST)

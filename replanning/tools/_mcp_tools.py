@@ -14,14 +14,11 @@ from replanning._plan import JsonObject, ToolSpec
 from replanning._servers import McpServer
 from replanning.tools._artifacts import artifact_names, find_artifacts
 from replanning.tools._call import ToolCall
-from replanning.tools._errors import McpToolFailed, ToolOutputTooLarge
+from replanning.tools._errors import McpToolFailed, ToolOutputTooLarge, head
 from replanning.tools._templates import read_json
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool, ToolAnnotations
-
-LONGEST: Final = 2_000
-"""Characters of a description that are kept."""
 
 LARGEST: Final = 16_000
 """Characters of a schema that are kept; of a larger one, the types of its parameters."""
@@ -54,7 +51,7 @@ def spec_of(name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, h
         "kind": "mcp",
         "server": name,
         "tool": tool.name,
-        "description": _text(hide(tool.description or tool.title or "")),
+        "description": head(_CONTROL.sub(" ", hide(tool.description or tool.title or ""))),
         "parameters": parameters,
         "input_schema": schema,
         "dangerous": tool.name not in server.safe and _destructive(tool.annotations),
@@ -71,11 +68,6 @@ def spec_of(name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, h
 def _destructive(hints: ToolAnnotations | None) -> bool:
     """Whether a tool may do harm: so it is where the server does not say otherwise."""
     return hints is None or not (hints.read_only_hint or hints.destructive_hint is False)
-
-
-def _text(text: str) -> str:
-    text = _CONTROL.sub(" ", text)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} [… {len(text) - LONGEST} characters more]"
 
 
 def _schema(schema: Mapping[str, object], hide: Hide) -> JsonObject | None:
