@@ -16,7 +16,7 @@ from replanning.tools._errors import McpNotInstalled
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
 from replanning.tools._shell import shell_problems
-from replanning.tools._templates import missing_arguments, texts_of, unset_variables, variables
+from replanning.tools._templates import missing_arguments, texts_of, unset_variables
 
 _OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
@@ -76,12 +76,9 @@ def _missing_of_servers(plan: Plan, environ: Mapping[str, str]) -> Iterator[Prob
         if program and "/" not in program and shutil.which(program, path=path) is None:
             needs = f"the program {program!r}, which is not on the PATH"
             yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
-        texts = [*server.env.values(), *server.headers.values()]
-        wanted = dict.fromkeys(variable for text in texts for variable in variables(text))
-        if unset := [variable for variable in wanted if variable not in environ]:
-            yield Problem(
-                f"mcp.{name}", f"MCP server {name!r} needs the environment variables {unset}, which are not set"
-            )
+        if unset := unset_variables(server, environ):
+            needs = f"the environment variables {unset}, which are not set"
+            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
 
 
 def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:

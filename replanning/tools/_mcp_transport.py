@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from replanning._servers import McpServer
-from replanning.tools._templates import Secrets, variables
+from replanning.tools._templates import Secrets, unset_variables
 
 _log = logging.getLogger("replanning.mcp")
 for _name in ("mcp", "client"):  # what the SDK says of a server it cannot read is for who asks for it, not for stderr
@@ -173,9 +173,7 @@ async def opened(
         CannotStart: something that it needs is missing.
         OSError: it cannot be started.
     """
-    texts = [*server.env.values(), *server.headers.values()]
-    named = dict.fromkeys(name for text in texts for name in variables(text))
-    if unset := [name for name in named if name not in environ]:
+    if unset := unset_variables(server, environ):
         raise CannotStart(f"it needs the environment variables {unset}, which are not set")
     way = _started(server, line, environ, cwd) if server.command is not None else _reached(server, line)
     async with way as (read, write):

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from replanning._patterns import as_text, fill, holes
 from replanning._plan import ToolSpec
 from replanning._redaction import MASK
+from replanning._servers import McpServer
 
 MARK: Final = "\0"
 """Stands around the name of a hole while a template is worked on; no template, value or variable holds it."""
@@ -108,9 +109,12 @@ def templates_of(tool: ToolSpec) -> Iterator[str]:
     yield from texts_of(tool.body)
 
 
-def unset_variables(tool: ToolSpec, environ: Mapping[str, str]) -> list[str]:
-    """The variables that a tool refers to and that the environment lacks, each once, in order."""
-    texts = [*templates_of(tool), *tool.env.values()]
+def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
+    """The variables that a tool or a server refers to and that the environment lacks, each once, in order."""
+    env = described.env.values()
+    texts = (
+        (*env, *described.headers.values()) if isinstance(described, McpServer) else (*templates_of(described), *env)
+    )
     return [name for name in dict.fromkeys(name for text in texts for name in variables(text)) if name not in environ]
 
 
