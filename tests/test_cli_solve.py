@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from replanning import Plan
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.cli_parts import Gate, Started, Terminal, answer, cli, lines
+from tests.cli_parts import ENVIRONMENT, SCRIPT, Gate, Started, Terminal, answer, cli, lines
 from tests.planning_parts import Model, Replies, go_on, replan, revision, summary
 
 TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
@@ -237,12 +238,16 @@ def test_j26_without_planning_tools_are_used_one_by_one(repository: Path) -> Non
         (("--goal", "x", "--tools", "none.yaml"), "none.yaml: it cannot be read"),
         (("--goal", "x", "--tools", "bad.yaml"), "bad.yaml tools[0]"),
         (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
+        (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is no forge"),
+        (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' names no issue"),
     ],
 )
 def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) -> None:
     """What is missing or wrong on the command line is named, nothing is run, and the code is 2."""
     (repository / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
-    done = cli(repository, "solve", *arguments)
+    with ScriptedLLMServer(Service({})) as server:
+        done = cli(repository, "solve", *arguments, **server.environ())
+        assert not server.requests
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -340,3 +345,32 @@ def test_a_run_that_was_given_up_is_not_told_again(repository: Path) -> None:
     assert again.returncode == 2
     assert "run 'r' is over: it was aborted; another --run-id solves the goal anew" in again.stderr
     assert other.returncode == 0, other.stderr
+
+
+def test_a_plan_that_could_not_be_saved_is_not_paid_for(repository: Path) -> None:
+    """Where the file of `--save` cannot be written, that is said before a model is asked, with code 2."""
+    with ScriptedLLMServer(Service({})) as server:
+        options = ("--goal", "x", "--tools", "tools.yaml", "--save", "none/plan.yaml")
+        done = cli(repository, "plan", *options, **server.environ())
+        asked = len(server.requests)
+
+    assert (done.returncode, asked) == (2, 0)
+    assert "--save: none/plan.yaml cannot be written: there is no folder 'none'; no model was asked" in done.stderr
+
+
+def test_nobody_need_read_what_is_told(repository: Path) -> None:
+    """That standard error takes nothing, as on a full disk, keeps no goal from being reached."""
+    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
+    with ScriptedLLMServer(service) as server:
+        options = ("--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
+        command = shlex.join([str(SCRIPT), "solve", *options])
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"{command} 2>/dev/full"],
+            cwd=repository,
+            env={**ENVIRONMENT, **server.environ()},
+            capture_output=True,
+            text=True,
+        )
+
+    assert done.returncode == 0
+    assert "succeeded" in done.stdout

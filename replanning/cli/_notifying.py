@@ -46,6 +46,12 @@ def _notifier(target: str) -> Exporter:
         return exporter
     if not target:
         raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
+    if place and name not in FORGES and name.isidentifier():  # rather a slip than the name of a file
+        known = f"there is {' and '.join(f'{forge}=…' for forge in FORGES)}"
+        raise SettingsError([Problem("--notify", f"{name!r} is no forge; {known}; for a file write {'./' + target!r}")])
     plugin: Any = load("exporters", name if name in FORGES else "notices")  # `from_target` is optional
-    exporter = plugin.from_target(place if name in FORGES else target)
+    try:
+        exporter = plugin.from_target(place if name in FORGES else target)
+    except SettingsError as error:
+        raise SettingsError([Problem("--notify", problem.message) for problem in error.problems]) from None
     return exporter

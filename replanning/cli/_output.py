@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,8 +43,10 @@ def show(renderable: RenderableType) -> None:
 
 
 def say(text: str) -> None:
-    """Print something about the work on standard error."""
-    console(error=True).print(plain(text))
+    """Print something about the work on standard error; that it cannot be read there is no reason to stop the work."""
+    with suppress(OSError):
+        sys.stderr.write(f"{plain(text)}\n")
+        sys.stderr.flush()
 
 
 def show_json(value: object) -> None:

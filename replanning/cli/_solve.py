@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,8 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
         ReplanningError: it cannot be started.
     """
     plans: list[Plan | None] = []
+    if save is not None:
+        _check_place(save)
 
     async def start(planning: PlanningCoordinator) -> None:
         plans.append(await planning.make_plan())
@@ -176,6 +179,23 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
         return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
     _hand_over(plans[0], save, as_json=options.json)
     return int(ExitCode.OK)
+
+
+def _check_place(save: Path) -> None:
+    """Find out before a model is asked, and paid, whether a file can be written.
+
+    Raises:
+        SettingsError: it cannot.
+    """
+    problem = ""
+    if save.is_dir():
+        problem = "is a folder; name a file"
+    elif not save.parent.is_dir():
+        problem = f"cannot be written: there is no folder {str(save.parent)!r}"
+    elif not os.access(save if save.exists() else save.parent, os.W_OK):
+        problem = "cannot be written: permission denied"
+    if problem:
+        raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
 
 
 def _hand_over(plan: Plan, save: Path | None, *, as_json: bool) -> None:

@@ -27,7 +27,12 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     if must_exist and name in ("sqlite", "jsonl", "memory") and not (path and Path(path).exists()):
         what = "memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
-    made: RunStore = load("stores", name)(*([path] if path else []))
+    try:
+        made: RunStore = load("stores", name)(*([path] if path else []))
+    except StoreError as error:
+        if type(error) is not StoreError:
+            raise
+        raise StoreError(f"{error} (--store says where runs are kept)") from error
     return made
 
 
