@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import is_not
 from typing import Final
@@ -38,17 +37,13 @@ from replanning._run import PlanRun
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._telemetry import Telemetry
-from replanning._turns import in_turns
+from replanning._turns import Settling, in_turns, keeping_all
 from replanning._version import __version__
 from replanning._wording import shown
 from replanning.history._owner import owner_id
 
-_Settling = Callable[[Iterator[None]], Iterator[None]]
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
-
-_MANY_NEW: Final = 6_000
-"""How many objects are looked through for garbage at once: as many as the collector does by itself."""
 
 _NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed, PlanningNoted)
 """Records that only follow from others, or from which nothing follows."""
@@ -92,7 +87,7 @@ class Opener:
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
             records = [Record(1, self.environment.clock.now(), opened)]
-            with _keeping_all() as settled:
+            with keeping_all() as settled:
                 live, ledger = await self._replayed(records, settled)
             made = self._owned(self._begin(run), records, live, ledger, spans, new=True)
             if missing:
@@ -115,7 +110,7 @@ class Opener:
         lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease)
         spans = UNTRACED
         try:
-            with _keeping_all() as settled:
+            with keeping_all() as settled:
                 records: list[Record] = []
                 await in_turns(settled(_read(self.store, run, records)))
                 spans = self._spans(run, records)
@@ -170,7 +165,7 @@ class Opener:
                 raise
             return self.store.acquire(run, owner, now, self.lease)
 
-    async def _replayed(self, records: Sequence[Record], settled: _Settling) -> tuple[LivePlan, Ledger]:
+    async def _replayed(self, records: Sequence[Record], settled: Settling) -> tuple[LivePlan, Ledger]:
         """Where a run stands after these records."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
@@ -258,30 +253,6 @@ def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) ->
     """What takes out secrets under these settings."""
     known = (environ.get(name, "") for name in settings.redaction.environment)
     return Redactor(known, settings.redaction.patterns)
-
-
-@contextmanager
-def _keeping_all() -> Iterator[_Settling]:
-    """Look for no garbage meanwhile, but at pauses in work that is given to what this yields.
-
-    What a large plan or a long journal is made into stays, and looking through it again and again takes as long as
-    making it. But what is never looked through is new to the garbage collector, which goes through all of it at once.
-    """
-    looking = gc.isenabled()
-    gc.disable()
-    try:
-        yield _settled if looking else iter
-    finally:
-        if looking:
-            gc.enable()
-
-
-def _settled(work: Iterator[None]) -> Iterator[None]:
-    """Work in which what is new is looked through for garbage whenever there is enough of it, and then counts as old."""
-    for _ in work:
-        if gc.get_count()[0] > _MANY_NEW:
-            gc.collect(1)
-        yield
 
 
 def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
