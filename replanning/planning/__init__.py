@@ -46,8 +46,8 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning._parts import joined, parts_of
 from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+from replanning.planning._plan_parts import joined, parts_of
 from replanning.planning._progress import PlanningProgress, PlanProgress, PlanStep
 from replanning.planning._prompts import ReplanPromptBuilder
 from replanning.planning._replan_records import (

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from replanning._plan import JsonObject, JsonValue, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._quoting import DataSection, encoded, fitted, trimmed
-from replanning.planning._asked_for import asked, open_types_in_words
 from replanning.planning._building import parameters_of
+from replanning.planning._decision_prompt import decision_data, open_types_in_words
 from replanning.planning._phases import Phase
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class ReplanPromptBuilder:
 
     def decision(self, request: DecisionRequest) -> str:
         """Asks whether to replan after a phase; with `refused` for another way, with `problem` for a usable reply."""
-        given = {**request.given, **asked(request, most=_MOST)}
+        given = {**request.given, **decision_data(request, most=_MOST)}
         slots = {
             "types": open_types_in_words(request.open),
             "refused": self._templates["refused"] if request.refused else "",

@@ -15,8 +15,8 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning._parts import joined, parts_of, within
 from replanning.planning._phases import Phase, keeps_finished
+from replanning.planning._plan_parts import joined, parts_of, within
 from replanning.planning._prompts import PART
 from replanning.planning._session import REPAIRS, Session
 from replanning.planning._standing import read_as
