@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +16,12 @@ import pytest
 
 from replanning.interfaces import JsonObject, JsonValue
 from tests.cli_parts import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
+from tests.npm_parts import PATIENCE, npm_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PACKAGE = "@copilotkit/aimock"
 VERSION = "1.43.0"
-PATIENCE = 120
 KEY = "key-of-nobody"
 SERVICES = ("openai", "anthropic", "github-copilot", "ollama")
 NEW: JsonObject = {"id": "pack2", "tool": "present", "arguments": {"what": "it"}}
@@ -38,24 +37,7 @@ USES: JsonObject = {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that starts the mock server, as installed; a line that says what is missing, where it cannot be."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node and npm are not on the PATH")
-    prefix = tmp_path_factory.mktemp("aimock")
-    options = ["--no-audit", "--no-fund", "--prefer-offline", "--ignore-scripts"]
-    try:
-        done = subprocess.run(
-            [npm, "install", "--prefix", prefix, *options, f"{PACKAGE}@{VERSION}"],
-            cwd=prefix,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install {PACKAGE} within {PATIENCE} s")
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install {PACKAGE}: {done.stderr.strip()[-300:]}")
-    return [node, str(prefix / "node_modules" / PACKAGE / "dist" / "cli.js")]
+    return npm_program(PACKAGE, VERSION, "cli.js", tmp_path_factory.mktemp("aimock"))
 
 
 @pytest.fixture

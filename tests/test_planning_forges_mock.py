@@ -7,7 +7,6 @@ the description, and answers with GitHub's examples, or with whatever else the d
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -19,38 +18,21 @@ import pytest
 from replanning.exporters._forge import ForgeError
 from replanning.exporters.github import GitHubIssue
 from tests.forge_parts import TOKEN
+from tests.npm_parts import PATIENCE, npm_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PACKAGE = "@stoplight/prism-cli"
 VERSION = "5.14.2"
-PATIENCE = 120
 DESCRIPTION = Path(__file__).parents[2] / "shared" / "data" / "specs" / "github-issue-comments.openapi.json"
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that starts the mock server, as installed; a line that says what is missing, where it cannot be."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node and npm are not on the PATH")
     if not DESCRIPTION.exists():
         pytest.skip(f"GitHub's description of its API is not at {DESCRIPTION}")
-    prefix = tmp_path_factory.mktemp("prism")
-    options = ["--no-audit", "--no-fund", "--prefer-offline", "--ignore-scripts"]
-    try:
-        done = subprocess.run(
-            [npm, "install", "--prefix", prefix, *options, f"{PACKAGE}@{VERSION}"],
-            cwd=prefix,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install {PACKAGE} within {PATIENCE} s")
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install {PACKAGE}: {done.stderr.strip()[-300:]}")
-    return [node, str(prefix / "node_modules" / PACKAGE / "dist" / "index.js")]
+    return npm_program(PACKAGE, VERSION, "index.js", tmp_path_factory.mktemp("prism"))
 
 
 @pytest.fixture(scope="module")
