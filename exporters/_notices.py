@@ -244,6 +244,7 @@ def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice
         return (
             points("Questions", held.questions, limit, numbered=True),
             named("Context", context, limit),
+            *((named("Caution", f"{held.risk}: a reply alone does not agree to that", limit),) if held.risk else ()),
             *([points("Issues Found", decision.issues_found, limit)] if decision and decision.issues_found else ()),
             points("If no response", assumed, limit, after=f"{by}, it is assumed") if progress.assumes else waits,
         )

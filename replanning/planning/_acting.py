@@ -6,9 +6,10 @@ from replanning._attempt import TaskContext, Work
 from replanning._changes import AddTask
 from replanning._errors import LLMReplyInvalid
 from replanning._ids import TaskId
-from replanning._plan import JsonObject, JsonValue, Task
+from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._references import resolve
 from replanning._states import WAITING, TaskState
-from replanning.planning._building import missing_arguments
+from replanning.planning._building import known_arguments, missing_arguments, problems_of_use
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause
 from replanning.planning._making import reason_of
@@ -17,7 +18,7 @@ from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._reflecting import reflect, stated_failure
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import Session, UnexpectedResult
-from replanning.planning._steps import about, again, asking, is_action, reflection_of
+from replanning.planning._steps import about, again, asking, is_action, reflection_of, use_of
 
 
 class Acting:
@@ -58,15 +59,29 @@ class Acting:
         spec = self._session.tools.get(str(said.get("tool", task.tool)))
         if task.tool is not None or spec is None:
             return task
-        known = said.get("arguments")
-        given: JsonObject = dict(known) if isinstance(known, dict) else {}
+        live, known = self._session.run.live, known_arguments(task)
+        loops = self._session.loops  # there, what a model gives is meant as it stands
+        given: JsonObject = known if loops else resolve(known, context=live.context, result=live.result)
         if missing_arguments(spec, given):
-            given = await self._asked(task, context, spec.name, given)
+            given = {**await self._found(task, context, spec, given), **given}  # what was planned is not exchanged now
         return task.model_copy(update={"tool": spec.name, "arguments": given})
 
-    async def _asked(self, task: Task, context: TaskContext, tool: str, given: JsonObject) -> JsonObject:
-        session = self._session
-        spec = session.tools[tool]
+    async def _found(self, task: Task, context: TaskContext, spec: ToolSpec, given: JsonObject) -> JsonObject:
+        """The arguments that are found now; where they are of something dangerous, a person agrees first (J39)."""
+        session, state = self._session, self._session.state
+        held = state.held.get(task.id)
+        agreed = held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify")
+        calls = [call for attempt, call in state.calls.items() if attempt.startswith(f"{task.id}#")]
+        found = calls[-1] if agreed and calls else await self._asked(task, spec, given)
+        session.note("call", {"task": context.attempt_id, "arguments": {**found, **known_arguments(task)}})
+        if spec.dangerous and not agreed:
+            shown = use_of(spec.name, {**found, **given})
+            text = f"the model wants to use a tool that may do harm: {shown}; let it?"
+            session.hold(task.id, "dangerous", text, target=None, considered=None)
+        return found
+
+    async def _asked(self, task: Task, spec: ToolSpec, given: JsonObject) -> JsonObject:
+        session, tool = self._session, spec.name
         action: JsonObject = {
             "id": session.state.name_of(task.id),
             "tool": tool,
@@ -80,13 +95,14 @@ class Acting:
             call = parse_reply(text, ExecutionReply).function_call
             if call.name != tool:
                 raise LLMReplyInvalid(f"the tool of this action is {tool!r}, not {call.name!r}")
-            if lacking := missing_arguments(spec, {**given, **call.arguments}):
+            found = {**call.arguments, **given}
+            if lacking := missing_arguments(spec, found):
                 raise LLMReplyInvalid(f"the arguments {list(lacking)} are missing")
-            return {**given, **call.arguments}
+            if problems := problems_of_use(spec, found, session.run.live.pool.capacity):
+                raise LLMReplyInvalid("; ".join(problems))
+            return call.arguments
 
-        found = await session.ask("execution", told, ExecutionReply, read, repairs=1)
-        session.note("call", {"task": context.attempt_id, "arguments": found})
-        return found
+        return await session.ask("execution", told, ExecutionReply, read, repairs=1)
 
     # Looking back
 

@@ -134,9 +134,27 @@ def known_arguments(body: TaskBody) -> JsonObject:
     return known if body.tool is None and isinstance(known, dict) else body.arguments
 
 
+def problems_of_use(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]) -> list[str]:
+    """What is wrong with arguments that are used as they stand, without references."""
+    body = Fallback.model_validate({"tool": tool.name, "arguments": _literal(arguments)})
+    return check_task(body, {tool.name: tool}, capacity, {})
+
+
 def left_of(decomposition: TaskDecomposition, done: Container[str]) -> list[Subtask]:
     """The subtasks that are to be done."""
     return [subtask for subtask in decomposition.subtasks if subtask.id not in done]
+
+
+def _literal(value: JsonValue) -> JsonValue:
+    """A value for checks, in which nothing is a reference."""
+    match value:
+        case str():
+            return value.replace("${", "$${")
+        case list():
+            return [_literal(item) for item in value]
+        case dict():
+            return {key: _literal(item) for key, item in value.items()}
+    return value
 
 
 def _count(subtasks: Sequence[Subtask], most: int) -> Iterator[Problem]:

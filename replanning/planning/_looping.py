@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Final
 
 from replanning._changes import AddTask
-from replanning._checks import check_task
 from replanning._entries import Entry
 from replanning._errors import LLMReplyInvalid
 from replanning._ids import TaskId
-from replanning._plan import Fallback, JsonObject, JsonValue, Task
+from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
-from replanning.planning._building import missing_arguments
+from replanning.planning._building import missing_arguments, problems_of_use
 from replanning.planning._outputs import FunctionCall, StepReply, Summary, parse_reply
 from replanning.planning._phases import Phase
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
-from replanning.planning._steps import about, is_action, phase_task
-
-_LONGEST: Final = 500
-"""Characters of arguments that a person is shown."""
+from replanning.planning._steps import about, is_action, phase_task, use_of
 
 
 class Looping:
@@ -94,8 +88,7 @@ class Looping:
             return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
         if call in self._declined():
             return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
-        body = Fallback.model_validate({"tool": spec.name, "arguments": _literal(call.arguments)})
-        return check_task(body, session.tools, session.run.live.pool.capacity, {})
+        return problems_of_use(spec, call.arguments, session.run.live.pool.capacity)
 
     def _calls(self) -> list[Entry]:
         return [entry for entry in self._session.run.live if is_action(entry.task)]
@@ -113,8 +106,7 @@ class Looping:
             return  # it was, before the run was interrupted
         spec, name = session.tools[call.name], TaskId(f"call-{len(self._calls()) + 1}")
         if spec.dangerous and not accepted:
-            shown = json.dumps(call.arguments, ensure_ascii=False)[:_LONGEST]
-            text = f"the model wants to use a tool that may do harm: {call.name} {shown}; let it?"
+            text = f"the model wants to use a tool that may do harm: {use_of(call.name, call.arguments)}; let it?"
             session.hold(task.id, "dangerous", text, target=None, considered=None)
         said: JsonObject = {"by": task.id, "tool": call.name, "arguments": call.arguments}
         action = Task(
@@ -139,18 +131,6 @@ class Looping:
         session.intervene(reason, outcomes=summary.key_outcomes)
         text = f"{reason}; is what there is good enough?"
         session.hold(task.id, "intervention", text, target=None, considered=None)
-
-
-def _literal(value: JsonValue) -> JsonValue:
-    """A value for checks, in which nothing is a reference: what a model gives here is meant as it stands."""
-    match value:
-        case str():
-            return value.replace("${", "$${")
-        case list():
-            return [_literal(item) for item in value]
-        case dict():
-            return {key: _literal(item) for key, item in value.items()}
-    return value
 
 
 def _call_of(task: Task) -> FunctionCall | None:

@@ -9,7 +9,7 @@ from replanning._errors import BudgetExceeded, LLMError
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
-from replanning.planning._building import tasks_of
+from replanning.planning._building import known_arguments, tasks_of
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._dividing import divide
 from replanning.planning._outputs import (
@@ -27,9 +27,11 @@ from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._standing import finished
 from replanning.planning._state import PlanVersion, Why
-from replanning.planning._steps import about, again, install, phase_of, phase_task
+from replanning.planning._steps import about, again, install, phase_of, phase_task, use_of
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
+_MOST_SHOWN: Final = 20
+"""Uses of dangerous tools that a person is shown at once."""
 
 
 class Making:
@@ -72,7 +74,7 @@ class Making:
         if not accepted and not await self._goes_on(task, phase, output):
             return output
         if phase is Phase.ACTION_SEQUENCE:
-            self._install(task, output, accepted=bool(accepted))
+            self._install(task, output)
         return output
 
     async def _output(self, phase: Phase, task: Task) -> JsonObject:
@@ -198,7 +200,7 @@ class Making:
         session.no_way(task.id, f"the replan failed: {record.error}")
         return False
 
-    def _install(self, task: Task, output: JsonObject, *, accepted: bool) -> None:
+    def _install(self, task: Task, output: JsonObject) -> None:
         """Put the planned actions into the live plan."""
         session, state = self._session, self._session.state
         if any(about(entry.task).get("by") == task.id for entry in session.run.live):
@@ -207,12 +209,14 @@ class Making:
         action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
         subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
         prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
+        while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
+            prefix = f"v{number}.{prefix}"
         made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
         if any(one.id in live for one in made):  # such as a subtask that is called like a phase
-            prefix = f"v{number}."
+            prefix = f"v{number}.{prefix}"
             made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
         planned = [self._marked(one, task) for one in made]
-        self._check_danger(task, planned, accepted=accepted)
+        self._check_danger(task, planned)
         found = install(live, planned, prefix, finished, by=task.id)
         version = PlanVersion(
             number=number,
@@ -236,13 +240,19 @@ class Making:
         changed: dict[str, object] = {"metadata": metadata, "timeout": None if limit is None else limit + asked}
         return one.model_copy(update=changed)
 
-    def _check_danger(self, task: Task, planned: list[Task], *, accepted: bool) -> None:
+    def _check_danger(self, task: Task, planned: list[Task]) -> None:
         """Have a person agree before something dangerous comes into the plan (J39)."""
-        tools = self._session.tools
-        uses = [str(about(body).get("tool", body.tool)) for one in planned for body in _bodies(one)]
-        dangerous = [name for name in dict.fromkeys(uses) if name in tools and tools[name].dangerous]
-        if dangerous and not accepted:
-            text = f"the plan uses tools that may do harm: {', '.join(dangerous)}; carry it out?"
+        tools, held = self._session.tools, self._session.state.held.get(str(about(task).get("accept")))
+        if held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify"):
+            return  # whoever has agreed to something else was not asked about this
+        uses = [(str(about(body).get("tool", body.tool)), body) for one in planned for body in _bodies(one)]
+        dangerous = [
+            use_of(name, known_arguments(body)) for name, body in uses if name in tools and tools[name].dangerous
+        ]
+        if dangerous:
+            shown = "; ".join(dict.fromkeys(dangerous[:_MOST_SHOWN]))
+            more = f"; and {len(dangerous) - _MOST_SHOWN} more" if len(dangerous) > _MOST_SHOWN else ""
+            text = f"the plan uses tools that may do harm: {shown}{more}; carry it out?"
             self._session.hold(task.id, "dangerous", text, target=None, considered=None)
 
     async def _conclude(self, task: Task, output: JsonObject, *, accepted: bool) -> JsonObject:

@@ -139,6 +139,8 @@ class Recovery:
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and stuck:
             return self._action_declined(task, held, request)
+        if held is not None and held.why == "dangerous" and not held.verdict:
+            return _way([RetryTask(task_id=task.id)], held.text, ask=held.text)
         if task.task.fallbacks:
             return _way([self._fallback(task, request)], f"the declared fallback of {task.id}")
         subject = TaskId(f"{task.id}#{task.attempts}")
@@ -280,12 +282,24 @@ class Recovery:
         """The same after a person has agreed, or has answered what is unclear."""
         assert self.session is not None
         questions = considered.ruling.questions
-        text = "\n".join(questions) or f"{way.reason} ({considered.ruling.reason}); do it?"
+        text, risk = "\n".join(questions) or f"{way.reason} ({considered.ruling.reason}); do it?", self._risk(task, way)
+        text = f"{text}\n{risk}" if risk else text
         try:
             why: Why = "clarification" if questions else "approval"
-            self.session.hold(task.id, why, text, target=target, considered=considered)
+            self.session.hold(task.id, why, text, target=target, considered=considered, risk=risk)
         except PlanningHeld:
             return way.model_copy(update={"ask": text})
+
+    def _risk(self, task: TaskView, way: Alternative) -> str:
+        """What may do harm where a failed action is followed up so; empty where nothing may (J39)."""
+        assert self.session is not None
+        cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
+        if cut_off and not task.task.idempotent:
+            return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
+        tool = str(about(task.task).get("tool", task.task.tool))
+        spec = self.session.tools.get(tool)
+        again = any(change.kind == "retry" for change in way.changes)
+        return f"it uses {tool!r} again, which may do harm" if again and spec is not None and spec.dangerous else ""
 
     def _replan(self, task: TaskView, target: Phase | None, reason: str, replan: str) -> list[PlanChange]:
         """What is done instead of a failed action: the same again, or the phases from a target on."""

@@ -171,7 +171,14 @@ class Session:
     # What a person must decide
 
     def hold(
-        self, task: TaskId, why: Why, text: str, *, target: Phase | None, considered: Consideration | None
+        self,
+        task: TaskId,
+        why: Why,
+        text: str,
+        *,
+        target: Phase | None,
+        considered: Consideration | None,
+        risk: str = "",
     ) -> NoReturn:
         """Stop a task until a person has decided.
 
@@ -187,6 +194,7 @@ class Session:
             target=target,
             questions=considered.ruling.questions if considered is not None and why == "clarification" else (),
             assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
+            risk=risk,
             due=self.clock.now() + 60 * minutes,
             considered=considered,
         )

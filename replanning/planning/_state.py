@@ -57,6 +57,7 @@ class Held(_Part):
         target: the phase that is done again if they agree; None where what there is counts then.
         questions: what is to be clarified.
         assumptions: what is assumed where nobody answers.
+        risk: what may do harm if they agree, so that words alone do not count as agreement; empty where nothing may.
         due: when nobody is waited for any longer, in seconds since the epoch.
         verdict: what they answered; empty before.
         considered: the decision that they are asked about.
@@ -68,6 +69,7 @@ class Held(_Part):
     target: Phase | None = None
     questions: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    risk: str = ""
     due: float | None = None
     verdict: str = ""
     considered: Consideration | None = None
@@ -202,6 +204,10 @@ class PlanningState(_Part):
         """Whether a question to a person asks what is meant."""
         held = self.held.get(self.questions.get(question, ""))
         return held is not None and held.why == "clarification"
+
+    def takes_words(self, question: str) -> bool:
+        """Whether words answer a question, because it asks what is meant, and nothing is agreed to that may do harm."""
+        return self.is_unclear(question) and not self.held[self.questions[question]].risk
 
     def name_of(self, task: TaskId | str) -> str:
         """What the plan that made a task calls it; the task's own id where no plan made it."""

@@ -195,7 +195,7 @@ class Steering:
         named, _, rest = said.text.partition(" ")
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state
-        unclear = {q.id for q in waiting if state.is_unclear(q.id)}
+        unclear = {q.id for q in waiting if state.takes_words(q.id)}
         chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
         if chosen:
             said = Heard(said.kind, rest.strip())
@@ -221,7 +221,7 @@ class Steering:
         """The clarification that a comment answers; None where it answers none."""
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state if waiting else PlanningState()
-        fits = (q for q in waiting if state.is_unclear(q.id) and _replies(comment, q, comments, sure=False))
+        fits = (q for q in waiting if state.takes_words(q.id) and _replies(comment, q, comments, sure=False))
         return next(fits, None)
 
     def _use(self, comment: Said, told: str) -> bool:

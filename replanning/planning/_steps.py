@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,9 @@ from replanning.planning._phases import Phase, carried_over, keeps_finished
 
 KEY: Final = "planning"
 """Where the metadata of a task says what it is in planning mode."""
+
+_LONGEST: Final = 500
+"""Characters of arguments that a person is shown."""
 
 MAKING: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
@@ -39,6 +43,13 @@ def phase_of(task: Task) -> Phase | None:
     """The phase that a task is; None for an action."""
     name = about(task).get("phase")
     return Phase(str(name)) if name in list(_GOALS) else None
+
+
+def use_of(tool: str, arguments: JsonObject) -> str:
+    """The use of a tool, as a person is told of it who must agree."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    left = len(text) - _LONGEST
+    return f"{tool} {text if left <= 0 else f'{text[:_LONGEST]} [… {left} characters more]'}"
 
 
 def is_action(task: Task) -> bool:

@@ -1,0 +1,161 @@
+"""Attacks on planning mode: what models, tools and strangers say does not get past people, limits and names."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Answer, Settings, Task, ToolSpec
+from replanning.interfaces import HumanGate, JsonObject, JsonValue
+from replanning.planning import PlanningCoordinator
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, replan, revision
+
+pytestmark = pytest.mark.anyio
+
+RISKY = (
+    *TOOLS,
+    ToolSpec(name="wipe", parameters={"text": "any"}, dangerous=True, timeout=60),
+    ToolSpec(name="remove", parameters={"path": "string", "mode": "string"}, dangerous=True),
+    ToolSpec(name="send", parameters={"text": "any", "to": "string"}),
+)
+WIPES: JsonObject = {"actions": [action("write", "write"), action("post", "wipe")]}
+REMOVES: JsonObject = {
+    "actions": [action("write", "write"), {"task_id": "post", "tool": "remove", "arguments": {"path": "old"}}]
+}
+UNCLEAR = go_on(clarification_needed=True, clarification_questions=["How?"])
+
+
+class Bench(Desk):
+    """A desk that remembers the arguments of each use as well, and hangs as often as it is to."""
+
+    def __init__(self, clock: VirtualClock, *, hangs: int = 0, fails: int = 0) -> None:
+        super().__init__({"wipe": [ValueError("no right to")] * fails})
+        self.arguments: list[tuple[str, JsonObject]] = []
+        self._clock, self._hangs = clock, hangs
+
+    async def __call__(self, task: Task, context: object) -> JsonValue:
+        """Use the tool of a task."""
+        self.arguments.append((task.tool or "", dict(task.arguments)))
+        if task.tool == "wipe" and self._hangs:
+            self._hangs -= 1
+            await self._clock.sleep(1e6)
+        return await super().__call__(task, context)
+
+
+async def attacked(
+    replies: Replies, *verdicts: str, hangs: int = 0, fails: int = 0
+) -> tuple[PlanningCoordinator, Bench, list[str]]:
+    """Take the usual task to its end with a model of these replies; what became of it, and what people were asked."""
+
+    async def run(clock: VirtualClock, gate: ScriptedGate | None) -> tuple[PlanningCoordinator, Bench]:
+        bench = Bench(clock, hangs=hangs, fails=fails)
+        person: HumanGate | None = gate
+        planning = coordinator(Model(replies), clock, bench, tools=RISKY, gate=person, settings=Settings())
+        await planning.execute_with_planning()
+        return planning, bench
+
+    answers = [Answer("approve" if verdict == "approve" else "reject", by="ada") for verdict in verdicts]
+    async with VirtualClock() as clock:
+        gate = ScriptedGate(answers, clock=clock) if verdicts else None
+        planning, bench = await run(clock, gate)
+    asked = [question.text for question in gate.questions] if gate is not None else []
+    return planning, bench, asked
+
+
+def used(bench: Bench) -> list[str]:
+    """The tools that were used, in order."""
+    return [tool for tool, _ in bench.arguments]
+
+
+# J39: what may do harm takes a person who was told of it
+
+
+async def test_j39_whoever_declines_a_replan_has_not_agreed_to_danger() -> None:
+    """A person who declines a replan keeps the plan, and is still asked about the dangerous tools in it."""
+    unsure = replan("action_regeneration", confidence=0.4)
+    replies: Replies = {"action_sequence": WIPES, "decision:action_sequence": (unsure, go_on())}
+    planning, bench, asked = await attacked(replies, "reject", "reject")
+    assert "wipe" not in used(bench)
+    assert ["replan?" in asked[0], "may do harm" in asked[1]] == [True, True]
+    _, bench, asked = await attacked(replies, "reject", "approve")
+    assert (used(bench), len(asked)) == (["write", "wipe"], 2)
+    assert planning.result.status != "succeeded"
+
+
+async def test_j39_people_see_the_arguments_that_they_agree_to() -> None:
+    """Whoever is asked about a plan with dangerous tools is told with which arguments they would be used."""
+    _, _, (asked,) = await attacked({"action_sequence": WIPES}, "approve")
+    assert 'wipe {"text": "news"}' in asked
+
+
+async def test_j39_arguments_found_later_are_agreed_to_as_well() -> None:
+    """Arguments of a dangerous tool that a model finds in the execution only take a person's agreement, and count then."""
+    call = {"current_task": "post", "function_call": {"name": "remove", "arguments": {"mode": "all"}}}
+    replies: Replies = {"action_sequence": REMOVES, "execution": call}
+    planning, bench, asked = await attacked(replies, "approve", "reject")
+    assert used(bench) == ["write"]
+    assert '"mode": "all"' in asked[1]
+    assert planning.result.status != "succeeded"
+    planning, bench, asked = await attacked(replies, "approve", "approve")
+    assert bench.arguments[1:] == [("remove", {"path": "old", "mode": "all"})]
+    assert (planning.result.status, len(asked)) == ("succeeded", 2)
+
+
+async def test_j39_nobody_there_means_no_danger_later() -> None:
+    """Without anybody to ask, a question about later arguments of a dangerous fallback is kept, and it is not used."""
+    first = action("write", "write", fallback_strategy="use remove")
+    call = {"current_task": "x", "function_call": {"name": "remove", "arguments": {"path": "/", "mode": "all"}}}
+    planning, bench, _ = await attacked({"action_sequence": {"actions": [first, action("post", "post")]}})
+    assert (planning.result.status, used(bench)) == ("needs_human", [])
+    assert call["function_call"]
+
+
+async def test_j39_what_was_planned_is_not_exchanged_later() -> None:
+    """A model that is asked for the arguments that are left cannot exchange those that were planned."""
+    planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "${write.output}"}}
+    call = {"current_task": "post", "function_call": {"name": "send", "arguments": {"text": "spam", "to": "ada"}}}
+    replies: Replies = {"action_sequence": {"actions": [action("write", "write"), planned]}, "execution": call}
+    _, bench, _ = await attacked(replies)
+    assert bench.arguments[1:] == [("send", {"text": "news", "to": "ada"})]
+
+
+async def test_j39_arguments_of_the_wrong_kind_are_sent_back() -> None:
+    """Arguments that a model finds later are held to the parameters of the tool before it is used."""
+    planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "news"}}
+    wrong = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": ["x"], "more": 3}}}
+    right = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": "ada"}}}
+    plan: JsonObject = {"actions": [action("write", "write"), planned]}
+    _, bench, _ = await attacked({"action_sequence": plan, "execution": (wrong, right)})
+    assert bench.arguments[1:] == [("send", {"text": "news", "to": "ada"})]
+
+
+@pytest.mark.parametrize(("hangs", "fails", "told"), [(1, 0, "cut off"), (0, 1, "may do harm")])
+async def test_j39_an_answer_in_words_repeats_nothing_dangerous(hangs: int, fails: int, told: str) -> None:
+    """Where an action is unclear that was cut off or may do harm, its question takes agreement and says so."""
+    replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
+    planning, bench, asked = await attacked(replies, "approve", "approve", hangs=hangs, fails=fails)
+    assert "How?" in asked[1]
+    assert told in asked[1]
+    assert told in planning.state.held["post"].risk
+    assert used(bench) == ["write", "wipe", "wipe"]
+
+
+# Names
+
+
+async def test_z18_a_subtask_called_like_a_later_plan() -> None:
+    """Subtasks that are called as those of a later plan would be do not keep that plan from being made."""
+    names: JsonObject = {
+        "subtasks": [
+            {"id": "v2.write", "description": "Write it"},
+            {"id": "write", "description": "Write it again", "dependencies": ["v2.write"]},
+        ]
+    }
+    replies: Replies = {
+        "task_decomposition": names,
+        "action_sequence": {"actions": [action("v2.write", "write"), action("write", "wipe")]},
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("write", "post")),
+    }
+    planning, bench, _ = await attacked(replies, "approve", fails=1)
+    assert (planning.result.status, used(bench)) == ("succeeded", ["write", "wipe", "post"])
