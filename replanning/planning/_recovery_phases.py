@@ -1,0 +1,110 @@
+"""What becomes of phases that wait for a person, or have come to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, SkipTask
+from replanning._ids import TaskId
+from replanning._plan import JsonObject, JsonValue, Task
+from replanning._view import TaskView
+from replanning.planning._phases import Phase
+from replanning.planning._session import Session
+from replanning.planning._state import Held
+from replanning.planning._steps import about, accepted, again, again_step, phase_of
+
+_LIKELY: Final = ("what is most likely meant",)
+"""What is assumed where nothing else is."""
+
+_SURE: Final = 0.9
+"""What is proposed has been ruled on already; the engine need not weigh it again."""
+
+
+class PhaseRecovery:
+    """The way on for phases of a run.
+
+    Args:
+        session: the run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __repr__(self) -> str:
+        return f"<PhaseRecovery of {self._session.run!r}>"
+
+    def way(self, task: TaskView) -> Alternative | None:
+        """A phase that waits for a person, or has come to nothing."""
+        held = self._session.state.held.get(task.id)
+        if held is None:
+            reason = task.failure.message if task.failure is not None else "it failed"
+            if self._session.state.completion is None:  # else it says already how the run ends
+                self._session.intervene(f"{task.id} came to nothing: {reason}")
+            return way_of([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
+        if not held.verdict:
+            return way_of(self._agreed(task.task, held), held.text, ask=held.text)
+        return self._declined(task.task, held)
+
+    def _agreed(self, task: Task, held: Held, **more: bool) -> list[PlanChange]:
+        """What is done when a person agrees."""
+        live = self._session.run.live
+        if held.target is None and about(task).get("asks"):
+            return [SkipTask(task_id=task.id, reason="it is assumed" if more.get("assumed") else "it is answered")]
+        if held.target is None:
+            return [ReplaceTask(task_id=task.id, tasks=(accepted(live, task),))]
+        said: JsonObject = {"reason": held.text, "after": task.id, **more}
+        phase = phase_of(task)
+        if phase is Phase.REFLECTION:
+            return self._reflected(task, held, said)
+        last = phase if phase is not None else Phase.ACTION_SEQUENCE
+        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=said))]
+
+    def _reflected(self, task: Task, held: Held, said: JsonObject) -> list[PlanChange]:
+        """The same for a reflection: the plan is revised, or it is looked at once more."""
+        live, target = self._session.run.live, held.target
+        once_more = accepted(live, task)
+        metadata: JsonObject = {"planning": {"phase": Phase.REFLECTION.value, **said}}
+        tasks = () if target in (None, Phase.REFLECTION) else again(live, target, said=said)
+        waits = tuple(one.id for one in tasks[-1:])
+        once_more = once_more.model_copy(update={"metadata": metadata, "depends_on": waits})
+        return [ReplaceTask(task_id=task.id, tasks=(*tasks, once_more))]
+
+    def _declined(self, task: Task, held: Held) -> Alternative | None:
+        """A person did not agree, or nobody answered in time."""
+        if assumes(self._session, held):
+            assumed = "; ".join(held.assumptions or _LIKELY)
+            return way_of(self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {assumed}")
+        if held.why == "dangerous" and self._session.loops:
+            step = again_step(self._session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
+            return way_of([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
+        if held.why == "approval" and about(task).get("asks"):
+            reason = "the replan was declined: the plan stays as it is"
+            return way_of([SkipTask(task_id=task.id, reason=reason)], reason)
+        if held.why == "approval":
+            changes: list[PlanChange] = [ReplaceTask(task_id=task.id, tasks=(accepted(self._session.run.live, task),))]
+            return way_of(changes, "the replan was declined: what there is counts")
+        tell_declined(self._session, task.id, held)
+        return None
+
+
+def assumes(session: Session, held: Held) -> bool:
+    """Put on record what is assumed where nobody has answered; whether anything is."""
+    goal = session.settings.replanning.goal_understanding
+    if held.why != "clarification" or not goal.auto_assume_on_no_response:
+        return False
+    assumptions = held.assumptions or _LIKELY
+    told: list[JsonValue] = [*assumptions, *(f"nobody answered: {question}" for question in held.questions)]
+    session.note("assumed", {"questions": list(held.questions), "assumptions": told})
+    return True
+
+
+def tell_declined(session: Session, task: TaskId, held: Held) -> None:
+    """Put on record that it ends here, unless that was said when the person was asked."""
+    if session.state.completion is None:
+        session.intervene(f"{task} cannot go on: a person has declined ({held.text})")
+
+
+def way_of(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
+    """What is decided, for the engine."""
+    return Alternative(changes=tuple(changes), reason=reason, confidence=_SURE, ask=ask)
