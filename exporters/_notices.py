@@ -236,7 +236,6 @@ def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice
 
     decision = held.considered.decision if held.considered is not None else None
     context = decision.reasoning if decision is not None else held.text
-    assumed = held.assumptions or ("what is most likely meant",)
     by = f" by {moment(held.due)}" if held.due is not None else ""
 
     def clarification(limit: int) -> Parts:
@@ -246,7 +245,7 @@ def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice
             named("Context", context, limit),
             *((named("Caution", f"{held.risk}: a reply alone does not agree to that", limit),) if held.risk else ()),
             *([points("Issues Found", decision.issues_found, limit)] if decision and decision.issues_found else ()),
-            points("If no response", assumed, limit, after=f"{by}, it is assumed") if progress.assumes else waits,
+            points("If no response", held.assumed, limit, after=f"{by}, it is assumed") if progress.assumes else waits,
         )
 
     return Notice(NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification)

@@ -26,7 +26,7 @@ from replanning.planning._replan_records import Consideration
 from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, PlanningFailed, Session
 from replanning.planning._standing import finished
-from replanning.planning._state import PlanVersion, Why
+from replanning.planning._state import LIKELY, PlanVersion, Why
 from replanning.planning._steps import about, again, install, phase_of, phase_task, use_of
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
@@ -164,7 +164,7 @@ class Making:
             text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
             session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
         if ruling.escalates and asks:  # enough was asked: what is not clear by now is assumed
-            told: list[JsonValue] = list(getattr(decision, "assumptions_to_make", ())) or ["what is most likely meant"]
+            told: list[JsonValue] = list(getattr(decision, "assumptions_to_make", ())) or [*LIKELY]
             session.note("assumed", {"questions": [], "assumptions": told})
         elif ruling.escalates:
             session.no_way(task.id, ruling.reason)

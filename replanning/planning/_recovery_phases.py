@@ -14,9 +14,6 @@ from replanning.planning._session import Session
 from replanning.planning._state import Held
 from replanning.planning._steps import about, accepted, again, again_step, phase_of
 
-_LIKELY: Final = ("what is most likely meant",)
-"""What is assumed where nothing else is."""
-
 _SURE: Final = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
 
@@ -73,7 +70,7 @@ class PhaseRecovery:
     def _declined(self, task: Task, held: Held) -> Alternative | None:
         """A person did not agree, or nobody answered in time."""
         if assumes(self._session, held):
-            assumed = "; ".join(held.assumptions or _LIKELY)
+            assumed = "; ".join(held.assumed)
             return way_of(self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {assumed}")
         if held.why == "dangerous" and self._session.loops:
             step = again_step(self._session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
@@ -93,8 +90,7 @@ def assumes(session: Session, held: Held) -> bool:
     goal = session.settings.replanning.goal_understanding
     if held.why != "clarification" or not goal.auto_assume_on_no_response:
         return False
-    assumptions = held.assumptions or _LIKELY
-    told: list[JsonValue] = [*assumptions, *(f"nobody answered: {question}" for question in held.questions)]
+    told: list[JsonValue] = [*held.assumed, *(f"nobody answered: {question}" for question in held.questions)]
     session.note("assumed", {"questions": list(held.questions), "assumptions": told})
     return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,6 +19,9 @@ from replanning.planning._replan_records import Consideration, DecisionRecord, R
 
 Why = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """Why a task waits for a person."""
+
+LIKELY: Final = ("what is most likely meant",)
+"""What is assumed where a model does not say what else."""
 
 
 class _Part(BaseModel):
@@ -73,6 +76,11 @@ class Held(_Part):
     due: float | None = None
     verdict: str = ""
     considered: Consideration | None = None
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is assumed where nobody answers, also where that is not said."""
+        return self.assumptions or LIKELY
 
 
 class Clarified(_Part):
