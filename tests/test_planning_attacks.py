@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from replanning import Answer, Settings, Task, ToolSpec
+from replanning import Answer, Plan, Settings, Task, ToolSpec
+from replanning.errors import StoreError
 from replanning.interfaces import HumanGate, JsonObject, JsonValue
-from replanning.planning import PlanningCoordinator
+from replanning.planning import PlanningCoordinator, PlanningHistoryStore
+from replanning.settings import load_settings
 from replanning.testing import ScriptedGate, VirtualClock
+from replanning.tools import ToolExecutor
+from tests.forge_parts import FakeGitHub, FakeGitLab, on
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.test_planning_forges_steering import Scene
 
 pytestmark = pytest.mark.anyio
 
@@ -140,6 +154,23 @@ async def test_j39_an_answer_in_words_repeats_nothing_dangerous(hangs: int, fail
     assert used(bench) == ["write", "wipe", "wipe"]
 
 
+async def test_j39_words_below_an_issue_repeat_nothing_dangerous() -> None:
+    """A reply to what is unclear does not have a dangerous action repeated; `/approve` of a member does, with its words."""
+    async with VirtualClock() as clock:
+        bench = Bench(clock, fails=1)
+        replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
+        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, work=bench)
+        script = [
+            ("Decision Needed", "ada", "/approve"),
+            ("which may do harm", "ada", "Just do it again!"),
+            ("Just do it again!", "ada", "/approve but gently"),
+        ]
+        assert await scene.play(*script)
+    assert [text for _, _, text in scene.answers()] == ["", "but gently"]
+    assert scene.feedback() == ["Just do it again!"]
+    assert used(bench) == ["write", "wipe", "wipe"]
+
+
 # Names
 
 
@@ -159,3 +190,74 @@ async def test_z18_a_subtask_called_like_a_later_plan() -> None:
     }
     planning, bench, _ = await attacked(replies, "approve", fails=1)
     assert (planning.result.status, used(bench)) == ("succeeded", ["write", "wipe", "post"])
+
+
+# What strangers write
+
+
+@pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
+@pytest.mark.parametrize("title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"])
+async def test_j1_titles_that_are_no_text(
+    kind: type[FakeGitHub | FakeGitLab], title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An issue with control characters, or halves of characters, in its title and text is taken up like any other."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        about = {path: _told(said, title) for path, said in fake._about().items()}  # what it answers
+        monkeypatch.setattr(fake, "_about", lambda: about)
+        fake.says("eve", title)
+        request = await on(fake, clock).issue()
+        planning = coordinator(Model(), clock, Desk(), task=request)
+        assert await planning.execute_with_planning()
+    assert request.goal.objective.startswith("Resolve ")
+
+
+def _told(said: Any, title: str) -> Any:
+    """An answer in which a title and a text are replaced."""
+    if not isinstance(said, dict) or "title" not in said:
+        return said
+    return {**said, "title": title, **{name: title for name in ("body", "description") if name in said}}
+
+
+def test_f9_something_else_stands_in_place_of_a_file(tmp_path: Path) -> None:
+    """A pipe where the file of a task should be is reported, and keeps nobody waiting for what never comes."""
+    os.mkfifo(tmp_path / "run-1.jsonl")
+    store = PlanningHistoryStore(tmp_path, task_uuid="run-1", issue_id="octo/repo#12")
+    with pytest.raises(StoreError, match="it is no file"):
+        store.save_plan({"actions": []})
+
+
+async def test_n3_half_a_secret_of_a_server_is_not_told() -> None:
+    """What an MCP server says last is cut so that no part of a secret is left where it begins."""
+    said = "import sys; sys.stderr.write('KEY=opensesame-and-more ' * 5_000)"
+    server = {"command": [sys.executable, "-c", said], "env": {"KEY": "{env:KEY}"}}
+    plan = Plan.model_validate({"goal": {"objective": ""}, "mcp": {"flood": server}})
+    async with ToolExecutor(plan, environ={**os.environ, "KEY": "opensesame-and-more"}) as execute:
+        await execute.discover(plan)
+        (reason,) = execute.unavailable_servers.values()
+    assert "KEY=[redacted]" in reason
+    assert not re.search("opensesame|sesame|and-more", reason)
+
+
+def test_h_a_server_that_trickles_headers() -> None:
+    """A server whose headers never end is waited for as long as settings say, and left out with a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        over = threading.Event()
+
+        def trickle() -> None:
+            line, _ = listening.accept()
+            with line, suppress(OSError):
+                line.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while not over.wait(0.05):
+                    line.sendall(b"a")
+
+        server = threading.Thread(target=trickle)
+        server.start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        try:
+            said: JsonObject = {"override.url": address, "override.timeout": 0.2}
+            (warning,) = load_settings(environ={}, arguments=said).warnings
+        finally:
+            over.set()
+            server.join()
+    assert "did not answer within 0.2 s" in warning.message

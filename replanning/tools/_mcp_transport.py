@@ -33,6 +33,8 @@ _SHELL: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
 
 _GROUP: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
 
+_HALF: Final = re.compile(rb"\A\S+")
+
 _KEPT: Final = 2_000
 _LAST: Final = 1.0
 """Seconds that what a program said last is waited for, once it has ended."""
@@ -85,7 +87,7 @@ class Line:
             self._silent.set()
 
     def _heard(self, chunk: bytes) -> None:
-        self.said = (self.said + chunk)[-_KEPT:]
+        self.said += chunk
         if not self._group and (found := _GROUP.search(self.said)):
             self._group, self.said = int(found[1]), self.said[found.end() :]
             self._known.set()
@@ -93,6 +95,8 @@ class Line:
                 self._kill()
         elif self._group:
             _log.debug("%s: %s", self.name, self.secrets.hide(chunk.decode(errors="replace")).rstrip())
+        if len(self.said) > _KEPT:  # a word that is cut is left out: half a secret is not recognised
+            self.said = _HALF.sub(b"", self.said[-_KEPT:], count=1)
 
     async def attend(self) -> None:
         """Notice when the program ends, also where something that it has started holds its output open."""
