@@ -167,7 +167,8 @@ def texts(value: JsonValue, *path: str) -> str:
     """The text at a path into objects; empty where there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    return "" if value is None or isinstance(value, dict | list) else str(value)
+    text = "" if value is None or isinstance(value, dict | list) else str(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()  # half a character is none
 
 
 def objects(value: JsonValue) -> list[JsonObject]:

@@ -26,6 +26,7 @@ MOST_FILES: Final = 300
 _MOST_PAGES: Final = MOST_COMMENTS // PER_PAGE
 _MOST_NAMES: Final = 200
 _LONGEST_README: Final = 4_000
+_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
 _DEFUSED: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 
@@ -221,7 +222,7 @@ class ForgeIssue(ABC):
     async def _request(self, call: Call) -> TaskRequest:
         entry = await self._entry(call)
         comments = [c for c in await self._comments(call) if not c.notice]
-        title = texts(entry, "title")
+        title = _CONTROLS.sub(" ", texts(entry, "title"))
         return TaskRequest(
             goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
             issue_id=self.id,
