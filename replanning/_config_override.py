@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Final
 
 from replanning._config_keys import Given, flat
@@ -17,6 +19,10 @@ from replanning._wording import place, shown
 
 MAX_SIZE: Final = 1024 * 1024
 """Largest answer of a server, in bytes."""
+
+_LATE: Final = "the server did not answer within {:g} s"
+_MORE: Final = 0.5
+"""Seconds in which the client can say by itself why there is no answer."""
 
 EXPECTED: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
 
@@ -86,6 +92,20 @@ def _fetched(server: OverrideSettings) -> JsonValue:
         PlanError: the answer is no JSON.
         _Unanswered: there is none.
     """
+    answers: SimpleQueue[bytes | _Unanswered] = SimpleQueue()
+    # Headers that trickle keep a request alive, however little each read may take: so somebody else waits for them.
+    Thread(target=lambda: answers.put(_content(server)), name="settings of the person", daemon=True).start()
+    try:
+        content = answers.get(timeout=server.timeout + _MORE)
+    except Empty:
+        raise _Unanswered(_LATE.format(server.timeout)) from None
+    if isinstance(content, _Unanswered):
+        raise content
+    return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
+
+
+def _content(server: OverrideSettings) -> bytes | _Unanswered:
+    """What a server sends, or why nothing can be made of it."""
     import httpx
 
     assert server.url is not None
@@ -94,16 +114,18 @@ def _fetched(server: OverrideSettings) -> JsonValue:
     try:
         with httpx.stream("GET", server.url, timeout=server.timeout, headers={"Accept": "application/json"}) as answer:
             if not answer.is_success:
-                raise _Unanswered(f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip())
+                return _Unanswered(f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip())
             for part in answer.iter_bytes():
                 content += part
                 if len(content) > MAX_SIZE:
-                    raise _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
+                    return _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout("the answer is not complete")
     except httpx.TimeoutException:
-        raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
+        return _Unanswered(_LATE.format(server.timeout))
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         told = str(error) or type(error).__name__
-        raise _Unanswered(Redactor().text(f"the server cannot be asked: {told}")) from None
-    return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
+        return _Unanswered(Redactor().text(f"the server cannot be asked: {told}"))
+    except Exception as error:  # noqa: BLE001 - whatever a server makes the client raise, work must not stop
+        return _Unanswered(Redactor().text(f"the server cannot be asked: {type(error).__name__}: {error}"))
+    return content
