@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from threading import RLock
 from typing import Final, NamedTuple
 
@@ -211,6 +212,8 @@ def _mark(path: Path) -> Mark:
         status = path.stat()
     except FileNotFoundError:
         return Mark(0, 0)
+    if not S_ISREG(status.st_mode):  # to read a pipe would take for ever
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     return Mark(status.st_ino, status.st_size)
 
 
