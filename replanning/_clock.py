@@ -1,11 +1,12 @@
-"""Real time, chance and ids, for when none are passed in."""
+"""Real time, chance and ids, for when none are passed in, and how long something may take by a clock that is."""
 
 from __future__ import annotations
 
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -29,6 +30,20 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep for real."""
         await anyio.sleep(seconds)  # noqa: TID251 - likewise
+
+
+@asynccontextmanager
+async def at_most(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
+    """Cancel a block that takes longer than this on a clock, and go on; gives what is cancelled."""
+
+    async def expire() -> None:
+        await clock.sleep(seconds)
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(expire)
+        yield group.cancel_scope
+        group.cancel_scope.cancel()
 
 
 def new_run_id() -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
 import anyio.abc
 
+from replanning._clock import at_most
 from replanning._containment import contained, described
 from replanning._interfaces import Clock, Exporter
 from replanning._plugins import load
@@ -60,7 +60,7 @@ class Delivery:
             return
         for line in self._lines:
             line.close()
-        async with _at_most(LIMIT, self._life.clock):
+        async with at_most(LIMIT, self._life.clock):
             for line in self._lines:
                 await line.done.wait()
         for line in self._lines:
@@ -71,7 +71,7 @@ class Delivery:
         left = [line for line in self._lines if not line.finished]
         if left:
             with anyio.CancelScope(shield=True):
-                async with _at_most(LIMIT, self._life.clock):
+                async with at_most(LIMIT, self._life.clock):
                     for line in left:
                         line.left = True
                         await line.drain()
@@ -153,7 +153,7 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
 
 async def _close(exporter: Exporter, clock: Clock, redactor: Redactor) -> None:
     closed = False
-    async with _at_most(LIMIT, clock):
+    async with at_most(LIMIT, clock):
         try:
             await contained(exporter.aclose())
         except Exception as error:  # noqa: BLE001 - law 7: likewise
@@ -162,17 +162,3 @@ async def _close(exporter: Exporter, clock: Clock, redactor: Redactor) -> None:
         closed = True
     if not closed:
         _log.warning("exporter %r did not close within %g s", exporter.name, LIMIT)
-
-
-@asynccontextmanager
-async def _at_most(seconds: float, clock: Clock) -> AsyncIterator[None]:
-    """Cancel a block that takes longer than this on a clock, and go on."""
-
-    async def expire() -> None:
-        await clock.sleep(seconds)
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(expire)
-        yield
-        group.cancel_scope.cancel()

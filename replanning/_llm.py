@@ -9,21 +9,18 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
 
-from replanning._clock import Environment
+from replanning._clock import Environment, at_most
 from replanning._completions import Completion, Finish, LLMCall, LLMOptions
 from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut, ReplanningError
 from replanning._extraction import json_in
 from replanning._observations import Usage
 from replanning._prices import PRICES, Price, PriceTable
 from replanning._redaction import Redactor
-
-if TYPE_CHECKING:
-    from replanning._interfaces import Clock
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
@@ -249,16 +246,15 @@ class LLMProvider(ABC):
         assert options.deadline is not None
         results: list[Result] = []
         failure: BaseException | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(_expire, self.environment.clock, options.deadline, group.cancel_scope)
+        clock = self.environment.clock
+        async with at_most(max(0.0, options.deadline - clock.now()), clock) as scope:
             try:
                 results.append(await ask(text, options))
             except BaseException as error:  # raised below: the group would wrap it
                 if _cancelled(error):
                     raise
                 failure = error
-            late = group.cancel_scope.cancel_called
-            group.cancel_scope.cancel()
+            late = scope.cancel_called
         if results:
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
@@ -277,11 +273,6 @@ class LLMProvider(ABC):
 
     def _excerpt(self, text: str) -> str:
         return self.redactor.text(text[: 4 * _EXCERPT])[:_EXCERPT]
-
-
-async def _expire(clock: Clock, deadline: float, scope: anyio.CancelScope) -> None:
-    await clock.sleep(max(0.0, deadline - clock.now()))
-    scope.cancel()
 
 
 def _cancelled(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import anyio
 
 from replanning._breaker import Breaker, Permit
+from replanning._clock import at_most
 from replanning._completions import Completion, LLMOptions
 from replanning._errors import (
     BudgetExceeded,
@@ -107,16 +108,9 @@ class GuardedLLM(LLMProvider):
         clock = self.environment.clock
         taken = False
         if clock.now() < deadline:
-            async with anyio.create_task_group() as group:
-
-                async def expire() -> None:
-                    await clock.sleep(max(0.0, deadline - clock.now()))
-                    group.cancel_scope.cancel()
-
-                group.start_soon(expire)
+            async with at_most(deadline - clock.now(), clock):
                 await self._places.acquire()
                 taken = True
-                group.cancel_scope.cancel()
         if not taken:
             raise LLMTimedOut(
                 f"the deadline came while {self._most} other calls were under way; nothing was sent", provider=self.name
