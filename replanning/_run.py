@@ -131,6 +131,11 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         )
 
     @property
+    def spent(self) -> Usage:
+        """What budgets have counted until now: above all what language models have cost."""
+        return self._life.ledger.spending.spent
+
+    @property
     def history(self) -> ReplanHistory:
         """What was replanned so far, and why; it is derived from the journal when it is asked for.
 

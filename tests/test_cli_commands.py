@@ -109,6 +109,15 @@ def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
     assert "plan.yaml is valid: 3 tasks, 3 tools" in cli(tmp_path, "validate", "plan.yaml").stdout
 
 
+def test_validate_a_file_of_tools(tmp_path: Path) -> None:
+    """A file that has only tools is no plan; that is said with the command that looks at such files."""
+    (tmp_path / "tools.yaml").write_text("tools: [{name: good, kind: shell, command: 'true'}]\n", encoding="utf-8")
+    done = cli(tmp_path, "validate", "tools.yaml")
+    assert done.returncode == 2
+    assert "replanning tools tools.yaml" in done.stderr
+    assert cli(tmp_path, "tools", "tools.yaml").returncode == 0
+
+
 def test_validate_a_plan_that_is_not(tmp_path: Path) -> None:
     """Every problem of a plan is told with its place, for people and for programs; the exit code is 2."""
     write_plan(tmp_path, {"good": "true"}, "id: a, tool: good, depends_on: [b]\nid: c, tool: bad")

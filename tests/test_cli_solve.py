@@ -336,7 +336,7 @@ def test_a_run_that_was_given_up_is_not_told_again(repository: Path) -> None:
     options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
     with ScriptedLLMServer(service) as server:
         environ = server.environ()
-        wrong = cli(repository, *options, "--run-id", "r", **{**environ, "OPENAI_API_KEY": ""})
+        wrong = cli(repository, *options, "--run-id", "r", **environ | {"OPENAI_API_KEY": ""})
         again = cli(repository, *options, "--run-id", "r", **environ)
         other = cli(repository, *options, "--run-id", "r2", **environ)
 
@@ -362,15 +362,35 @@ def test_nobody_need_read_what_is_told(repository: Path) -> None:
     """That standard error takes nothing, as on a full disk, keeps no goal from being reached."""
     service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
     with ScriptedLLMServer(service) as server:
-        options = ("--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
-        command = shlex.join([str(SCRIPT), "solve", *options])
-        done = subprocess.run(
-            ["/bin/sh", "-c", f"{command} 2>/dev/full"],
-            cwd=repository,
-            env={**ENVIRONMENT, **server.environ()},
-            capture_output=True,
-            text=True,
-        )
+        command = f"{shlex.quote(str(SCRIPT))} solve --goal x --tools tools.yaml --llm openai 2>/dev/full"
+        environ = {**ENVIRONMENT, **server.environ()}
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=repository, env=environ, capture_output=True, text=True)
 
     assert done.returncode == 0
     assert "succeeded" in done.stdout
+
+
+def test_what_is_spent_is_seen_while_it_goes_on(repository: Path) -> None:
+    """On a terminal the calls of the model are counted below the tasks, against the budget."""
+    (repository / "replanning.yaml").write_text("replanning: {budget: {calls: 20}}\n", encoding="utf-8")
+    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
+    service = Service({"decision:goal_understanding": asks})
+    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai", "--ask", "store")
+    with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
+        terminal.until("2 of 20 calls")
+
+
+def test_a_goal_in_another_locale(repository: Path) -> None:
+    """Words of the command line are UTF-8 where the locale knows no such thing; other bytes are refused in a sentence."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
+    options = ("--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
+    with ScriptedLLMServer(service) as server:
+        done = cli(repository, "solve", "--goal", "Grüße", *options, **server.environ(), **plain)
+        (prompt, *_) = [request.prompt for request in server.requests]
+    other = cli(repository, "solve", "--goal", "Gr\udcfc", *options)
+
+    assert done.returncode == 0, done.stderr
+    assert "Grüße" in prompt
+    assert other.returncode == 2
+    assert "--goal: it is not UTF-8" in other.stderr

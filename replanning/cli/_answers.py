@@ -19,7 +19,7 @@ from replanning._redaction import Redactor
 from replanning._wording import did_you_mean
 from replanning.changes import parse_changes
 from replanning.cli._lookup import command, find_question, find_run, looking_into, me, refuse
-from replanning.cli._options import fail
+from replanning.cli._options import as_text, fail
 from replanning.cli._output import show, show_json
 from replanning.history._standing import is_alive
 from replanning.interfaces import Message
@@ -81,7 +81,7 @@ def answer(place: str, wanted: str | None, reply: Reply, wait: float, *, as_json
 
 def wanted_goal(objective: str | None, facts: Sequence[str]) -> JsonObject:
     """The fields of another goal; none where it is to stay."""
-    given: JsonObject = {} if objective is None else {"objective": objective}
+    given: JsonObject = {} if objective is None else {"objective": as_text(objective, "--goal")}
     given |= {"facts": list(facts)} if facts else {}
     try:
         Goal(objective="").changed(given)

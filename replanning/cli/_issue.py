@@ -59,7 +59,10 @@ def _forge(issue: str) -> tuple[Any, str]:
     gitlab = text.startswith("gitlab:") or "!" in text or "/-/" in text
     family = "gitlab" if gitlab else "github"
     plugin: Any = load("exporters", family)  # forges come in as the exporters that write there
-    return plugin.from_target(text).forge, family
+    try:
+        return plugin.from_target(text).forge, family
+    except SettingsError as error:
+        raise SettingsError([Problem("--issue", problem.message) for problem in error.problems]) from None
 
 
 async def _read(forge: Any) -> tuple[TaskRequest, tuple[str, ...]]:  # a plugin's

@@ -7,6 +7,8 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from replanning._errors import Problem, SettingsError
+
 DEFAULT_STORE: Final = ".replanning/history.db"
 
 
@@ -54,6 +56,18 @@ SettingsOption = Annotated[
         "--settings", metavar="FILE", help="Settings; by default replanning.yaml or .replanning.yaml, if there is one."
     ),
 ]
+
+
+def as_text(words: str, option: str) -> str:
+    """Words of the command line, which are taken for UTF-8 whatever the locale is.
+
+    Raises:
+        SettingsError: they are something else.
+    """
+    try:
+        return words.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError([Problem(option, f"it is not UTF-8: {error.reason} at byte {error.start}")]) from error
 
 
 def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ def validate_plan(path: str, *, as_json: bool) -> int:
         )
     elif plan is None or problems:
         say(f"error: {PlanError(problems)}")
+        if _has_only_tools(path):
+            say(f"a file of tools, for solve and plan, is looked at with: replanning tools {shlex.quote(path)}")
     else:
         count = len(plan.tasks)
         show(f"{path} is valid: {count} task{'s' * (count != 1)}, {len(plan.tools)} tools")
@@ -59,13 +62,7 @@ def _check(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
 
 def _of_tools(path: str, told: Sequence[Problem]) -> list[Problem]:
     """What is wrong with tools of a plan that is not valid, where nothing is told of them yet."""
-    written: Format = "json" if path.lower().endswith(".json") else "yaml"
-    try:
-        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=written)
-    except (OSError, UnicodeDecodeError, PlanError):
-        return []
-    if not isinstance(document, dict):
-        return []
+    document = _written(path)
     tools, tasks = _right(document, "tools", ToolSpec), _right(document, "tasks", Task)
     # Only to be looked at: as a whole it is wrong, and its positions are not those of the file.
     plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
@@ -78,6 +75,21 @@ def _of_tools(path: str, told: Sequence[Problem]) -> list[Problem]:
                 if not any(_concerns(one, place(at)) for one in told):
                     found.append(Problem(place((*at, *rest)), problem.message))
     return in_file(found, path)
+
+
+def _has_only_tools(path: str) -> bool:
+    keys = _written(path).keys()
+    return not keys.isdisjoint({"tools", "mcp"}) and keys.isdisjoint({"goal", "tasks"})
+
+
+def _written(path: str) -> JsonObject:
+    """What stands in a file; nothing where it is no plan by any measure."""
+    written: Format = "json" if path.lower().endswith(".json") else "yaml"
+    try:
+        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=written)
+    except (OSError, UnicodeDecodeError, PlanError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _right(document: JsonObject, group: str, model: type[DocumentT]) -> dict[int, DocumentT]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from replanning import PlanRun, TaskState
+from replanning._plan import Budget
 from replanning.cli._narrator import Line, Narrator
 from replanning.cli._output import console, plain
 from replanning.events import AttemptStarted, QuestionAsked, QuestionReminded
@@ -19,6 +20,8 @@ from replanning.interfaces import Clock
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
+
+    from replanning.events import Usage
 
 REFRESH: Final = 0.1
 """Seconds between two pictures."""
@@ -40,6 +43,7 @@ class Display:
         asks: whether questions are put on the same terminal, and need not be told.
         asked: the language models that see the plan where something goes wrong, in words.
         judged_by: the language model that sees what tasks come to, likewise.
+        budget: what a run may spend whose plan does not say it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,6 +52,7 @@ class Display:
         self.asks = False
         self.asked: Sequence[str] = ()
         self.judged_by = ""
+        self.budget = Budget()
         self._run: PlanRun | None = None
         self._narrator: Narrator | None = None
 
@@ -196,7 +201,11 @@ class LiveDisplay(Display):
             table.add_row(Text("  ▶", "bold blue"), plain(entry.id), Text(plain(entry.task.tool or ""), "dim"), took)
         if len(running) > MOST_RUNNING:
             table.add_row("", f"and {len(running) - MOST_RUNNING} more")
-        return Group(table, Text(self._counts(run), "bold"))
+        lines = [Text(self._counts(run), "bold")]
+        if run.spent.calls:
+            budget = self.budget if run.live.plan.budget is None else run.live.plan.budget
+            lines.append(Text(f"  {_spent(run.spent, budget)}", "dim"))
+        return Group(table, *lines)
 
     def _counts(self, run: PlanRun) -> str:
         counts = run.live.counts
@@ -210,6 +219,13 @@ class LiveDisplay(Display):
         }
         parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
         return f"  {' · '.join(parts)} · revision {run.live.revision} · {self.elapsed:.1f} s"
+
+
+def _spent(spent: Usage, budget: Budget) -> str:
+    """What was spent, and of how much."""
+    parts = [("calls", spent.calls, budget.calls), ("tokens", spent.tokens, budget.tokens)]
+    words = [f"{used}{'' if most is None else f' of {most}'} {name}" for name, used, most in parts]
+    return " · ".join([*words, f"{spent.money:.4g}{'' if budget.money is None else f' of {budget.money:g}'} money"])
 
 
 def _few(run: PlanRun) -> bool:

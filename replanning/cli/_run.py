@@ -233,6 +233,7 @@ def _carry_out(job: Job) -> Summary:
     exporters = [*traces, *open_notifiers(options.notify)]
     environment = Environment()
     display = display_for(environment.clock, quiet=options.quiet)
+    display.budget = settings.budget
     store = open_store(options.store)
     try:
         engine = ReplanningEngine(

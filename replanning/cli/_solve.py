@@ -18,7 +18,7 @@ from replanning.cli._context import TellingShell
 from replanning.cli._hearing import is_heard, steerings
 from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
-from replanning.cli._options import ExitCode
+from replanning.cli._options import ExitCode, as_text
 from replanning.cli._output import plain, say, show_json
 from replanning.cli._planned import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
@@ -74,7 +74,7 @@ def read_task(
     if tools is None:
         problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"
         raise SettingsError([Problem("--tools", problem)])
-    text = (_text(file) if file is not None else goal or "").strip()
+    text = (_text(file) if file is not None else as_text(goal or "", "--goal")).strip()
     if not text or len(text) > LONGEST_GOAL:
         problem = "it is empty" if not text else f"it has more than {LONGEST_GOAL} characters"
         raise SettingsError([Problem(str(file or "--goal"), problem)])
@@ -242,6 +242,7 @@ def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObjec
     store = open_store(options.store)
     try:
         display = display_for(environment.clock, quiet=options.quiet)
+        display.budget = settings.budget
         if not options.quiet:
             does = (
                 "planned and judged" if settings.planning.enabled else "nothing is planned; tools are chosen one by one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from replanning._wording import shown
 from replanning.cli._narrator import Line
 from replanning.cli._output import plain
 from replanning.cli._progress import Display
@@ -51,4 +52,8 @@ def _came_to(phase: str, value: JsonObject) -> str:
         return f"{phase}: {len(planned)} action{'s' * (len(planned) != 1)}"
     if isinstance(subtasks, list):
         return f"{phase}: {len(subtasks)} subtask{'s' * (len(subtasks) != 1)}"
+    call = value.get("function_call")
+    if isinstance(call, dict):  # without planning, where the tool stands in no plan
+        said = f"{value['comment']}: " if value.get("comment") else ""
+        return f"{phase}: {said}{call.get('name')} {shown(call.get('arguments'))}"
     return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
