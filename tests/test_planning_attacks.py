@@ -15,6 +15,7 @@ import pytest
 
 from replanning import Answer, Plan, Settings, Task, ToolSpec
 from replanning.errors import StoreError
+from replanning.history import MemoryStore
 from replanning.interfaces import HumanGate, JsonObject, JsonValue
 from replanning.planning import PlanningCoordinator, PlanningHistoryStore
 from replanning.settings import load_settings
@@ -169,6 +170,37 @@ async def test_j39_words_below_an_issue_repeat_nothing_dangerous() -> None:
     assert [text for _, _, text in scene.answers()] == ["", "but gently"]
     assert scene.feedback() == ["Just do it again!"]
     assert used(bench) == ["write", "wipe", "wipe"]
+
+
+async def test_j39_a_tool_that_was_taken_away_is_not_used() -> None:
+    """A run that goes on with fewer tools uses none of those that were taken away: the model plans something else."""
+    store = MemoryStore()
+    replies: Replies = {
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
+    async with VirtualClock() as clock:
+        await coordinator(Model(), clock, Desk(), store=store).plan_actions("r")
+        left = [tool for tool in TOOLS if tool.name != "post"]
+        desk = Desk()
+        planning = coordinator(Model(replies), clock, desk, store=store, tools=left)
+        assert await planning.execute_with_planning("r")
+    assert [tool for _, tool in desk.used] == ["write", "shout"]
+
+
+async def test_j39_a_tool_that_has_become_dangerous_is_asked_about() -> None:
+    """A tool that is declared dangerous after the plan was made takes a person's agreement when the run goes on."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        await coordinator(Model(), clock, Desk(), store=store).plan_actions("r")
+        tools = [tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS]
+        gate = ScriptedGate([Answer("approve", by="ada")], clock=clock)
+        alone, asked = Desk(), Desk()
+        assert not await coordinator(Model(), clock, alone, store=store, tools=tools).execute_with_planning("r")
+        assert [tool for _, tool in alone.used] == ["write"]
+        assert await coordinator(Model(), clock, asked, store=store, tools=tools, gate=gate).execute_with_planning("r")
+    assert [tool for _, tool in asked.used] == ["post"]
+    assert 'post {"text": "news"}' in gate.questions[0].text
 
 
 # Names

@@ -17,7 +17,7 @@ from replanning.planning._outputs import ExecutionReply, Reflection, parse_reply
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._reflecting import reflect, stated_failure
 from replanning.planning._replan_records import Consideration
-from replanning.planning._session import Session, UnexpectedResult
+from replanning.planning._session import Session, ToolNotAllowed, UnexpectedResult
 from replanning.planning._steps import about, again, asking, is_action, reflection_of, use_of
 
 
@@ -54,31 +54,46 @@ class Acting:
         return output
 
     async def _ready(self, task: Task, context: TaskContext) -> Task:
-        """The task with its tool and all arguments; those that the plan leaves open are asked for now (J11)."""
-        said = about(task)
-        spec = self._session.tools.get(str(said.get("tool", task.tool)))
-        if task.tool is not None or spec is None:
+        """The task with its tool and all arguments; those that the plan leaves open are asked for now (J11).
+
+        Raises:
+            ToolNotAllowed: its tool is none of those that may be used, any more.
+            PlanningHeld: a person must agree first.
+        """
+        if not is_action(task):
+            return task  # a person has put it into the plan
+        session, live, name = self._session, self._session.run.live, str(about(task).get("tool", task.tool))
+        spec, before = session.tools.get(name), live.tools.get(name)
+        if spec is None:
+            raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among those of this run any more")
+        if task.tool is not None:
+            if spec.dangerous and before is not None and not before.dangerous:  # nobody was asked about it
+                self._must_be_agreed(task, spec, task.arguments)
             return task
-        live, known = self._session.run.live, known_arguments(task)
-        loops = self._session.loops  # there, what a model gives is meant as it stands
-        given: JsonObject = known if loops else resolve(known, context=live.context, result=live.result)
+        known = known_arguments(task)  # without a plan, what a model gives is meant as it stands
+        given: JsonObject = known if session.loops else resolve(known, context=live.context, result=live.result)
         if missing_arguments(spec, given):
             given = {**await self._found(task, context, spec, given), **given}  # what was planned is not exchanged now
         return task.model_copy(update={"tool": spec.name, "arguments": given})
 
     async def _found(self, task: Task, context: TaskContext, spec: ToolSpec, given: JsonObject) -> JsonObject:
         """The arguments that are found now; where they are of something dangerous, a person agrees first (J39)."""
-        session, state = self._session, self._session.state
-        held = state.held.get(task.id)
-        agreed = held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify")
-        calls = [call for attempt, call in state.calls.items() if attempt.startswith(f"{task.id}#")]
-        found = calls[-1] if agreed and calls else await self._asked(task, spec, given)
+        session = self._session
+        calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
+        found = calls[-1] if self._is_agreed(task) and calls else await self._asked(task, spec, given)
         session.note("call", {"task": context.attempt_id, "arguments": {**found, **known_arguments(task)}})
-        if spec.dangerous and not agreed:
-            shown = use_of(spec.name, {**found, **given})
-            text = f"the model wants to use a tool that may do harm: {shown}; let it?"
-            session.hold(task.id, "dangerous", text, target=None, considered=None)
+        if spec.dangerous:
+            self._must_be_agreed(task, spec, {**found, **given})
         return found
+
+    def _is_agreed(self, task: Task) -> bool:
+        held = self._session.state.held.get(task.id)
+        return held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify")
+
+    def _must_be_agreed(self, task: Task, spec: ToolSpec, arguments: JsonObject) -> None:
+        if not self._is_agreed(task):
+            text = f"the model wants to use a tool that may do harm: {use_of(spec.name, arguments)}; let it?"
+            self._session.hold(task.id, "dangerous", text, target=None, considered=None)
 
     async def _asked(self, task: Task, spec: ToolSpec, given: JsonObject) -> JsonObject:
         session, tool = self._session, spec.name

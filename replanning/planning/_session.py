@@ -46,6 +46,10 @@ class PlanningHeld(ReplanningError):
     """A task cannot go on until a person has decided; what they are asked is on record."""
 
 
+class ToolNotAllowed(ReplanningError):
+    """An action is to use a tool that may not be used."""
+
+
 class UnexpectedResult(ReplanningError):
     """An action was executed, but it did not come to what it is for."""
 
