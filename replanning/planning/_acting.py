@@ -10,9 +10,8 @@ from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._references import resolve
 from replanning._states import WAITING, TaskState
 from replanning.planning._building import known_arguments, missing_arguments, problems_of_use
-from replanning.planning._decision import ReplanDecision
+from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._limits import Cause
-from replanning.planning._making import reason_of
 from replanning.planning._outputs import ExecutionReply, Reflection, parse_reply
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._reflecting import reflect, stated_failure
@@ -160,7 +159,7 @@ class Acting:
         if decision is None or not ruling.executes:
             return
         if decision.replan_type is ReplanType.RETRY:
-            session.note("judged", {"task": context.attempt_id, "considered": considered.model_dump(mode="json")})
+            session.keep_judged(context.attempt_id, considered)
             raise UnexpectedResult(decision.reasoning or "the model judges that it is to be done again")
 
         async def apply(decision: ReplanDecision) -> None:
@@ -183,7 +182,7 @@ class Acting:
         """Have a person decide about a replan that nothing forces; what comes after the action waits for that."""
         session = self._session
         one = asking(session.run.live, considered.replan_id, depends_on=[task.id])
-        session.note("judged", {"task": one.id, "considered": considered.model_dump(mode="json")})
+        session.keep_judged(one.id, considered)
         session.run.apply([AddTask(task=one, before=self._waiting())], reason="a person is asked how to go on")
 
 

@@ -202,6 +202,12 @@ def _spoken(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(text.strip() for text in texts if text.strip())
 
 
+def reason_of(decision: ReplanDecision) -> str:
+    """Why something is done again, for whoever does it."""
+    parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
+    return " | ".join(part for part in parts if part) or str(decision.replan_type)
+
+
 def _with_type(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
     """One that names a type if, and only if, something is to be done again."""
     kind, needed = decision.replan_type, decision.replan_needed

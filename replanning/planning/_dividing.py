@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from replanning._errors import LLMReplyInvalid
-from replanning._plan import JsonObject, JsonValue, Task
+from replanning._plan import JsonObject, Task
 from replanning.planning._building import problems_of
 from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
 from replanning.planning._phases import Phase
@@ -41,8 +41,8 @@ async def divide(session: Session, task: Task) -> JsonObject:
         first, found = found, await _divided(session, _coarser(given, found, _OTHERWISE))
     if isinstance(found, CannotDecompose):
         raise PlanningFailed(_impossible(found))
-    without: list[JsonValue] = [f"it is done without: {text}" for text in first.not_possible]
-    session.note("assumed", {"questions": [], "assumptions": without or [f"it is done in part: {first.message}"]})
+    without = [f"it is done without: {text}" for text in first.not_possible]
+    session.assume(without or [f"it is done in part: {first.message}"])
     return {**found.model_dump(mode="json"), _CANNOT: first.model_dump(mode="json")}
 
 

@@ -128,9 +128,7 @@ class Looping:
             session.note("completion", {**said, "status": "accepted" if accepted else "success"})
             return
         reason = f"the goal was not achieved: {output.get('comment') or 'the model says no more'}"
-        session.intervene(reason, outcomes=summary.key_outcomes)
-        text = f"{reason}; is what there is good enough?"
-        session.hold(task.id, "intervention", text, target=None, considered=None)
+        session.leave_to_person(task.id, reason, outcomes=summary.key_outcomes)
 
 
 def _call_of(task: Task) -> FunctionCall | None:

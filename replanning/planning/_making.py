@@ -10,7 +10,7 @@ from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
 from replanning.planning._building import known_arguments, tasks_of
-from replanning.planning._decision import ReplanDecision
+from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._dividing import divide
 from replanning.planning._outputs import (
     ActionPlan,
@@ -164,8 +164,7 @@ class Making:
             text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
             session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
         if ruling.escalates and asks:  # enough was asked: what is not clear by now is assumed
-            told: list[JsonValue] = list(getattr(decision, "assumptions_to_make", ())) or [*LIKELY]
-            session.note("assumed", {"questions": [], "assumptions": told})
+            session.assume(getattr(decision, "assumptions_to_make", ()) or LIKELY)
         elif ruling.escalates:
             session.no_way(task.id, ruling.reason)
         if not ruling.executes:
@@ -284,15 +283,7 @@ class Making:
         decision, summary = considered.decision, output.get("summary")
         outcomes = summary.get("key_outcomes") if isinstance(summary, dict) else ()
         wanted = decision.recommended_actions if decision is not None else ()
-        self._session.intervene(reason, wanted, _texts(outcomes))
-        text = f"{reason}; is what there is good enough?"
-        self._session.hold(task.id, "intervention", text, target=None, considered=None)
-
-
-def reason_of(decision: ReplanDecision) -> str:
-    """Why something is done again, for whoever does it."""
-    parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
-    return " | ".join(part for part in parts if part) or str(decision.replan_type)
+        self._session.leave_to_person(task.id, reason, wanted, _texts(outcomes))
 
 
 def _bodies(task: Task) -> tuple[Task, ...]:

@@ -13,8 +13,8 @@ from replanning._settings import Settings
 from replanning._states import STUCK, WAITING
 from replanning._triggers import HumanRequest, Trigger
 from replanning._view import PlanView, TaskView
+from replanning.planning._decision import reason_of
 from replanning.planning._limits import Cause, spent_lineage
-from replanning.planning._making import reason_of
 from replanning.planning._phases import Phase
 from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck
 from replanning.planning._recovery_phases import PhaseRecovery, way_of
@@ -104,7 +104,7 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
     decision, reflection = considered.decision, reflection_of(session.run.live)
     if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
         one = asking(session.run.live, considered.replan_id)
-        session.note("judged", {"task": one.id, "considered": considered.model_dump(mode="json")})
+        session.keep_judged(one.id, considered)
         return [way_of([AddTask(task=one, before=(reflection,))], f"a person is asked: {trigger.reason}")]
     if decision is None or not considered.ruling.executes or decision.target_phase is None:
         return []

@@ -8,9 +8,8 @@ from replanning._interfaces import ReplanRequest
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._states import TaskState
 from replanning._view import TaskView
-from replanning.planning._decision import ReplanDecision
+from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._limits import Cause
-from replanning.planning._making import reason_of
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._recovery_phases import assumes, tell_declined, way_of
 from replanning.planning._reflecting import reflect, reflected

@@ -7,7 +7,7 @@ from typing import Final
 
 from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, SkipTask
 from replanning._ids import TaskId
-from replanning._plan import JsonObject, JsonValue, Task
+from replanning._plan import JsonObject, Task
 from replanning._view import TaskView
 from replanning.planning._phases import Phase
 from replanning.planning._session import Session
@@ -90,8 +90,7 @@ def assumes(session: Session, held: Held) -> bool:
     goal = session.settings.replanning.goal_understanding
     if held.why != "clarification" or not goal.auto_assume_on_no_response:
         return False
-    told: list[JsonValue] = [*held.assumed, *(f"nobody answered: {question}" for question in held.questions)]
-    session.note("assumed", {"questions": list(held.questions), "assumptions": told})
+    session.assume([*held.assumed, *(f"nobody answered: {question}" for question in held.questions)], held.questions)
     return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, TypeVar
 
@@ -223,7 +223,7 @@ class Session:
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
             case "assume":
                 text = f"{reason}: what there is counts" if target is None else reason
-                self.note("assumed", {"questions": [], "assumptions": [text]})
+                self.assume([text])
             case "wait":
                 self.intervene(reason, recommendations)
                 self.hold(task, "no_alternative", reason, target=target, considered=None)
@@ -247,6 +247,21 @@ class Session:
         )
         self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))
 
+    def leave_to_person(
+        self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
+    ) -> NoReturn:
+        """Have a person decide whether what there is will do.
+
+        Raises:
+            PlanningHeld: always.
+        """
+        self.intervene(reason, recommendations, outcomes)
+        self.hold(task, "intervention", f"{reason}; is what there is good enough?", target=None, considered=None)
+
+    def assume(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
+        """Put on record what is assumed, and which questions nobody has answered."""
+        self.note("assumed", {"questions": [*questions], "assumptions": [*assumptions]})
+
     async def judge(self, task: TaskId, phase: Phase, given: JsonObject, cause: Cause | None = None) -> Consideration:
         """Whether to replan after a task; not asked again where the run was interrupted after that."""
         self._see_tools()
@@ -254,8 +269,12 @@ class Session:
         if known is not None:
             return known
         considered = await self.manager.consider(phase, given, cause)
-        self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
+        self.keep_judged(task, considered)
         return considered
+
+    def keep_judged(self, task: str, considered: Consideration) -> None:
+        """Put on record what was decided after a task."""
+        self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
 
     async def execute(self, considered: Consideration, apply: Apply | None = None) -> DecisionRecord:
         """Carry out a replan; what was counted, or done, before an interruption is not counted, or done, again.
