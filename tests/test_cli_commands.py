@@ -159,6 +159,7 @@ def test_providers_that_work(tmp_path: Path) -> None:
     named = answer(tmp_path, "providers", REPLANNING_PROVIDER="oracle")
 
     assert plugins["providers", "repair"]["state"] == "used"
+    assert not [name for name, plugin in plugins.items() if plugin["state"] == "broken"]
     assert plugins["triggers", "better-path-found"]["state"] == "available"
     assert plugins["stores", "sqlite"]["state"] == "used"
     assert [plugin["state"] for plugin in named if plugin["name"] == "oracle"] == ["missing"]

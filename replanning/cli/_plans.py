@@ -41,7 +41,7 @@ def validate_plan(path: str, *, as_json: bool) -> int:
             say(f"a file of tools, for solve and plan, is looked at with: replanning tools {shlex.quote(path)}")
     else:
         count = len(plan.tasks)
-        show(f"{path} is valid: {count} task{'s' * (count != 1)}, {len(plan.tools)} tools")
+        show(f"{path} is valid: {count} task{'s' * (count != 1)}, {len(plan.tools)} tool{'s' * (len(plan.tools) != 1)}")
         for note in notes:
             show(f"note: {plain(note.message)}")
     return int(ExitCode.USAGE if problems else ExitCode.OK)

@@ -13,7 +13,7 @@ import anyio
 
 from replanning import Environment, Settings, __version__
 from replanning._asked import ALTERNATIVES, REPAIR
-from replanning._errors import NoLLMProvider, PluginError, ReplanningError
+from replanning._errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
 from replanning._redaction import Redactor
@@ -33,7 +33,7 @@ class Plugin:
     Attributes:
         state: `used` by a run that names nothing else, `fallback` where one that is used fails, `available`,
             `unavailable` for a language model that lacks something, `broken`, or `missing`.
-        problem: why it is broken or unavailable.
+        problem: why it is broken or unavailable, or what it must be told.
         kind: `language model` for one; else empty.
         model: which model it would be asked for.
         key: the variable that holds its key, where it takes one.
@@ -160,6 +160,8 @@ def _look_at(
         _make(group, point.name)
     except PluginError as error:
         return replace(plugin, state="broken", problem=str(error)), None
+    except SettingsError as error:  # it works, and must be told more, such as below which issue it is to write
+        return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
     except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown
         return replace(plugin, state="broken", problem=f"it cannot be made: {error!r}"), None
     return replace(plugin, state="used" if point.name in used else "available"), None
