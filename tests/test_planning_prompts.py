@@ -275,6 +275,15 @@ def test_j38_a_part_of_a_plan_can_be_asked_for():
     assert "<part>" not in builder().action_sequence({})
 
 
+def test_j4_what_tools_put_out_is_told():
+    """Who plans actions learns how text from one tool reaches an argument of the next, for every kind that has a form of its own."""
+    prompt = builder().wanted("action_sequence", {})
+    assert '"${id.output.stdout}"' in prompt
+    assert not [
+        word for word in ("exit_code", "stderr", "status", "headers", "json", "text") if f"`{word}`" not in prompt
+    ]
+
+
 def test_j39_tools_are_told_without_how_they_are_carried_out():
     """A model sees names, parameters, availability and danger of the tools, but no command and no name of a secret."""
     prompt = builder().action_sequence({})
