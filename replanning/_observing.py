@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from replanning._errors import NotRunning
-from replanning._ids import TaskId
+from replanning._ids import RunId, TaskId
 from replanning._lifecycle import Lifecycle
 from replanning._live import LivePlan
 from replanning._observations import ContextUpdated, FactsObserved, GoalChanged, PersonAsked, ResourceUpdated
 from replanning._patterns import normalise_fact
 from replanning._plan import Goal, JsonObject, JsonValue
-from replanning._records import PlanningNoted
+from replanning._records import PlanningNoted, Record
 from replanning._redaction import Redactor
 from replanning._wording import shown
 
@@ -19,6 +19,7 @@ from replanning._wording import shown
 class PlanObservations:
     """The methods of a run that report what has changed. What is unchanged is passed over."""
 
+    id: RunId
     _life: Lifecycle
     _redactor: Redactor
 
@@ -26,6 +27,14 @@ class PlanObservations:
     def live(self) -> LivePlan:
         """The live plan; read it, and change it only through this run."""
         return self._life.live
+
+    def records(self, after: int = 0) -> Iterable[Record]:
+        """What the journal has of the run, from behind the record of this number on.
+
+        Raises:
+            StoreError: the journal cannot be read.
+        """
+        return self._life.journal.store.read(self.id, after)
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
         """Report facts that were seen to hold, or to hold no longer.

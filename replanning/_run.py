@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -145,14 +145,6 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         if self._history is None:
             self._history = ReplanHistory.of(self._life.journal.store, self.id)
         return self._history.refresh()
-
-    def records(self, after: int = 0) -> Iterable[Record]:
-        """What the journal has of the run, from behind the record of this number on.
-
-        Raises:
-            StoreError: the journal cannot be read.
-        """
-        return self._life.journal.store.read(self.id, after)
 
     # Pulling
 
