@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -60,5 +62,15 @@ class Program(typer.Typer):
     """An application, or a group of commands in it."""
 
     def command(self, *args: Any, **named: Any) -> Callable[[FunctionT], FunctionT]:
-        """Register a function as a command, as Typer does."""
-        return super().command(*args, **{"cls": Command, **named})
+        """Register a function as a command, as Typer does; its docstring is wrapped as wide as the terminal is."""
+        register = super().command
+
+        def registered(function: FunctionT) -> FunctionT:
+            return register(*args, **{"cls": Command, "help": _paragraphs(function), **named})(function)
+
+        return registered
+
+
+def _paragraphs(function: Callable[..., Any]) -> str:
+    """What a docstring says, a line for each paragraph: the lines of the source are no lines of the help."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")

@@ -258,7 +258,7 @@ class PlanningCoordinator:
                 else:
                     output = await (looping(task) if session.loops else making(task))
                 if self._last is not None and is_reached(run.live, self._last, besides=task.id):
-                    run.pause(f"{self._last} was wanted, and no more")
+                    run.pause(f"it was to go as far as {self._last}")
                 return output
 
             await drive(run, work, self._workers)

@@ -242,7 +242,7 @@ class Session:
             key_outcomes=outcomes,
             revision_attempts=counts.plan_revisions,
             reason=sayable(reason),
-            current_state=f"{done} actions are done, {failed} have failed; {counts.total} replans were made",
+            current_state=f"actions done: {done}, failed: {failed}; replans made: {counts.total}",
             recommendations=recommendations,
         )
         self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))

@@ -164,7 +164,7 @@ class PlanningState(_Part):
             tasks_failed=len(self.actions) - done,
             revision_attempts=self.counts.plan_revisions,
             reason=sayable(reason),
-            current_state=f"{done} actions are done; {self.counts.total} replans were made",
+            current_state=f"actions done: {done}; replans made: {self.counts.total}",
         )
         return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 
