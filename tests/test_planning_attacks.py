@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from replanning import Answer, Plan, Settings, Task, ToolSpec
+from replanning import Answer, CallbackGate, Plan, Question, Settings, Task, ToolSpec
 from replanning.errors import StoreError
 from replanning.history import MemoryStore
 from replanning.interfaces import HumanGate, JsonObject, JsonValue
@@ -201,6 +201,27 @@ async def test_j39_a_tool_that_has_become_dangerous_is_asked_about() -> None:
         assert await coordinator(Model(), clock, asked, store=store, tools=tools, gate=gate).execute_with_planning("r")
     assert [tool for _, tool in asked.used] == ["post"]
     assert 'post {"text": "news"}' in gate.questions[0].text
+
+
+async def test_z44_feedback_supersedes_what_is_asked() -> None:
+    """Feedback on a plan that waits for agreement replaces it: what is agreed to is the new plan, and nobody is asked twice."""
+    other: JsonObject = {"actions": [action("write", "write"), action("post", "wipe", arguments={"text": "less"})]}
+    replies: Replies = {"action_sequence": (WIPES, other), "decision:reflection": (replan("plan_revision"), go_on())}
+    asked: list[str] = []
+    async with VirtualClock() as clock:
+        bench = Bench(clock)
+
+        async def ask(question: Question) -> Answer:
+            asked.append(question.text)
+            if len(asked) == 1 and planning.run is not None:
+                planning.run.request_replan("with less, please", by="eve")
+                await clock.sleep(5)
+            return Answer("approve", by="ada")
+
+        planning = coordinator(Model(replies), clock, bench, tools=RISKY, gate=CallbackGate(ask))
+        assert await planning.execute_with_planning()
+    assert ["news" in text for text in asked] == [True, False]
+    assert bench.arguments == [("write", {"text": "news"}), ("wipe", {"text": "less"})]
 
 
 # Names

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replanning._changes import AddTask, Alternative, PlanChange
+from replanning._changes import AddTask, Alternative, PlanChange, ReplaceTask
+from replanning._entries import Entry
 from replanning._interfaces import ReplanRequest
 from replanning._ledger import Ledger
 from replanning._plan import JsonObject
@@ -19,7 +20,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck
 from replanning.planning._recovery_phases import PhaseRecovery, way_of
 from replanning.planning._session import Session
-from replanning.planning._steps import again, asking, is_action, phase_of, reflection_of
+from replanning.planning._steps import MAKING, again, asking, is_action, phase_of, reflection_of
 
 
 class Recovery:
@@ -94,6 +95,12 @@ def _is_down(session: Session, task: TaskView) -> bool:
     return spec is not None and not spec.available
 
 
+def _held(session: Session) -> Entry | None:
+    """The phase before the execution that waits for a person."""
+    stuck = [e for e in session.run.live if phase_of(e.task) in MAKING and e.state in STUCK and not e.removed]
+    return next((e for e in stuck if e.id in session.state.held), None)
+
+
 async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequest) -> list[Alternative]:
     """What a person says is a reflection (J8)."""
     session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
@@ -102,7 +109,11 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
     given = session.basis()
     considered = await session.manager.consider(Phase.REFLECTION, given, Cause(error=trigger.reason))
     decision, reflection = considered.decision, reflection_of(session.run.live)
+    held = _held(session)
     if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
+        if held is not None:  # a person is being asked already, and has said this meanwhile
+            session.manager.record_decision(considered, executed=False)
+            return []
         one = asking(session.run.live, considered.replan_id)
         session.keep_judged(one.id, considered)
         return [way_of([AddTask(task=one, before=(reflection,))], f"a person is asked: {trigger.reason}")]
@@ -112,6 +123,14 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
         session.manager.record_decision(considered, executed=False)
         return []
     said: JsonObject = {"reason": f"{trigger.reason} | {reason_of(decision)}", "replan": considered.replan_id}
+    if held is not None:  # what a person is asked about is superseded, and the question withdrawn
+        last = phase_of(held.task) or Phase.ACTION_SEQUENCE
+        wanted = decision.target_phase
+        target = wanted if last is Phase.ACTION_SEQUENCE or wanted in MAKING[: MAKING.index(last)] else last
+        replaced = ReplaceTask(task_id=held.id, tasks=again(session.run.live, target, last, said=said))
+        way = way_of([replaced], trigger.reason)
+        record = await executed_by_engine(session, request, considered, way)
+        return [way] if record.result != "failure" else []
     tasks = again(session.run.live, decision.target_phase, said=said)
     adds: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
     way = way_of([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
