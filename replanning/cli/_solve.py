@@ -20,7 +20,7 @@ from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
 from replanning.cli._options import ExitCode, as_text
 from replanning.cli._output import plain, say, show_json
-from replanning.cli._planned import check_run, conclude, history_of, unfinished, with_earlier
+from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary
 from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report, stopping_signals
