@@ -6,12 +6,15 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from replanning._errors import Problem
 
 WIDTH: Final = 120
 """Characters to a line of a table in a file or pipe."""
@@ -53,6 +56,11 @@ def show_json(value: object) -> None:
     """Print a result as JSON on standard output; in ASCII, which every program reads."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     sys.stdout.flush()
+
+
+def in_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Problems for `show_json`."""
+    return [{"place": problem.place, "message": problem.message} for problem in problems]
 
 
 def plain(text: str) -> str:

@@ -16,7 +16,7 @@ from replanning._loading import Format, in_file, plan_schema, read_document
 from replanning._plan import JsonObject
 from replanning._wording import path_of, place
 from replanning.cli._options import ExitCode
-from replanning.cli._output import plain, say, show, show_json
+from replanning.cli._output import in_json, plain, say, show, show_json
 from replanning.errors import Problem
 from replanning.tools import check_machine, check_tools
 
@@ -31,8 +31,8 @@ def validate_plan(path: str, *, as_json: bool) -> int:
             {
                 "plan": path,
                 "valid": not problems,
-                "problems": [_document(problem) for problem in problems],
-                "notes": [_document(note) for note in notes],
+                "problems": in_json(problems),
+                "notes": in_json(notes),
             }
         )
     elif plan is None or problems:
@@ -105,7 +105,3 @@ def _right(document: JsonObject, group: str, model: type[DocumentT]) -> dict[int
 
 def _concerns(problem: Problem, part: str) -> bool:
     return re.search(rf"(?:^|\s){re.escape(part)}(?![0-9])", problem.place) is not None
-
-
-def _document(problem: Problem) -> dict[str, str]:
-    return {"place": problem.place, "message": problem.message}

@@ -14,7 +14,7 @@ from replanning._errors import Problem, SettingsError
 from replanning._opening import redactor_for
 from replanning._plan import JsonValue
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, plain, say, show, show_json
+from replanning.cli._output import console, in_json, plain, say, show, show_json
 
 
 def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
@@ -50,7 +50,7 @@ def show_settings(path: str | None, *, only_changed: bool, as_json: bool) -> Non
             key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
             for key, value in found.items()
         }
-        warnings = [_document(warning) for warning in loaded.warnings]
+        warnings = in_json(loaded.warnings)
         show_json({"file": _name(loaded), "settings": rows, "warnings": warnings})
     else:
         _warn(loaded.warnings)
@@ -72,8 +72,8 @@ def check_settings(path: str | None, *, as_json: bool) -> int:
             {
                 "file": name,
                 "valid": not problems,
-                "problems": [_document(problem) for problem in problems],
-                "warnings": [_document(warning) for warning in warnings],
+                "problems": in_json(problems),
+                "warnings": in_json(warnings),
             }
         )
     elif problems:
@@ -91,10 +91,6 @@ def _warn(warnings: Sequence[Problem]) -> None:
 
 def _name(loaded: LoadedSettings) -> str | None:
     return None if loaded.file is None else str(loaded.file)
-
-
-def _document(problem: Problem) -> dict[str, str]:
-    return {"place": problem.place, "message": problem.message}
 
 
 def _show_lines(found: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
