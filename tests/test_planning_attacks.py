@@ -224,6 +224,34 @@ async def test_z44_feedback_supersedes_what_is_asked() -> None:
     assert bench.arguments == [("write", {"text": "news"}), ("wipe", {"text": "less"})]
 
 
+async def test_z44_a_question_stays_answerable_whatever_else_is_replanned() -> None:
+    """While a person is asked about one action, another is replanned: what they were asked about can still be agreed to."""
+    apart: JsonObject = {"subtasks": [{"id": "write", "description": "Write"}, {"id": "post", "description": "Post"}]}
+    replies: Replies = {
+        "task_decomposition": apart,
+        "action_sequence": {"actions": [action("write", "write"), action("post", "post")]},
+        "decision:execution": (
+            replan("partial_replan", confidence=0.4, issues_found=["one"]),
+            replan("partial_replan", issues_found=["another"]),
+            go_on(),
+        ),
+        "revision": (revision(action("more", "shout")), revision(action("most", "shout"))),
+    }
+    asked: list[str] = []
+    async with VirtualClock() as clock:
+
+        async def ask(question: Question) -> Answer:
+            asked.append(question.refused)
+            await clock.sleep(100)
+            return Answer("approve", by="ada")
+
+        desk = Desk({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]})
+        planning = coordinator(Model(replies), clock, desk, gate=CallbackGate(ask))
+        await planning.execute_with_planning()
+    assert asked == [""]
+    assert planning.result.status == "succeeded"
+
+
 # Names
 
 

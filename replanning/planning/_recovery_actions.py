@@ -135,9 +135,10 @@ class ActionRecovery:
         reason = ruling.reason if decision is None else reason_of(decision)
         target = None if decision is None or not follows else decision.target_phase
         retries = decision is not None and decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        changes = self._replan(task, None if retries else target, reason, considered.replan_id)
+        asks = bool(ruling.questions) or ruling.kind == "ask"
+        changes = self._replan(task, None if retries else target, reason, considered.replan_id, asks=asks)
         way = way_of(changes, reason)
-        if ruling.questions or ruling.kind == "ask":
+        if asks:
             return self._asking(task, considered, way, None if retries else target)
         record = await executed_by_engine(session, self._request, considered, way)
         if record.result != "failure":
@@ -168,12 +169,15 @@ class ActionRecovery:
         again = any(change.kind == "retry" for change in way.changes)
         return f"it uses {tool!r} again, which may do harm" if again and spec is not None and spec.dangerous else ""
 
-    def _replan(self, task: TaskView, target: Phase | None, reason: str, replan: str) -> list[PlanChange]:
+    def _replan(
+        self, task: TaskView, target: Phase | None, reason: str, replan: str, *, asks: bool = False
+    ) -> list[PlanChange]:
         """What is done instead of a failed action: the same again, or the phases from a target on."""
         if target is None:
             return [RetryTask(task_id=task.id)]
         said: JsonObject = {"reason": reason, "replan": replan, "after": task.id}
-        return [ReplaceTask(task_id=task.id, tasks=again(self._session.run.live, target, said=said))]
+        agreed = task.id if asks else None
+        return [ReplaceTask(task_id=task.id, tasks=again(self._session.run.live, target, said=said, agreed=agreed))]
 
     def _no_way(self, task: TaskView, reason: str) -> Alternative:
         """What is done where no way on was found; a failed action is never passed over in silence (E1, E3)."""

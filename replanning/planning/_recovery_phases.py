@@ -39,7 +39,7 @@ class PhaseRecovery:
             if self._session.state.completion is None:  # else it says already how the run ends
                 self._session.intervene(f"{task.id} came to nothing: {reason}")
             return way_of([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
-        if not held.verdict:
+        if held.verdict in ("", "withdrawn"):  # in the latter case, what it was about has changed, and is asked anew
             return way_of(self._agreed(task.task, held), held.text, ask=held.text)
         return self._declined(task.task, held)
 
@@ -55,14 +55,14 @@ class PhaseRecovery:
         if phase is Phase.REFLECTION:
             return self._reflected(task, held, said)
         last = phase if phase is not None else Phase.ACTION_SEQUENCE
-        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=said))]
+        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=said, agreed=task.id))]
 
     def _reflected(self, task: Task, held: Held, said: JsonObject) -> list[PlanChange]:
         """The same for a reflection: the plan is revised, or it is looked at once more."""
         live, target = self._session.run.live, held.target
         once_more = accepted(live, task)
         metadata: JsonObject = {"planning": {"phase": Phase.REFLECTION.value, **said}}
-        tasks = () if target in (None, Phase.REFLECTION) else again(live, target, said=said)
+        tasks = () if target in (None, Phase.REFLECTION) else again(live, target, said=said, agreed=task.id)
         waits = tuple(one.id for one in tasks[-1:])
         once_more = once_more.model_copy(update={"metadata": metadata, "depends_on": waits})
         return [ReplaceTask(task_id=task.id, tasks=(*tasks, once_more))]

@@ -21,6 +21,9 @@ KEY: Final = "planning"
 _LONGEST: Final = 500
 """Characters of arguments that a person is shown."""
 
+_AGREED: Final = "~agreed"
+"""In the ids of tasks that come once a person agrees: until then no others may take these ids."""
+
 MAKING: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
 
@@ -115,14 +118,25 @@ def again(
     *,
     said: JsonObject,
     depends_on: Sequence[TaskId] = (),
+    agreed: TaskId | None = None,
 ) -> tuple[Task, ...]:
-    """The phases from a target on to the last one, as new tasks, each waiting for the one before."""
+    """The phases from a target on to the last one, as new tasks, each waiting for the one before.
+
+    Args:
+        live: the plan under way.
+        target: the first of them.
+        last: the last of them.
+        said: what is said of them.
+        depends_on: what the first one waits for.
+        agreed: the task about which a person must agree before they are put into the plan, if one must.
+    """
     view, tasks = PlanView(live), list[Task]()
     first = target if target in MAKING else Phase.ACTION_SEQUENCE
     for phase in MAKING[MAKING.index(first) : MAKING.index(last) + 1]:
         before = [tasks[-1].id] if tasks else depends_on
         told: JsonObject = {**said, "keeps": keeps_finished(target), "target": target.value}
-        tasks.append(phase_task(phase, view.fresh_id(TaskId(phase.value)), before, told))
+        base = phase.value if agreed is None else f"{phase.value}~after-{agreed}{_AGREED}"
+        tasks.append(phase_task(phase, view.fresh_id(TaskId(base)), before, told))
     return tuple(tasks)
 
 
@@ -143,7 +157,7 @@ def accepted(live: LivePlan, task: Task) -> Task:
     phase = phase_of(task)
     assert phase is not None
     said = {name: value for name, value in about(task).items() if name in ("keeps", "target", "reason")}
-    return phase_task(phase, PlanView(live).fresh_id(task.id), (), {**said, "accept": task.id})
+    return phase_task(phase, PlanView(live).fresh_id(TaskId(f"{task.id}{_AGREED}")), (), {**said, "accept": task.id})
 
 
 def reflection_of(live: LivePlan) -> TaskId | None:
