@@ -10,7 +10,7 @@ from replanning.cli._output import plain
 from replanning.cli._progress import Display
 from replanning.events import AttemptFailed, PlanningNoted, TriggerEvent
 from replanning.interfaces import JsonObject
-from replanning.planning._session import PlanningHeld
+from replanning.planning._people import PlanningHeld
 
 
 def teller(display: Display) -> Callable[[object], None]:

@@ -8,8 +8,9 @@ from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, Task
 from replanning.planning._building import problems_of
 from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
+from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
-from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._session import REPAIRS, Session
 from replanning.planning._steps import about
 
 _CANNOT: Final = "cannot"

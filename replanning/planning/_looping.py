@@ -12,8 +12,9 @@ from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
 from replanning.planning._building import missing_arguments, problems_of_use
 from replanning.planning._outputs import FunctionCall, StepReply, Summary, parse_reply
+from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
-from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._session import REPAIRS, Session
 from replanning.planning._steps import about, is_action, phase_task, use_of
 
 

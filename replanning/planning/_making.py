@@ -21,10 +21,11 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
+from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
 from replanning.planning._sequencing import finished_before, sequence
-from replanning.planning._session import REPAIRS, PlanningFailed, Session
+from replanning.planning._session import REPAIRS, Session
 from replanning.planning._standing import finished
 from replanning.planning._state import LIKELY, PlanVersion, Why
 from replanning.planning._steps import about, again, install, phase_of, phase_task, use_of

@@ -10,11 +10,12 @@ from replanning._states import TaskState
 from replanning._view import TaskView
 from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._limits import Cause
+from replanning.planning._people import PlanningFailed, PlanningHeld
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._recovery_phases import assumes, tell_declined, way_of
 from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration, DecisionRecord
-from replanning.planning._session import PlanningFailed, PlanningHeld, Session
+from replanning.planning._session import Session
 from replanning.planning._state import Held, Why
 from replanning.planning._steps import about, again
 

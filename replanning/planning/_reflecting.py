@@ -10,7 +10,8 @@ from replanning._errors import BudgetExceeded, LLMError
 from replanning._plan import JsonObject, JsonValue
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._outputs import Reflection, ReflectionReply, parse_reply
-from replanning.planning._session import PlanningFailed, Session
+from replanning.planning._people import PlanningFailed
+from replanning.planning._session import Session
 
 _LONGEST: Final = 100_000
 """Characters of text that is looked at for being JSON."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
@@ -19,13 +19,13 @@ from replanning._settings import Settings
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
 from replanning.planning._manager import Apply, ReplanManager, explained
-from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
+from replanning.planning._people import People, PlanningFailed
 from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning._request import TaskRequest, request_of
-from replanning.planning._standing import Standing, executed, finished, output_of
-from replanning.planning._state import Held, PlanningState, Why
+from replanning.planning._standing import Standing, executed, output_of
+from replanning.planning._state import PlanningState
 from replanning.planning._steps import about, is_loop
 from replanning.planning._templates import prompt_templates
 
@@ -38,14 +38,6 @@ _LONGEST: Final = 2_000
 Answer = TypeVar("Answer")
 
 
-class PlanningFailed(ReplanningError):
-    """A phase has come to nothing, and the run with it."""
-
-
-class PlanningHeld(ReplanningError):
-    """A task cannot go on until a person has decided; what they are asked is on record."""
-
-
 class ToolNotAllowed(ReplanningError):
     """An action is to use a tool that may not be used."""
 
@@ -54,7 +46,7 @@ class UnexpectedResult(ReplanningError):
     """An action was executed, but it did not come to what it is for."""
 
 
-class Session:
+class Session(People):
     """What the phases, the actions and the recovery of one run share.
 
     Args:
@@ -172,95 +164,7 @@ class Session:
         """Tell the model which tools are available now."""
         self.prompts.tools = tuple(self.available().values())
 
-    # What a person must decide
-
-    def hold(
-        self,
-        task: TaskId,
-        why: Why,
-        text: str,
-        *,
-        target: Phase | None,
-        considered: Consideration | None,
-        risk: str = "",
-    ) -> NoReturn:
-        """Stop a task until a person has decided.
-
-        Raises:
-            PlanningHeld: always.
-        """
-        decision = considered.decision if considered is not None else None
-        minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
-        held = Held(
-            task=task,
-            why=why,
-            text=text,
-            target=target,
-            questions=considered.ruling.questions if considered is not None and why == "clarification" else (),
-            assumptions=tuple(getattr(decision, "assumptions_to_make", ())),
-            risk=risk,
-            due=self.clock.now() + 60 * minutes,
-            considered=considered,
-        )
-        self.note("held", held.model_dump(mode="json"))
-        raise PlanningHeld(text)
-
-    def no_way(
-        self, task: TaskId, reason: str, *, target: Phase | None = None, recommendations: tuple[str, ...] = ()
-    ) -> None:
-        """Do what is to be done where a replan is wanted, cannot be, and no other way was found (E1).
-
-        Args:
-            task: the task that it is about.
-            reason: why there is no way on.
-            target: the phase that is done again if a person agrees; None where what there is counts then.
-            recommendations: what they might do.
-
-        Raises:
-            PlanningHeld: a person decides.
-            PlanningFailed: the run ends.
-        """
-        match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
-            case "assume":
-                text = f"{reason}: what there is counts" if target is None else reason
-                self.assume([text])
-            case "wait":
-                self.intervene(reason, recommendations)
-                self.hold(task, "no_alternative", reason, target=target, considered=None)
-            case _:
-                self.intervene(reason, recommendations)
-                raise PlanningFailed(reason)
-
-    def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:
-        """Put on record that a person must look after this, and where things stand (J36)."""
-        done, failed = finished(self.run.live)
-        counts = self.manager.counts
-        summary = InterventionSummary(
-            goal_achieved=False,
-            tasks_completed=done,
-            tasks_failed=failed,
-            key_outcomes=outcomes,
-            revision_attempts=counts.plan_revisions,
-            reason=sayable(reason),
-            current_state=f"actions done: {done}, failed: {failed}; replans made: {counts.total}",
-            recommendations=recommendations,
-        )
-        self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))
-
-    def leave_to_person(
-        self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
-    ) -> NoReturn:
-        """Have a person decide whether what there is will do.
-
-        Raises:
-            PlanningHeld: always.
-        """
-        self.intervene(reason, recommendations, outcomes)
-        self.hold(task, "intervention", f"{reason}; is what there is good enough?", target=None, considered=None)
-
-    def assume(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
-        """Put on record what is assumed, and which questions nobody has answered."""
-        self.note("assumed", {"questions": [*questions], "assumptions": [*assumptions]})
+    # What is decided
 
     async def judge(self, task: TaskId, phase: Phase, given: JsonObject, cause: Cause | None = None) -> Consideration:
         """Whether to replan after a task; not asked again where the run was interrupted after that."""
