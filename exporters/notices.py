@@ -49,7 +49,7 @@ class FileNotifier(Notifier):
         return cls(target)
 
     def attach(self, surroundings: Surroundings) -> None:
-        """Likewise; comments are dated by this clock."""
+        """Do as every notifier does, and date comments by this clock."""
         super().attach(surroundings)
         self._board = Board(FileForge(self.endpoint, clock=surroundings.clock))
 
