@@ -12,9 +12,11 @@ import venv
 from importlib.util import find_spec
 from pathlib import Path
 
+import anyio
 import pytest
 
-from replanning import Plan
+from replanning import Plan, ReplanningEngine
+from replanning.tools import ToolExecutor
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 REPAIRED = "{'read': 'to be or not to be', 'count': 6}"
@@ -128,7 +130,37 @@ def test_plugin_is_used(elsewhere: Path, tmp_path: Path) -> None:
     assert "patience: it may work in a minute" in told(elsewhere, tmp_path, "why", "r1")
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+PLANS = sorted(set(EXAMPLES.glob("*.yaml")) - {EXAMPLES / "coding-tools.yaml"})
+CODING = r"""
+goal: {objective: Write a file and keep it}
+sequential: true
+tasks:
+  - {id: write, tool: write-file, arguments: {path: a.txt, text: "it's $HOME; \"quoted\""}}
+  - {id: list, tool: list-files}
+  - {id: read, tool: read-file, arguments: {path: a.txt}}
+  - {id: commit, tool: commit, arguments: {message: "one; two"}}
+"""
+
+
+async def test_tools_for_coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools for work on a repository write, list, read and commit, and committing counts as dangerous."""
+    for name, value in {"AUTHOR": "a", "COMMITTER": "a"}.items():
+        monkeypatch.setenv(f"GIT_{name}_NAME", value)
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b")
+    monkeypatch.chdir(tmp_path)
+    await anyio.run_process(["git", "init", "-q"])
+    plan = Plan.parse(f"{CODING}{(EXAMPLES / 'coding-tools.yaml').read_text()}")
+    async with ToolExecutor(plan) as work:
+        result = await ReplanningEngine([]).execute(plan, work)
+    assert result.status == "succeeded", result.reason
+    outputs = [result.outputs[name]["stdout"] for name in ("list", "read")]
+    assert outputs == ["a.txt", 'it\'s $HOME; "quoted"']
+    log = await anyio.run_process(["git", "log", "--format=%s"])
+    assert log.stdout.decode() == "one; two\n"
+    assert [tool.name for tool in plan.tools if tool.dangerous] == ["commit"]
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
 def test_plans_are_valid(path: Path) -> None:
     """Every plan file among the examples loads."""
     assert Plan.load(path).tasks
