@@ -225,17 +225,14 @@ async def test_z44_feedback_supersedes_what_is_asked() -> None:
 
 
 async def test_z44_a_question_stays_answerable_whatever_else_is_replanned() -> None:
-    """While a person is asked about one action, another is replanned: what they were asked about can still be agreed to."""
+    """While a person is asked about a new plan, another action fails and is replanned: what was asked can be agreed to."""
     apart: JsonObject = {"subtasks": [{"id": "write", "description": "Write"}, {"id": "post", "description": "Post"}]}
+    causes = (replan("partial_replan", issues_found=["one"]), replan("partial_replan", issues_found=["another"]))
     replies: Replies = {
         "task_decomposition": apart,
         "action_sequence": {"actions": [action("write", "write"), action("post", "post")]},
-        "decision:execution": (
-            replan("partial_replan", confidence=0.4, issues_found=["one"]),
-            replan("partial_replan", issues_found=["another"]),
-            go_on(),
-        ),
-        "revision": (revision(action("more", "shout")), revision(action("most", "shout"))),
+        "decision:execution": (*causes, go_on()),
+        "revision": (revision(action("more", "wipe")), revision(action("most", "shout"))),
     }
     asked: list[str] = []
     async with VirtualClock() as clock:
@@ -245,10 +242,15 @@ async def test_z44_a_question_stays_answerable_whatever_else_is_replanned() -> N
             await clock.sleep(100)
             return Answer("approve", by="ada")
 
-        desk = Desk({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]})
-        planning = coordinator(Model(replies), clock, desk, gate=CallbackGate(ask))
+        class Late(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(10 if task.tool == "post" else 0)
+                return await super().__call__(task, context)
+
+        desk = Late({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]})
+        planning = coordinator(Model(replies), clock, desk, tools=RISKY, gate=CallbackGate(ask))
         await planning.execute_with_planning()
-    assert asked == [""]
+    assert set(asked) == {""}
     assert planning.result.status == "succeeded"
 
 

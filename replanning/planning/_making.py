@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from replanning._changes import AddTask
-from replanning._errors import BudgetExceeded, LLMError
+from replanning._errors import BudgetExceeded, LLMError, PlanError
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
@@ -211,7 +211,12 @@ class Making:
         prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
         while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
             prefix = f"v{number}.{prefix}"
-        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        try:
+            made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        except PlanError:
+            if about(task).get("accept") and state.plan is not None:
+                return  # another plan has come between while a person was asked, and counts
+            raise
         if any(one.id in live for one in made):  # such as a subtask that is called like a phase
             prefix = f"v{number}.{prefix}"
             made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
