@@ -81,16 +81,16 @@ class Making:
     async def _output(self, phase: Phase, task: Task) -> JsonObject:
         match phase:
             case Phase.GOAL_UNDERSTANDING:
-                return await self.understand(task)
+                return await self._understand(task)
             case Phase.TASK_DECOMPOSITION:
-                return await self.decompose(task)
+                return await divide(self._session, task)
             case Phase.ACTION_SEQUENCE:
-                return await self.sequence(task)
-        return await self.reflect(task)
+                return await sequence(self._session, task)
+        return await self._sum_up(task)
 
     # The phases
 
-    async def understand(self, task: Task) -> JsonObject:
+    async def _understand(self, task: Task) -> JsonObject:
         """What the goal is; where the model says that it is unclear, what it could infer, and why (J31)."""
         session = self._session
         given = session.basis(task)
@@ -104,15 +104,7 @@ class Making:
             understood = reply.goal_understanding.model_dump(mode="json")
         return understood if reply.error is None else {**understood, "unclear": reply.error.model_dump(mode="json")}
 
-    async def decompose(self, task: Task) -> JsonObject:
-        """The subtasks; a goal that cannot be taken apart as it is calls for a coarser split, then another way (J32)."""
-        return await divide(self._session, task)
-
-    async def sequence(self, task: Task) -> JsonObject:
-        """The actions, which fit subtasks and tools, and bring something new where a plan is replaced."""
-        return await sequence(self._session, task)
-
-    async def reflect(self, task: Task) -> JsonObject:
+    async def _sum_up(self, task: Task) -> JsonObject:
         """Whether the goal was achieved; where nobody can tell, that is what comes of it (E5)."""
         session = self._session
         given = session.basis(task)
