@@ -25,7 +25,7 @@ from replanning._changes import (
 from replanning._checks import check_task
 from replanning._errors import Problem
 from replanning._ids import TaskId
-from replanning._plan import Task
+from replanning._plan import PLANNING_KEY, JsonObject, Task
 from replanning._soundness import unsound
 from replanning._staging import Edge, Staging
 from replanning._states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
@@ -305,10 +305,23 @@ def _standing(task: Task, state: TaskState) -> str:
 
 def task_line(task: Task) -> str:
     """A task in one line: its id and the fields that say something, written as in a plan."""
-    fields = task.model_dump(mode="json", exclude_defaults=True)
-    lead = fields.pop("id")
     rest = ", ".join(
         f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in fields.items()
+        for name, value in telling_fields(task).items()
     )
-    return f"{lead}: {rest}" if rest else str(lead)
+    return f"{task.id}: {rest}" if rest else task.id
+
+
+def telling_fields(task: Task) -> JsonObject:
+    """The fields of a task that say something to people, but for its id.
+
+    Of what planning mode notes of a task, that is the tool and the arguments it will be used with, where the task itself
+    names no tool yet.
+    """
+    fields: JsonObject = task.model_dump(mode="json", exclude_defaults=True, exclude={"id"})
+    metadata = fields.get("metadata")
+    if isinstance(metadata, dict) and isinstance(planned := metadata.pop(PLANNING_KEY, None), dict):
+        fields |= {name: planned[name] for name in ("tool", "arguments") if name in planned and task.tool is None}
+        if not metadata:
+            del fields["metadata"]
+    return fields

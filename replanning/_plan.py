@@ -210,6 +210,10 @@ class Fallback(TaskBody):
     """A task without an id, ready to take the place of the one that declares it."""
 
 
+PLANNING_KEY: Final = "planning"
+"""Where the metadata of a task says what it is in planning mode."""
+
+
 class Task(TaskBody):
     """One step of a plan."""
 

@@ -784,6 +784,19 @@ def test_diff() -> None:
     assert run.live.diff(new) == "+ y [PENDING]"
 
 
+def test_diff_of_what_planning_mode_notes() -> None:
+    """Of what planning mode notes of a task the diff shows tool and arguments alone, and all other metadata."""
+    run = kept(Task(id="a"))
+    said = {"by": "action_sequence", "tool": "post", "arguments": {"text": "hi"}}
+    planned = Task(id="b", metadata={"planning": said})
+    noted = Task(id="c", tool="dig", metadata={"planning": said, "owner": "eve"})
+    lines = run.live.diff([AddTask(task=planned), AddTask(task=noted)]).splitlines()
+    assert lines == [
+        '+ b: tool: post, arguments: {"text": "hi"} [PENDING]',
+        '+ c: tool: dig, metadata: {"owner": "eve"} [PENDING]',
+    ]
+
+
 # Cost
 
 

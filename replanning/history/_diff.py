@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning._changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
+from replanning._draft import telling_fields
 from replanning._plan import Goal, JsonObject, JsonValue, Plan, Task, ToolSpec
 from replanning.history._words import change_line, plain
 
@@ -118,9 +119,7 @@ def change_json(change: PlanChange) -> JsonObject:
 
 
 def _line(task: Task) -> str:
-    fields = _document(task)
-    fields.pop("id")
-    rest = ", ".join(f"{name}: {_shown(value)}" for name, value in fields.items())
+    rest = ", ".join(f"{name}: {_shown(value)}" for name, value in telling_fields(task).items())
     return plain(f"{task.id}: {rest}" if rest else task.id)
 
 

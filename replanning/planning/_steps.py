@@ -10,13 +10,10 @@ from replanning._changes import AddTask, PlanChange, SkipTask
 from replanning._entries import Entry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
-from replanning._plan import Goal, JsonObject, Plan, Task
+from replanning._plan import PLANNING_KEY, Goal, JsonObject, Plan, Task
 from replanning._states import STUCK, WAITING, TaskState
 from replanning._view import PlanView
 from replanning.planning._phases import Phase, carried_over, keeps_finished
-
-KEY: Final = "planning"
-"""Where the metadata of a task says what it is in planning mode."""
 
 _LONGEST: Final = 500
 """Characters of arguments that a person is shown."""
@@ -38,7 +35,7 @@ _GOALS: Final[Mapping[Phase, str]] = {
 
 def about(task: Task) -> JsonObject:
     """What the metadata of a task says of it in planning mode."""
-    found = task.metadata.get(KEY)
+    found = task.metadata.get(PLANNING_KEY)
     return found if isinstance(found, dict) else {}
 
 
@@ -62,7 +59,7 @@ def is_action(task: Task) -> bool:
 
 def phase_task(phase: Phase, name: TaskId, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
     """A task that is a phase; what is said of it tells it from one before."""
-    metadata: JsonObject = {KEY: {"phase": phase.value, **(said or {})}}
+    metadata: JsonObject = {PLANNING_KEY: {"phase": phase.value, **(said or {})}}
     return Task(id=name, goal=_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
 
 
