@@ -7,6 +7,8 @@ from typing import ClassVar, TypeVar
 
 import anyio
 
+from replanning._errors import ReplanningError
+
 Answer = TypeVar("Answer")
 
 
@@ -37,9 +39,9 @@ def is_cancelled() -> bool:
 
 
 def described(error: BaseException) -> str:
-    """What `repr` says of an error, also of one that fails to say it."""
+    """The sentence of an error of ours, and what `repr` says of others, also of one that fails to say it."""
     try:
-        return repr(error)
+        return str(error) if isinstance(error, ReplanningError) else repr(error)
     except Exception:  # noqa: BLE001 - it is others' code
         return f"{type(error).__name__}, which cannot be shown"
 

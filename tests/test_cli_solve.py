@@ -161,6 +161,18 @@ def test_a_plan_is_printed_and_saved_and_runs(repository: Path) -> None:
     assert (repository / "test_sums.py").read_text() == TEST
 
 
+def test_j13_completion_for_programs(repository: Path) -> None:
+    """With `--json`, what the model says at the end stands beside how the run came out, and nothing else is printed."""
+    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
+    replies: Replies = {"task_decomposition": {"subtasks": [subtask("test")]}, "action_sequence": actions}
+    with ScriptedLLMServer(Service(replies)) as server:
+        options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai", "--json")
+        told = json.loads(cli(repository, "solve", *options, **server.environ()).stdout)
+
+    assert (told["status"], told["exit_code"]) == ("succeeded", 0)
+    assert told["completion"]["summary"]["goal_achieved"] is True
+
+
 def test_what_waits_for_a_person_is_resumed(repository: Path) -> None:
     """A goal that was not achieved ends with code 4; a person approves elsewhere, and resume takes the run up again."""
     actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}

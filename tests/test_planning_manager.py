@@ -250,7 +250,7 @@ async def test_e2_one_repair_prompt() -> None:
     """A reply that cannot be used is shown to the model once, with what is wrong and no more of it than fits."""
     desk = Desk("x" * 9000, says("none"))
     considered = await desk.consider()
-    assert considered.ruling.reason == "nothing is to be done again"
+    assert considered.ruling.reason == "the model sees no need to replan"
     repair = desk.prompts.requests[1]
     assert (repair.reply, repair.problem[:31]) == ("x" * 4000, "the reply holds no JSON object;")
     assert len(desk.manager.records) == 1

@@ -22,7 +22,7 @@ from replanning.cli._options import ExitCode, as_text
 from replanning.cli._output import plain, say, show_json
 from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
-from replanning.cli._render import Summary
+from replanning.cli._render import Summary, as_json
 from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
@@ -216,9 +216,12 @@ Start = Callable[[PlanningCoordinator], Awaitable[object]]
 
 def _solved(task: Task, options: RunOptions, start: Start, context: JsonObject) -> int:
     summary, completion = _carry_out(task, options, start, context)
-    if not options.json and completion is not None:
+    if options.json:
+        show_json({**as_json(summary), "completion": completion})
+        return int(summary.exit_code)
+    if completion is not None:
         _show_completion(completion)
-    return report(summary, json=options.json)
+    return report(summary, json=False)
 
 
 def _show_completion(completion: JsonObject) -> None:

@@ -327,7 +327,7 @@ def rule(decision: ReplanDecision, limits: Limits, counts: Counts, cause: Cause)
     questions = _questions(decision, limits, counts)
     kind = decision.replan_type
     if kind is ReplanType.NONE:
-        return Ruling("continue", "nothing is to be done again", questions=questions)
+        return Ruling("continue", "the model sees no need to replan", questions=questions)
     if kind is ReplanType.RETRY and cause.action is None:
         return Ruling("continue", "there is no action that could be retried", questions=questions)
     mark = fingerprint(decision, cause)
