@@ -55,7 +55,10 @@ async def test_unknown_tool(tool: str | None, message: str):
     ("kind", "message"),
     [
         (None, "tool 't' cannot be run: it states no `kind`; known are ['http', 'mcp', 'python', 'shell']"),
-        ("agent", "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'mcp', 'python', 'shell']"),
+        (
+            "agent",
+            "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'mcp', 'python', 'shell']",
+        ),
     ],
 )
 async def test_unknown_kind(kind: str | None, message: str):
