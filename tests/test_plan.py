@@ -11,6 +11,8 @@ from replanning._checks import check_task
 from replanning._errors import PlanError, UnknownTask
 from replanning._ids import TaskId
 from replanning._plan import Fallback, Goal, JsonObject, Plan, Retry, Task, ToolSpec
+from replanning._servers import McpServer
+from replanning._wording import Hints
 
 GOAL = {"objective": "ship it"}
 
@@ -613,3 +615,25 @@ def test_another_goal() -> None:
     with pytest.raises(PlanError) as caught:
         goal.changed({"facts": 5, "colour": "red"})
     assert [problem.place for problem in caught.value.problems] == ["facts", "colour"]
+
+
+def test_optional_parameters():
+    """A parameter that may be left out may be; one that is named so and does not exist is refused."""
+    tool = {"name": "t", "parameters": {"a": "string", "b": "string"}, "optional": ["b"]}
+    assert plan_of({"id": "x", "tool": "t", "arguments": {"a": "1"}}, tools=[tool]).tools[0].optional == ("b",)
+    wrong = problems_of({"id": "x", "tool": "t", "arguments": {"a": "1"}}, tools=[{**tool, "optional": ["bb"]}])
+    assert wrong == [
+        ("tools[0].optional", "tool 't': 'bb' is no parameter of it; did you mean 'b'?"),
+        ("tasks[0].arguments", "task 'x': tool 't' needs the argument 'b' (string)"),
+    ]
+
+
+def test_commands_of_servers_are_words():
+    """The command of a server holds no NUL, which no program can be given."""
+    assert McpServer(command=("a\0",)).problems() == ["its command holds the character NUL"]
+
+
+def test_near_names_are_not_looked_for_without_end():
+    """Where looking for near names would take long, none is named."""
+    assert Hints()("aa", [f"a{n}" for n in range(20_001)]) == ""
+    assert Hints()("aa", ["a"]) == "; did you mean 'a'?"

@@ -204,6 +204,8 @@ async def test_g8_ticks_of_finished_tasks_are_kept(kind: str, replies: Replies) 
     new = begun(records, 2)
     assert ticks(new) == {"write": True, "post": False}
     assert PlanningProgress.of(records).plans[-1].done == 2
+    assert repr(PlanningProgress()) == "<PlanningProgress no plan>"
+    assert repr(PlanningProgress.of(records)).startswith("<PlanningProgress 2/")
 
 
 async def test_g8_a_plan_revision_keeps_ticks() -> None:

@@ -13,6 +13,7 @@ from replanning.errors import UnknownRun
 from replanning.events import Contained, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.history import MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
+from replanning.planning._history_lines import HistoryLines
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.history_parts import ISSUE, Freeing, in_order, in_the_way, of_type, solved, solving, written
 from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision, summary
@@ -350,3 +351,27 @@ async def test_f11_a_plan_that_is_there_is_continued(tmp_path: Path) -> None:
     assert plan["plan"]["action_plan"] == noted[0]["action_plan"]
     assert isinstance(list(store.read(RUN))[-1].body, RunEnded)
     assert PlanningState.of(store.read(RUN)).plan is not None
+
+
+async def test_f1_a_replan_that_changes_no_plan(tmp_path: Path) -> None:
+    """A decision is written when the next is made, where no revision has come of it."""
+    planning = await solved(model, tmp_path, desk=desk())
+    records = list(planning.engine.store.read(RUN))
+    notes = [(r, r.body.data) for r in records if isinstance(r.body, PlanningNoted) and r.body.type == "replan"]
+    (done, said), *_ = [(r, d["record"]) for r, d in notes if isinstance(d["record"], dict) and d["record"]["executed"]]
+    assert isinstance(said, dict)
+    others = [(r, d["considered"]) for r, d in notes if r.seq > done.seq and isinstance(d["considered"], dict)]
+    other = next(r for r, d in others if d["replan_id"] != said["replan_id"])
+    lines = HistoryLines()
+    assert repr(lines) == "<HistoryLines of no run of planning mode after record 0>"
+    assert [line["type"] for record in (records[0], done) for line in lines.take(record)] == []
+    first, *_ = lines.take(other)
+    assert (first["type"], first["replan_id"]) == ("replan_decision", said["replan_id"])
+
+
+async def test_f5_what_a_revision_leaves_out(tmp_path: Path) -> None:
+    """What is in the plan before and not in the one after is told as removed."""
+    replies: Replies = {"decision:execution": replan("partial_replan"), "revision": revision(action("shout", "shout"))}
+    await solved(Model(replies), tmp_path, desk=Desk({"post": [MISSING]}))
+    (told,) = of_type("revision", written(tmp_path))
+    assert told["changes"] == [{"change": "added", "task_id": "shout"}, {"change": "removed", "task_id": "post"}]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replanning import ToolSpec
 from replanning._planning_settings import PlanningSettings
-from replanning.interfaces import JsonObject
+from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
     ALLOWED,
     Cause,
@@ -391,3 +391,25 @@ def test_a3_whatever_the_data_a_prompt_keeps_its_size_and_its_form(told, times, 
         assert len(prompt) <= size
         assert sections(prompt).keys() <= {*GIVEN, "tools", "other"}
         assert prompt_templates()[name][:40] in prompt[prompt.rindex("\n</") :]
+
+
+def test_what_is_no_json_is_told_as_well_as_it_can_be():
+    """Numbers that are none, and nesting without end, are told in a form that is JSON."""
+    told: JsonObject = {"context": {"number": float("nan"), "deep": nested(2_000)}}
+    assert sections(builder().wanted("completion", told))["context"]
+
+
+def test_a_long_run_of_prompts_keeps_no_more_than_it_needs():
+    """However many different things are told, they are told as they are."""
+    writer = builder()
+    for number in range(0, 4_000, 40):
+        told = {"executed": [{"task": f"t{n}"} for n in range(number, number + 40)]}
+        assert {"task": f"t{number + 39}"} in sections(writer.wanted("completion", told))["executed"]
+
+
+def nested(depth: int) -> JsonValue:
+    """Lists in lists."""
+    value: JsonValue = "end"
+    for _ in range(depth):
+        value = [value]
+    return value

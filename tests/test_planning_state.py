@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from replanning import Goal, Plan, Task, ToolSpec
+from replanning._live import LivePlan
 from replanning.errors import LLMReplyInvalid
-from replanning.events import PlanningNoted, Record
+from replanning.events import PlanningNoted, Record, ResourceUpdated
 from replanning.interfaces import JsonObject
 from replanning.planning import PlanningState
 from replanning.planning._outputs import StepReply, parse_reply
@@ -41,3 +43,12 @@ def test_a_step_says_one_thing() -> None:
 def test_where_the_execution_stands() -> None:
     """What is known of the execution says in a line how many errors there were, and how many tools are down."""
     assert repr(Standing()) == "<Standing 0 errors, 0 in a row, 0 down>"
+
+
+def test_what_is_available_again_is_not_down() -> None:
+    """A tool that has come back is no longer told as down."""
+    live = LivePlan(Plan(goal=Goal(objective="x"), tools=(ToolSpec(name="dig"),), tasks=(Task(id="a", tool="dig"),)))
+    standing = Standing()
+    for seq, available in enumerate((False, True), 1):
+        standing.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")), live)
+        assert standing.down == ({} if available else {"dig": "worn out"})
