@@ -342,21 +342,24 @@ def test_e4_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> Non
     assert any("Words of one syllable" in prompt for prompt in prompts)
 
 
-def test_a_run_that_was_given_up_is_not_told_again(repository: Path) -> None:
-    """After a wrong key the same command with the right one does not repeat the old failure, but says how to go on."""
+def test_a_model_that_cannot_be_asked_is_tried_again(repository: Path) -> None:
+    """After a wrong key the run waits: with the right one it goes on once a person says so, and it ends once they do not."""
     service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
     options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
     with ScriptedLLMServer(service) as server:
         environ = server.environ()
-        wrong = cli(repository, *options, "--run-id", "r", **environ | {"OPENAI_API_KEY": ""})
-        again = cli(repository, *options, "--run-id", "r", **environ)
-        other = cli(repository, *options, "--run-id", "r2", **environ)
+        for run, verdict in {"r": "approve", "given-up": "reject"}.items():
+            wrong = cli(repository, *options, "--run-id", run, **environ | {"OPENAI_API_KEY": ""})
+            assert wrong.returncode == 4, wrong.stderr
+            assert "look at OPENAI_API_KEY" in wrong.stderr
+            assert "try 'goal_understanding' again?" in wrong.stderr
+            assert cli(repository, verdict, f"{run}.q1").returncode == 0
+        resumed = cli(repository, "resume", "r", **environ)
+        over = cli(repository, "resume", "given-up", **environ)
 
-    assert wrong.returncode == 1, wrong.stderr
-    assert "look at OPENAI_API_KEY" in wrong.stdout
-    assert again.returncode == 2
-    assert "run 'r' is over: it was aborted; another --run-id solves the goal anew" in again.stderr
-    assert other.returncode == 0, other.stderr
+    assert resumed.returncode == 0, resumed.stderr
+    assert over.returncode == 1, over.stderr
+    assert "requires_human_intervention" in over.stdout + over.stderr
 
 
 def test_a_plan_that_could_not_be_saved_is_not_paid_for(repository: Path) -> None:

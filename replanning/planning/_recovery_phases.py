@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, SkipTask
+from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning._view import TaskView
+from replanning.planning._people import PlanningHeld
 from replanning.planning._phases import Phase
 from replanning.planning._session import Session
 from replanning.planning._state import Held
@@ -16,6 +18,13 @@ from replanning.planning._steps import about, accepted, again, again_step, phase
 
 _SURE: Final = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
+
+
+_UNASKABLE: Final = ("LLMUnavailable", "LLMTimedOut", "LLMRejected")
+"""Failures of a phase that say nothing of the goal: the model was not there, or took no request."""
+
+_MOST_TRIES: Final = 10
+"""How often a phase is begun whose model cannot be asked, however often a person wants it."""
 
 
 class PhaseRecovery:
@@ -34,6 +43,8 @@ class PhaseRecovery:
     def way(self, task: TaskView) -> Alternative | None:
         """A phase that waits for a person, or has come to nothing."""
         held = self._session.state.held.get(task.id)
+        if (once_more := self._once_more(task, held)) is not None:
+            return once_more
         if held is None:
             reason = task.failure.message if task.failure is not None else "it failed"
             if self._session.state.completion is None:  # else it says already how the run ends
@@ -42,6 +53,20 @@ class PhaseRecovery:
         if held.verdict in ("", "withdrawn"):  # in the latter case, what it was about has changed, and is asked anew
             return way_of(self._agreed(task.task, held), held.text, ask=held.text)
         return self._declined(task.task, held)
+
+    def _once_more(self, task: TaskView, held: Held | None) -> Alternative | None:
+        """The same again, once a person says so, where the model could not be asked: what was planned so far is kept."""
+        failure = task.failure
+        if failure is None or failure.type not in _UNASKABLE or task.attempts >= _MOST_TRIES:
+            return None
+        if held is not None and (held.why != "intervention" or held.verdict == "reject"):
+            return None
+        again = f"once the model can be asked: try {task.id!r} again?"
+        if held is None or held.verdict:
+            with suppress(PlanningHeld):
+                text = f"{failure.message}; {again}"
+                self._session.hold(task.id, "intervention", text, target=None, considered=None)
+        return way_of([RetryTask(task_id=task.id)], again, ask=again)
 
     def _agreed(self, task: Task, held: Held, **more: bool) -> list[PlanChange]:
         """What is done when a person agrees."""
