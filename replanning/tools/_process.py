@@ -70,15 +70,16 @@ async def run_process(launch: Launch) -> Finished:
         TooMuchOutput: it printed more than allowed; it was stopped.
         OSError: it cannot be started.
     """
-    process = await anyio.open_process(
-        launch.argv,
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        cwd=launch.cwd,
-        env=launch.environ,
-        start_new_session=True,
-    )
+    with anyio.CancelScope(shield=True):  # asyncio loses a process while whose start it is cancelled
+        process = await anyio.open_process(
+            launch.argv,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=launch.cwd,
+            env=launch.environ,
+            start_new_session=True,
+        )
     output = _Output(launch.output_limit)
     try:
         launch.note(process.pid)
