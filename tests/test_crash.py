@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
-from replanning.errors import RunOwned
+from replanning.errors import RunOwned, StoreError
 from replanning.events import AttemptStarted, ProcessStarted, Record, RunResumed
 from replanning.history import MemoryStore, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
-from tests.crash import RUN, STORES, campaign, journal, started, text
+from tests.crash import RUN, STORES, campaign, journal, spin, started, text
 from tests.parts import plan
 from tests.resume_parts import cut, through
 
@@ -69,10 +69,9 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     with started(kind, tmp_path, lease="0.2") as process:
         process.go()
         next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
-        process.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WNOWAIT)
+        suspend(process)
         with closing(STORES[kind](tmp_path / "history")) as store:
-            store.release(patiently(lambda: store.acquire(RUN, "another", Environment().clock.now(), 30.0)))
+            store.release(taken_over(store, process))
         with started(kind, tmp_path) as heir:
             heir.go()
             inherited = heir.finish()
@@ -84,6 +83,25 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     assert (inherited["status"], said["status"]) == ("succeeded", "paused")
     assert "another process has taken the run over: run 'run-1' is no longer owned under lease 1" in said["reason"]
     assert list(map(text, journal(kind, tmp_path))) == whole
+
+
+def suspend(process):
+    """Stop a process where it is."""
+    process.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED)
+
+
+def taken_over(store, process):
+    """Take the run of a process that is suspended; one that holds the file locked is suspended a little later."""
+    while True:
+        try:
+            return patiently(lambda: store.acquire(RUN, "another", Environment().clock.now(), 30.0))
+        except StoreError as error:
+            if isinstance(error, RunOwned) or "kept the file locked" not in str(error):
+                raise
+            process.process.send_signal(signal.SIGCONT)
+            spin(0.01)
+            suspend(process)
 
 
 def patiently(acquire):
