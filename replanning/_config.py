@@ -1,8 +1,7 @@
 """Settings from arguments, the environment, a person's own and a file, checked as a whole and each with its source.
 
-The sources are ours rather than those of pydantic-settings: each value must be told with its line, variable or server
-when it is wrong or shown, types are held to those of JSON, and variables name settings of inner sections. What would be
-left to it is the merge, which is one line here, and importing it would take a third of a second of each command.
+Variables are read by pydantic-settings, by which every setting has one. The file is not: what is wrong in it, and what
+holds, is told with its line, and `"1"` is no number there.
 """
 
 from __future__ import annotations

@@ -3,70 +3,48 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from replanning._config_keys import Given, keys
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
+
+from replanning._config_keys import Given, flat, keys, types
 from replanning._errors import Problem
 from replanning._plan import JsonValue
+from replanning._settings import Settings
+from replanning._wording import place
 
-_FLAGS: Final[Mapping[str, bool]] = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
+_PREFIX: Final = "REPLANNING_"
+_DELIMITER: Final = "__"
 
-
-def _flag(text: str) -> JsonValue:
-    return _FLAGS.get(text.lower(), text)
-
-
-def _number(text: str) -> JsonValue:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _whole(text: str) -> JsonValue:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def _text(text: str) -> JsonValue:
-    return text
-
-
-def _names(text: str) -> JsonValue:
-    return [name for part in text.split(",") if (name := part.strip())]
-
-
-VARIABLES: Final[tuple[tuple[str, str, Callable[[str], JsonValue]], ...]] = (
+VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     # An alias stands before the name that goes before it.
-    ("MUSUBI_REPLAN_ENABLED", "enabled", _flag),
-    ("REPLANNING_ENABLED", "enabled", _flag),
-    ("REPLANNING_MIN_CONFIDENCE", "alternatives.min_confidence", _number),
-    ("MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold", _number),
-    ("REPLANNING_APPROVAL_THRESHOLD", "alternatives.human_approval_threshold", _number),
-    ("MUSUBI_LLM_PROVIDER", "provider", _names),
-    ("REPLANNING_PROVIDER", "provider", _names),
-    ("REPLANNING_LLM_MODEL", "llm.model", _text),
-    ("REPLANNING_LLM_TEMPERATURE", "llm.temperature", _number),
-    ("REPLANNING_LLM_MAX_TOKENS", "llm.max_tokens", _whole),
-    ("REPLANNING_LLM_BASE_URL", "llm.base_url", _text),
-    ("REPLANNING_LLM_FALLBACK", "llm.fallback", _names),
-    ("REPLANNING_LLM_OLLAMA", "llm.ollama", _flag),
-    ("REPLANNING_OVERRIDE_URL", "override.url", _text),
-    ("PLANNING_ENABLED", "planning.enabled", _flag),
-    ("PLANNING_STRATEGY", "planning.strategy", _text),
-    ("PLANNING_MAX_SUBTASKS", "planning.max_subtasks", _whole),
-    ("REFLECTION_ENABLED", "planning.reflection.enabled", _flag),
-    ("REFLECTION_INTERVAL", "planning.reflection.trigger_interval", _whole),
-    ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions", _whole),
-    ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans", _whole),
+    ("MUSUBI_REPLAN_ENABLED", "enabled"),
+    ("REPLANNING_ENABLED", "enabled"),
+    ("REPLANNING_MIN_CONFIDENCE", "alternatives.min_confidence"),
+    ("MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold"),
+    ("REPLANNING_APPROVAL_THRESHOLD", "alternatives.human_approval_threshold"),
+    ("MUSUBI_LLM_PROVIDER", "provider"),
+    ("REPLANNING_PROVIDER", "provider"),
+    ("REPLANNING_LLM_MODEL", "llm.model"),
+    ("REPLANNING_LLM_TEMPERATURE", "llm.temperature"),
+    ("REPLANNING_LLM_MAX_TOKENS", "llm.max_tokens"),
+    ("REPLANNING_LLM_BASE_URL", "llm.base_url"),
+    ("REPLANNING_LLM_FALLBACK", "llm.fallback"),
+    ("REPLANNING_LLM_OLLAMA", "llm.ollama"),
+    ("REPLANNING_OVERRIDE_URL", "override.url"),
+    ("PLANNING_ENABLED", "planning.enabled"),
+    ("PLANNING_STRATEGY", "planning.strategy"),
+    ("PLANNING_MAX_SUBTASKS", "planning.max_subtasks"),
+    ("REFLECTION_ENABLED", "planning.reflection.enabled"),
+    ("REFLECTION_INTERVAL", "planning.reflection.trigger_interval"),
+    ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions"),
+    ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans"),
 )
-"""Names of variables, the settings they are read for, and how."""
+"""Short names of variables, and the settings they are read for; these go before the long names that every key has."""
 
 OTHERS: Final = ("REPLANNING_CONTEXT", "REPLANNING_FEEDBACK", "REPLANNING_IDEMPOTENCY_KEY", "REPLANNING_STORE")
 """Variables that are no settings: an option of the command line, and what tools are given."""
@@ -77,38 +55,93 @@ _VERY_NEAR: Final = 0.92
 """How alike two names must be: less where the family tells that one of ours is meant."""
 
 
+def variable(steps: Sequence[str]) -> str:
+    """The long name of the variable that a setting or section is read from, by the steps of its key."""
+    return f"{_PREFIX}{_DELIMITER.join(steps).upper()}"
+
+
+class _Variables(EnvSettingsSource):
+    """Reads variables by their long names, a section as JSON or each of its settings by itself.
+
+    Args:
+        variables: those that are set, by their long names.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # only its fields are looked at
+        self.env_vars = {name.lower(): text for name, text in variables.items()}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> JsonValue:
+        """What a list or section is: JSON, or names with commas between them.
+
+        What is neither is left as it is, to be told with everything else that is wrong.
+        """
+        decoded = _decoded(value)
+        if isinstance(decoded, (list, dict)) or decoded is None:
+            return decoded
+        is_list = "tuple[" in str(field.annotation)
+        return [name for part in value.split(",") if (name := part.strip())] if is_list else value
+
+
+def _decoded(text: str) -> JsonValue:
+    """What a text is as JSON; the text itself where it is none."""
+    try:
+        value: JsonValue = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """What variables say, by key; an empty one says nothing."""
+    given = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
+    read = {name: name for name in given if name.startswith(_PREFIX)}
+    read |= {variable(key.split(".")): name for name, key in VARIABLES if name in given}
+    found = _Variables({long: given[name] for long, name in read.items()})()
     return {
-        key: Given(read(text), f"environment {name}")
-        for name, key, read in VARIABLES
-        if (text := environ.get(name, "").strip())
+        place(steps): Given(_typed(place(steps), value), f"environment {_variable_of(steps, read)}")
+        for steps, value in flat(found)
     }
+
+
+def _typed(key: str, value: JsonValue) -> JsonValue:
+    """A text as its setting takes it, where it can; else as JSON, or as the text that it is."""
+    if value == "null":
+        return None
+    if not isinstance(value, str) or key not in types():
+        return value
+    try:
+        typed: JsonValue = TypeAdapter(types()[key]).validate_strings(value)
+    except ValueError:
+        return _decoded(value)
+    return typed
+
+
+def _variable_of(steps: tuple[str, ...], read: Mapping[str, str]) -> str:
+    """The variable that says what a setting is: its own, or that of a section around it."""
+    longs = (variable(steps[:length]) for length in range(len(steps), 0, -1))
+    return next(read[long] for long in longs if long in read)
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Variables that nobody reads, and that look as if they were meant to be; what they hold is not told."""
-    known = [*(name for name, _, _ in VARIABLES), *OTHERS]
-    unread = {_variable(key): key for key, is_section in keys().items() if not is_section}
+    short, long = [*(name for name, _ in VARIABLES), *OTHERS], [variable(key.split(".")) for key in keys()]
+    # What they are called who do not know that two strokes part a section from what is in it.
+    meant = {name.replace(_DELIMITER, "_"): name for name in long}
     for name in sorted(environ):
-        if name in known or not environ[name].strip():
+        upper = name.upper()
+        ours = upper.startswith(_FAMILIES)
+        if name in (*short, *long) or name.startswith(_INNER) or not environ[name].strip():
             continue
-        near, key = _nearest(name, known), unread.get(name.upper())
-        if key is not None and near != name.upper():
-            what = f"no setting is read from it; set {key!r} in the file"
-        elif near:
-            what = f"nothing is read from it; did you mean {near!r}?"
-        else:
-            continue
-        yield Problem(f"environment {name}", what)
+        near = meant.get(upper) or meant.get(f"{_PREFIX}{upper}") or _nearest(upper, [*short, *long] if ours else short)
+        if near:
+            yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    cutoff = _NEAR if name.upper().startswith(_FAMILIES) else _VERY_NEAR
-    return next(iter(difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff)), "")
+    cutoff = _NEAR if name.startswith(_FAMILIES) else _VERY_NEAR
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
 
 
-def _variable(key: str) -> str:
-    """The variable that one would expect for a key."""
-    name = key if key.startswith("planning.") else f"replanning.{key}"
-    return name.replace(".", "_").upper()
+_INNER: Final = tuple(f"{variable(key.split('.'))}{_DELIMITER}" for key, is_section in keys().items() if is_section)
+"""How names of settings in sections begin; an unknown one is an error of its own."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,32 +34,33 @@ class Given:
     source: str
 
 
-@cache
-def keys(model: type[BaseModel] = Settings, lead: str = "") -> Mapping[str, bool]:
-    """Every key, and whether it is a section."""
-    found: dict[str, bool] = {}
+def _fields(model: type[BaseModel] = Settings, lead: str = "") -> Iterator[tuple[str, object, bool]]:
+    """Every key, what it holds, and whether it is a section."""
     for field_name, field in model.model_fields.items():
         name = f"{lead}{field.alias or field_name}"
         key = _SHOWN.get(name, name)
         section = _section(field.annotation)
-        found[key] = section is not None
+        yield key, field.annotation, section is not None
         if section is not None:
-            found |= keys(section, f"{key}.")
-    return found
+            yield from _fields(section, f"{key}.")
 
 
 @cache
-def tables(model: type[BaseModel] = Settings, lead: str = "") -> frozenset[str]:
+def keys() -> Mapping[str, bool]:
+    """Every key, and whether it is a section."""
+    return {key: is_section for key, _, is_section in _fields()}
+
+
+@cache
+def types() -> Mapping[str, Any]:
+    """The type of what each key holds."""
+    return {key: annotation for key, annotation, _ in _fields()}
+
+
+@cache
+def tables() -> frozenset[str]:
     """The keys that stand for mappings whose names are anybody's, such as those of models, with dots in them."""
-    found: set[str] = set()
-    for field_name, field in model.model_fields.items():
-        name = field.alias or field_name
-        section = _section(field.annotation)
-        if get_origin(field.annotation) is dict:
-            found.add(f"{lead}{name}")
-        elif section is not None:
-            found |= tables(section, f"{lead}{name}.")
-    return frozenset(found)
+    return frozenset(key for key, annotation, _ in _fields() if get_origin(annotation) is dict)
 
 
 def _section(annotation: object) -> type[BaseModel] | None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from replanning import Settings
 from replanning._config_environment import OTHERS, VARIABLES
-from replanning._config_keys import keys
+from replanning._config_keys import keys, values
 from replanning.errors import SettingsError
 from replanning.settings import LoadedSettings, load_settings
 
@@ -135,6 +135,101 @@ def test_h_variables(name: str, text: str, key: str, value: Any) -> None:
     loaded = load_settings(environ={name: text})
     same = load_settings(environ={}, arguments={key: value})
     assert (loaded.settings, loaded.sources) == (same.settings, {key: f"environment {name}"})
+
+
+# What a setting of this kind may be, beside its default: as text of a variable, and as it is then.
+OTHERWISE = (("0.7", 0.7), ("7", 7), ("off", False), ("on", True), ("timeout, task-failed", ["timeout", "task-failed"]))
+OF_ITS_OWN = {
+    "provider": ("a, b", ["a", "b"]),
+    "override.url": ("http://localhost:1/settings", "http://localhost:1/settings"),
+    "llm.base_url": ("http://localhost:1/v1", "http://localhost:1/v1"),
+    "llm.prices": ('{"o3.X": {"input": 1, "output": 2.5}}', {"o3.X": {"input": 1, "output": 2.5}}),
+    "budget.money": ("null", None),
+    "judge.timeout_seconds": ("100", 100),
+}
+
+
+@pytest.mark.parametrize("key", [key for key, is_section in keys().items() if not is_section])
+def test_h_every_setting_has_a_variable(key: str) -> None:
+    """A variable with the long name of a setting says what an argument of that key would, and is named as its source."""
+    name = f"REPLANNING_{key.replace('.', '__').upper()}"
+    default = values(Settings())[key]
+    options = [OF_ITS_OWN[key]] if key in OF_ITS_OWN else [_as_text(default), *OTHERWISE]
+    found = 0
+    for text, value in options:
+        try:
+            same = load_settings(environ={}, arguments={key: value}, override=_nobody)
+        except SettingsError:
+            continue
+        loaded = load_settings(environ={name: text}, override=_nobody)
+        assert (loaded.settings, loaded.sources) == (same.settings, {key: f"environment {name}"})
+        found += 1
+    assert found
+
+
+def _as_text(value: Any) -> tuple[str, Any]:
+    return (value if isinstance(value, str) else json.dumps(value)), value
+
+
+def _nobody() -> object:
+    """Settings of a person who has set nothing."""
+    return {"status": "success", "data": {"planning": {}}}
+
+
+def test_h_sections_from_variables() -> None:
+    """A section may be one variable with JSON; what is wrong in it is told with the name of that variable."""
+    name = "REPLANNING_ALTERNATIVES"
+    loaded = load_settings(environ={name: '{"max_count": 4}', f"{name}__MIN_CONFIDENCE": "0.4"})
+    assert (loaded.settings.alternatives.max_count, loaded.settings.alternatives.min_confidence) == (4, 0.4)
+    assert loaded.sources == {
+        "alternatives.max_count": f"environment {name}",
+        "alternatives.min_confidence": f"environment {name}__MIN_CONFIDENCE",
+    }
+    deep = "[" * 100_000
+    for text, told in (
+        (
+            '{"max_count": "many"}',
+            f"environment {name} alternatives.max_count: expected a whole number from 1 to 20, got 'many'",
+        ),
+        ('{"nix": 1}', f"environment {name} alternatives.nix: there is no such setting; "),
+        ("{", f"environment {name} alternatives: expected a section with max_count, "),
+        (deep, f"environment {name} alternatives: expected a section with max_count, "),
+    ):
+        (problem,) = problems(environ={name: text})
+        assert problem.startswith(told)
+    told = "environment REPLANNING_LLM__API_KEY llm.api_key: keys of API services are taken from the environment alone"
+    (problem,) = problems(environ={"REPLANNING_LLM__API_KEY": "sk-1234567890"})
+    assert problem.startswith(told)
+    assert "sk-1234567890" not in problem
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "PRICES", "PROVIDER", "X", ""]).flatmap(
+            lambda lead: st.text("AX_.[ é", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
+        )
+        | st.sampled_from([f"REPLANNING_{key.replace('.', '__').upper()}" for key in keys() if "override" not in key]),
+        st.sampled_from(["", "{", '{"a.b": {"c": 1}}', '{"max_count": NaN}', "[]", "null", "1e999", "a,,b", "\x00"]),
+        max_size=4,
+    )
+)
+def test_h_any_variables(environ: dict[str, str]) -> None:
+    """Whatever variables there are, settings come of them or one error that names each of those that are wrong."""
+    try:
+        load_settings(environ=environ)
+    except SettingsError as error:
+        told = [str(problem) for problem in error.problems]
+    else:
+        told = []
+    assert all(line.startswith("environment REPLANNING_") for line in told)
+
+
+def test_h_short_names_go_before_long_ones() -> None:
+    """Where a setting has a short name and both are set, the short one counts."""
+    environ = {"MAX_TOTAL_REPLANS": "4", "REPLANNING_PLANNING__REPLANNING__GLOBAL__MAX_TOTAL_REPLANS": "5"}
+    loaded = load_settings(environ=environ)
+    assert loaded.settings.planning.replanning.overall.max_total_replans == 4
+    assert loaded.sources == {"planning.replanning.global.max_total_replans": "environment MAX_TOTAL_REPLANS"}
 
 
 @pytest.mark.parametrize(
@@ -401,8 +496,18 @@ def test_address_of_an_override(address: str, message: str) -> None:
         ("PLANNING_STRATEGIE", "nothing is read from it; did you mean 'PLANNING_STRATEGY'?"),
         ("MAX_TOTAL_REPLAN", "nothing is read from it; did you mean 'MAX_TOTAL_REPLANS'?"),
         ("replanning_enabled", "nothing is read from it; did you mean 'REPLANNING_ENABLED'?"),
-        ("REPLANNING_COOLDOWN", "no setting is read from it; set 'cooldown' in the file"),
-        ("PLANNING_REFLECTION_DEPTH", "no setting is read from it; set 'planning.reflection.depth' in the file"),
+        (
+            "PLANNING_REFLECTION_DEPTH",
+            "nothing is read from it; did you mean 'REPLANNING_PLANNING__REFLECTION__DEPTH'?",
+        ),
+        (
+            "REPLANNING_TIMEOUT_TASK",
+            "nothing is read from it; did you mean 'REPLANNING_TIMEOUT__TASK'?",
+        ),
+        (
+            "REPLANNING_TIMEOUTS__TASK",
+            "nothing is read from it; did you mean 'REPLANNING_TIMEOUT__TASK'?",
+        ),
     ],
 )
 def test_h_misspelt_variable(name: str, told: str) -> None:
@@ -438,5 +543,5 @@ def test_every_variable_is_known() -> None:
         for name in re.findall(r'"((?:REPLANNING|PLANNING)_[A-Z_]+)"', path.read_text(encoding="utf-8"))
         if not name.endswith("_")
     }
-    assert found == {name for name, _, _ in VARIABLES if "PLANNING_" in name} | set(OTHERS)
-    assert {key for _, key, _ in VARIABLES} <= {key for key, is_section in keys().items() if not is_section}
+    assert found == {name for name, _ in VARIABLES if "PLANNING_" in name} | set(OTHERS)
+    assert {key for _, key in VARIABLES} <= {key for key, is_section in keys().items() if not is_section}
