@@ -124,7 +124,7 @@ class Acting:
         """Whether so many actions are done that the model is to look at the last one (J7)."""
         settings = self._session.settings.reflection
         every = settings.trigger_interval if settings.enabled else 0
-        done = sum(is_action(e.task) and e.state is TaskState.DONE for e in self._session.run.live) + 1
+        done = sum(e.state is TaskState.DONE and is_action(e.task) for e in self._session.run.live) + 1
         return bool(every) and done % every == 0
 
     async def _look_back(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:

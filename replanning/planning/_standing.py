@@ -88,11 +88,11 @@ def read_as(model: type[Output], output: JsonObject) -> Output:
 
 def executed(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     """The actions so far, with what came of them."""
-    found: list[JsonValue] = []
+    found, names = list[JsonValue](), state.names
     for entry in live:
         if is_action(entry.task) and not entry.removed:
             one: JsonObject = {
-                "task": state.name_of(entry.id),
+                "task": names.get(entry.id, entry.id),
                 "tool": entry.task.tool or str(about(entry.task).get("tool", "")),
                 "state": entry.state.value,
             }

@@ -217,13 +217,14 @@ class PlanningState(_Part):
         """Whether words answer a question, because it asks what is meant, and nothing is agreed to that may do harm."""
         return self.is_unclear(question) and not self.held[self.questions[question]].risk
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the latest plan that has a task calls it, by the task."""
+        return {task: name for plan in self.plans for name, task in plan.tasks.items()}
+
     def name_of(self, task: TaskId | str) -> str:
         """What the plan that made a task calls it; the task's own id where no plan made it."""
-        for plan in reversed(self.plans):
-            for name, live in plan.tasks.items():
-                if live == task:
-                    return name
-        return str(task)
+        return self.names.get(task, str(task))
 
 
 def _object(value: object) -> JsonObject:

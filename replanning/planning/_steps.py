@@ -31,6 +31,7 @@ _GOALS: Final[Mapping[Phase, str]] = {
     Phase.REFLECTION: "Judge whether the goal was achieved",
     Phase.EXECUTION: "Decide which tool is used next",
 }
+_PHASES: Final[Mapping[str, Phase]] = {phase.value: phase for phase in _GOALS}
 
 
 def about(task: Task) -> JsonObject:
@@ -42,7 +43,7 @@ def about(task: Task) -> JsonObject:
 def phase_of(task: Task) -> Phase | None:
     """The phase that a task is; None for an action."""
     name = about(task).get("phase")
-    return Phase(str(name)) if name in list(_GOALS) else None
+    return _PHASES.get(name) if isinstance(name, str) else None
 
 
 def use_of(tool: str, arguments: JsonObject) -> str:
