@@ -15,7 +15,8 @@ from pydantic import JsonValue
 from replanning import Goal, Plan, Task
 from replanning._errors import Unstorable
 from replanning._ids import TaskId
-from replanning._redaction import _BY_NAME, MASK, Redactor, _Rule, problem_with
+from replanning import _secrets
+from replanning._redaction import MASK, Redactor, problem_with
 from replanning.changes import ModifyTask
 
 REDACT = Redactor()
@@ -360,8 +361,8 @@ def calls(act: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("rule", [rule for _, rules in _BY_NAME for rule in rules], ids=lambda rule: rule.hint)
-def test_rules_by_name_are_bounded(rule: _Rule) -> None:
+@pytest.mark.parametrize("rule", [rule for _, rules in _secrets.BY_NAME for rule in rules], ids=lambda rule: rule.hint)
+def test_rules_by_name_are_bounded(rule: _secrets.Rule) -> None:
     """A rule that fails has read a bounded piece of text; those by shape fail on short runs of characters alone."""
     widest = import_module("re._parser").parse(rule.pattern.pattern).getwidth()[1]
     assert widest < 10_000
