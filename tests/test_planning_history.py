@@ -6,9 +6,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import anyio
 import pytest
 
-from replanning import Plan, ReplanningEngine, Settings
+from replanning import Plan, ReplanningEngine, Settings, StoreGate
 from replanning.errors import UnknownRun
 from replanning.events import Contained, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.history import MemoryStore
@@ -158,6 +159,24 @@ async def journal(folder: Path) -> list[Record]:
     return list(store.read(RUN))
 
 
+@pytest.mark.parametrize("harm", ["removed", "emptied", "cut"])
+async def test_f4_a_file_that_is_lost_is_made_anew(tmp_path: Path, harm: str) -> None:
+    """A file that is removed or cut while its run goes on has every line again after the next one is written."""
+    store, path = MemoryStore(), tmp_path / "history" / f"{RUN}.jsonl"
+
+    def lose() -> None:
+        content = path.read_bytes()
+        if harm == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(content[: len(content) // 2 if harm == "cut" else 0])
+
+    await solved(Model(), tmp_path / "history", desk=Freeing("post", lose), store=store)
+    PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "fresh"), journal=store).catch_up(RUN)
+    lines = PlanningHistoryStore(tmp_path / "history").entries(RUN)
+    assert in_order(lines) == in_order(written(tmp_path / "fresh"))
+
+
 # What the lines hold
 
 
@@ -206,6 +225,35 @@ async def test_f5_what_was_done(tmp_path: Path) -> None:
     assert done[0]["error"] == {"type": "FileNotFoundError", "message": "no such file", "kind": "error"}
     assert done[1]["changes"][0]["kind"] == "replace"
     assert (done[3]["arguments"], done[3]["result"]) == ({"text": "news"}, "news")
+
+
+async def test_f5_what_people_were_asked(tmp_path: Path) -> None:
+    """A question to a person is there with what would be assumed, and so are the answer, its author and their words."""
+    unclear = go_on(clarification_needed=True, clarification_questions=["To whom?"], assumptions_to_make=["to all"])
+    async with VirtualClock() as clock:
+        exporters = [PlanningHistoryExporter(PlanningHistoryStore(tmp_path))]
+        replies = {"decision:goal_understanding": (unclear, go_on())}
+        planning = coordinator(Model(replies), clock, gate=StoreGate(), exporters=exporters)
+        async with anyio.create_task_group() as group:
+            group.start_soon(planning.execute_with_planning, RUN)
+            await clock.sleep(10)
+            (question,) = planning.engine.pending(RUN)
+            planning.engine.answer(question.id, "approve", by="ada", comment="To the customers.")
+        await planning.engine.aclose()
+    asked, answered = of_type("execution", written(tmp_path))[:2]
+    assert (asked["event"], asked["questions"], asked["assumptions"]) == ("asked", ["To whom?"], ["to all"])
+    said = {"question": question.id, "verdict": "approve", "by": "ada", "comment": "To the customers."}
+    assert {name: answered[name] for name in said} == said
+    assert answered["event"] == "answered"
+
+
+async def test_f5_what_was_assumed(tmp_path: Path) -> None:
+    """Where nobody answers, what is assumed instead is there with what was asked."""
+    unclear = go_on(clarification_needed=True, clarification_questions=["To whom?"], assumptions_to_make=["to all"])
+    await solved(Model({"decision:goal_understanding": (unclear, go_on())}), tmp_path)
+    (assumed,) = [one for one in of_type("execution", written(tmp_path)) if one["event"] == "assumed"]
+    assert assumed["questions"] == ["To whom?"]
+    assert assumed["assumptions"][0] == "to all"
 
 
 async def test_f5_the_end(tmp_path: Path) -> None:
@@ -343,7 +391,7 @@ async def test_f11_a_plan_that_is_there_is_continued(tmp_path: Path) -> None:
         assert await second.execute_with_planning(RUN)
         await second.engine.aclose()
     assert model.asked == []
-    assert [line.get("event") for line in written(tmp_path)[lines:]] == ["resumed", None]
+    assert [line.get("event") for line in written(tmp_path)[lines:]] == ["resumed", "answered", None]
     assert len(of_type("plan", written(tmp_path))) == 1
     plan = history.get_latest_plan()
     assert plan is not None

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import Final
-from weakref import WeakSet
 
 from pydantic import BaseModel
 
@@ -24,6 +23,7 @@ from replanning._redaction import Redactor
 from replanning.history._words import iso
 from replanning.planning._history_files import HEAD, HistoryFiles
 from replanning.planning._history_lines import HistoryLines, LineType
+from replanning.planning._journals import Journals
 
 _DAY: Final = 86_400.0
 _PLANS: Final[tuple[LineType, ...]] = ("plan", "revision")
@@ -247,12 +247,18 @@ class PlanningHistoryExporter(Exporter):
 
     def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
         self.history = history or PlanningHistoryStore()
-        self._journal, self._journals = journal, WeakSet[RunStore]()
+        self._journals = Journals(*([] if journal is None else [journal]))
         self._lines: dict[RunId, HistoryLines] = {}
         self._owed: dict[RunId, list[JsonObject]] = {}
 
     def __repr__(self) -> str:
         return f"<PlanningHistoryExporter into {self.history!r}>"
+
+    @property
+    def problem(self) -> str:
+        """What is not written; empty when everything is."""
+        lacking = ", ".join(run for run, owed in self._owed.items() if owed)
+        return f"the planning history lacks what happened last in {lacking}" if lacking else ""
 
     def attach(self, surroundings: Surroundings) -> None:
         """Take note of where the journals are."""
@@ -265,12 +271,8 @@ class PlanningHistoryExporter(Exporter):
             StoreError: it cannot be written now; it is tried again with the next record.
         """
         lines, owed = self._lines.setdefault(run, HistoryLines()), self._owed.setdefault(run, [])
-        if record.seq > lines.seq + 1:  # it was resumed, or what went before did not get here
-            for earlier in self._past(run, lines.seq):
-                if earlier.seq < record.seq:
-                    owed += lines.take(earlier)
-        if record.seq > lines.seq:
-            owed += lines.take(record)
+        for one in self._journals.until(run, lines.seq, record):
+            owed += lines.take(one)
         self._write(run)
         if isinstance(record.body, RunEnded):
             del self._lines[run]  # where it goes on, everything is read again
@@ -282,9 +284,7 @@ class PlanningHistoryExporter(Exporter):
             StoreError: it cannot be written, or the journal cannot be read.
             UnknownRun: there is no such run.
         """
-        lines = HistoryLines()
-        for record in self._past(RunId(run)):
-            self._owed.setdefault(RunId(run), []).extend(lines.take(record))
+        self._owed[RunId(run)] = self._whole(RunId(run))
         self._write(RunId(run))
 
     async def aclose(self) -> None:
@@ -293,23 +293,30 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: it cannot be written; says of which runs.
         """
-        missing = []
+        reasons: list[str] = []
         for run in list(self._owed):
             try:
                 self._write(run)
             except StoreError as error:
-                missing.append(f"{run} ({error})")
-        if missing:
-            raise StoreError(f"the planning history lacks what happened last in {', '.join(missing)}")
+                reasons.append(str(error))
+        if reasons:
+            raise StoreError(f"{self.problem}: {'; '.join(dict.fromkeys(reasons))}")
 
-    def _past(self, run: RunId, after: int = 0) -> list[Record]:
-        for journal in (*self._journals, *([] if self._journal is None else [self._journal])):
-            with suppress(UnknownRun):
-                return list(journal.read(run, after))
-        raise UnknownRun(run, "say where its journal is: PlanningHistoryExporter(journal=store)")
+    def _whole(self, run: RunId, until: int | None = None) -> list[JsonObject]:
+        """All lines of a run, from its journal as far as the record of that number."""
+        try:
+            past = self._journals.after(run)
+        except UnknownRun:
+            raise UnknownRun(run, "say where its journal is: PlanningHistoryExporter(journal=store)") from None
+        lines = HistoryLines()
+        return [line for one in past if until is None or one.seq <= until for line in lines.take(one)]
 
     def _write(self, run: RunId) -> None:
-        if owed := self._owed.get(run):
+        owed, lines = self._owed.get(run), self._lines.get(run)
+        if owed and lines is not None and not self.history.files.is_as_left(run):
+            with suppress(StoreError, UnknownRun):  # what is owed is written in any case
+                owed[:0] = self._whole(run, lines.seq)  # somebody has removed the file, or changed it
+        if owed:
             self.history.files.append(run, owed)
         self._owed.pop(run, None)
 

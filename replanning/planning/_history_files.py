@@ -100,6 +100,12 @@ class HistoryFiles:
                 if not known.mark.size:
                     self._add_to_index([next(iter(new.values()))])
 
+    def is_as_left(self, task_uuid: str) -> bool:
+        """Whether nobody has changed the file of a task since this has written to it, if it has."""
+        with self._step("be read"):
+            known = self._known.get(task_uuid)
+            return known is None or known.mark == _mark(self._path(task_uuid))
+
     def last_completion(self, task_uuid: str) -> tuple[JsonObject | None, Mark]:
         """The line with which a task was finished, None where it is not, and by what its file is known to be the same.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from replanning._changes import AddTask, PlanChange, ReplaceTask
+from replanning._ids import QuestionId
 from replanning._live import LivePlan, failure_of
 from replanning._observations import (
     AttemptFailed,
@@ -17,7 +18,16 @@ from replanning._observations import (
 )
 from replanning._plan import JsonObject, JsonValue
 from replanning._quoting import trimmed
-from replanning._records import PlanningNoted, Record, Revised, RunEnded, RunOpened, RunResumed
+from replanning._records import (
+    PlanningNoted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    Revised,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+)
 from replanning.history._words import iso
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import DecisionRecord, ReplanNote
@@ -107,6 +117,10 @@ class HistoryLines:
                     return "execution", self._executed(body, record.at, live)
             case Revised() as body:
                 return _changed(body)
+            case QuestionAsked(question=question, text=text):
+                return "execution", {"event": "asked", "question": question, "text": text, **self._unclear(question)}
+            case QuestionAnswered() as body:
+                return "execution", _answered(body)
             case RunResumed():
                 return "execution", {"event": "resumed"}
             case RunEnded() as body:
@@ -121,9 +135,18 @@ class HistoryLines:
                 return "reflection", {"evaluation": body.data}
             case "output" if body.data.get("phase") == Phase.GOAL_UNDERSTANDING:
                 self._goal = body.data["value"]
+            case "assumed":
+                return "execution", {"event": "assumed", **body.data}
             case "completion" if body.data.get("status") == "requires_human_intervention":
                 return "completion", {**body.data, "done": False}
         return None
+
+    def _unclear(self, question: QuestionId) -> JsonObject:
+        """What is to be clarified, and what is assumed where nobody answers; nothing where agreement is asked for."""
+        if not self._state.is_unclear(question):
+            return {}
+        held = self._state.held[self._state.questions[question]]
+        return {"questions": [*held.questions], "assumptions": [*held.assumed]}
 
     # Plans
 
@@ -208,6 +231,12 @@ def _changed(body: Revised) -> _Said | None:
         {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)} for change in body.changes
     ]
     return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": told}
+
+
+def _answered(body: QuestionAnswered) -> JsonObject:
+    """What was decided about a question, and by whom, in which words."""
+    said: JsonObject = {"event": "answered", "question": body.question, "verdict": body.verdict, "by": body.by}
+    return {**said, "comment": body.comment} if body.comment else said
 
 
 def _settles(body: object, replan: str) -> bool:
