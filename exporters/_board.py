@@ -7,7 +7,7 @@ from typing import NamedTuple
 import anyio
 
 from replanning.exporters._forge import Forge, ForgeError, is_same
-from replanning.exporters._markdown import Marker, marker_of
+from replanning.exporters._marks import Marker, marker_of
 
 
 class _Written(NamedTuple):

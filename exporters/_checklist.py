@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._markdown import Marker, field, line, moment
+from replanning.exporters._markdown import field, line, moment
+from replanning.exporters._marks import Marker
 from replanning.planning import PlanProgress, PlanStep
 
 CHECKLIST: Final = "checklist"

@@ -8,10 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol, runtime_checkable
 
 from replanning.errors import ReplanningError
-
-MARK: Final = "\n\n<!-- written by replanning -->"
-"""What forges put behind everything that they write, where nobody sees it, and take off again when they read: people
-may write with the same account, and what we have written ourselves is never taken for their word."""
+from replanning.exporters._marks import MARK, marker_of
 
 MAX_BODY: Final = 65_536 - len(MARK)
 """Characters of one comment beyond which GitHub refuses it; no forge is given more."""
@@ -40,6 +37,12 @@ class ForgeComment:
     notice: bool = False
     bot: bool = False
     role: str = ""
+
+    @property
+    def question(self) -> str:
+        """The id of the question that this puts to people as a notice of ours; empty where it puts none."""
+        mark = marker_of(self.body) if self.notice else None
+        return mark.question if mark is not None else ""
 
 
 class ForgeError(ReplanningError):

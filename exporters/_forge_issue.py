@@ -11,9 +11,10 @@ import httpx
 
 from replanning import Goal
 from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge import MARK, ForgeComment, ForgeError, is_same
+from replanning.exporters._forge import ForgeComment, ForgeError, is_same
 from replanning.exporters._forge_answers import objects, texts
 from replanning.exporters._forge_http import PER_PAGE, Api, Call
+from replanning.exporters._marks import MARK
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import IssueComment, TaskRequest
 

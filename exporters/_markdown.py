@@ -1,4 +1,4 @@
-"""Text of models, tools and people as Markdown that is that text and nothing else, and the marks of our comments. Pure."""
+"""Text of models, tools and people as Markdown that is that text and nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final, NamedTuple
-from urllib.parse import quote, unquote
+from typing import Final
 
 from replanning.exporters._forge import MAX_BODY
 from replanning.interfaces import Redactor
@@ -94,33 +93,3 @@ def fitting(build: Callable[[int], str], room: int = MAX_BODY) -> str:
 def moment(at: float) -> str:
     """A point in time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-class Marker(NamedTuple):
-    """What a comment of ours is, as a mark says that nobody sees.
-
-    Attributes:
-        kind: of notice, or `checklist`.
-        run: whose it is.
-        about: what in the run it is about, such as a replan or a question.
-    """
-
-    kind: str
-    run: str
-    about: str = ""
-
-    def __str__(self) -> str:
-        return f"<!-- replanning notice={self.kind} run={_quoted(self.run)} about={_quoted(self.about)} -->"
-
-
-_MARKER: Final = re.compile(r"<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*\Z")
-
-
-def marker_of(body: str) -> Marker | None:
-    """The mark at the end of a comment; None where there is none. It counts in comments of our own alone."""
-    found = _MARKER.search(body[-4_000:])
-    return Marker(found[1], unquote(found[2]), unquote(found[3])) if found is not None else None
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="").replace("--", "-%2D")

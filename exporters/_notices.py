@@ -13,8 +13,9 @@ from typing import Final
 
 from replanning.events import PlanningNoted, QuestionAsked, Record, RunEnded
 from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._markdown import Marker, clean, fitting, moment, points
+from replanning.exporters._markdown import clean, fitting, moment, points
 from replanning.exporters._markdown import field as named
+from replanning.exporters._marks import Marker
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
     LEVELS,

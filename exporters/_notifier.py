@@ -15,7 +15,7 @@ from replanning.exporters._account import Account
 from replanning.exporters._board import Board
 from replanning.exporters._checklist import CHECKLIST
 from replanning.exporters._forge import Forge, ForgeError
-from replanning.exporters._markdown import Marker
+from replanning.exporters._marks import Marker
 from replanning.interfaces import Clock, Exporter, RunId, RunStore, Surroundings
 
 EVERY: Final = 3.0

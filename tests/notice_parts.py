@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 from replanning import Settings
 from replanning.events import Record
-from replanning.exporters._markdown import Marker, marker_of
+from replanning.exporters._marks import Marker, marker_of
 from replanning.exporters.notices import Forge, ForgeComment, ForgeError, Notifier
 from replanning.history import MemoryStore
 from replanning.interfaces import Exporter, RunId, Surroundings

@@ -13,7 +13,8 @@ import pytest
 
 from replanning import Environment
 from replanning.errors import SettingsError
-from replanning.exporters._forge import MARK, Forge, ForgeError
+from replanning.exporters._forge import Forge, ForgeError
+from replanning.exporters._marks import MARK
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock

@@ -12,6 +12,7 @@ import pytest
 from replanning import Settings, StoreGate, ToolSpec
 from replanning.events import Body, PersonAsked, PlanningNoted, QuestionAnswered
 from replanning.exporters._forge import ForgeError
+from replanning.exporters._marks import Marker
 from replanning.exporters._notifier import Notifier
 from replanning.history import MemoryStore
 from replanning.interfaces import HumanGate, RunId
@@ -257,6 +258,43 @@ async def test_j8_an_early_approval_counts_for_nothing() -> None:
                 assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
         assert not scope.cancelled_caught
     assert len(scene.passed_over()) == 2
+
+
+async def test_j8_an_id_does_not_make_an_approval_earlier() -> None:
+    """`/approve` with the id of a question counts for nothing where it was written before that question was asked."""
+    async with VirtualClock() as clock:
+        fake = FakeGitHub(clock.now)
+        scene = Scene(fake, clock, tools=RISKY, notifies=False)
+        fake.says("ada", "/approve r.q1")
+        async with anyio.create_task_group() as group:
+            await clock.sleep(5)
+            group.start_soon(scene.planning.execute_with_planning, "r")
+            await clock.sleep(5)
+            assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
+            await scene.steering.look()
+            assert scene.passed_over() == ["ada: no question waited for that when it was written"]
+            fake.says("ada", "/approve `r.q1`:\nit is fine")
+            await scene.steering.look()
+    assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
+
+
+@both
+async def test_j8_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
+    """What names a question in its text is no notice of it; only what bears its mark is."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        scene = Scene(fake, clock, tools=RISKY, notifies=False)
+        writing = on(fake, clock)
+        async with anyio.create_task_group() as group:
+            group.start_soon(scene.planning.execute_with_planning, "r")
+            await clock.sleep(5)
+            for kind_of, about in (("decided", "p1"), ("question", "r.q1")):
+                assert scene.answers() == []
+                await writing.post(f"About r.q1.\n\n{Marker(kind_of, 'r', about)}")
+                fake.says("ada", f"{scene.forge.command}approve")
+                await scene.steering.look()
+    assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
+    assert scene.passed_over() == ["ada: no question waited for that when it was written"]
 
 
 async def test_j8_commands_of_others() -> None:

@@ -12,7 +12,7 @@ from replanning import Settings
 from replanning.events import PlanningNoted, Record
 from replanning.exporters._account import Account
 from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._markdown import Marker, marker_of
+from replanning.exporters._marks import Marker, marker_of
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind
 from replanning.interfaces import JsonObject, JsonValue
 from tests.notice_parts import (

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Environment, ReplanningEngine
-from replanning.exporters._markdown import marker_of
+from replanning.exporters._marks import marker_of
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier, ForgeError
 from replanning.interfaces import RunId, Surroundings
 from replanning.testing import (

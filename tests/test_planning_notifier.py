@@ -8,7 +8,7 @@ import pytest
 
 from replanning import Settings, Task
 from replanning.events import Contained, PlanningNoted, RunEnded
-from replanning.exporters._markdown import marker_of
+from replanning.exporters._marks import marker_of
 from replanning.exporters.notices import ForgeError, Notifier
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonValue, RunId, Surroundings

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, Protocol
-from urllib.parse import quote
 
 from replanning._containment import contained, message_of
 from replanning._errors import ReplanningError, StoreError, Unstorable
@@ -38,13 +37,14 @@ _BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
 class Said(Protocol):
-    """A comment below an issue: who wrote what when, and whether it is a notice of ours."""
+    """A comment below an issue: who wrote what when; whether it is a notice of ours, and which question that puts."""
 
     id: str
     author: str
     body: str
     at: datetime
     notice: bool
+    question: str
 
 
 class Listening(Protocol):
@@ -192,13 +192,14 @@ class Steering:
 
     def _decide(self, run: PlanRun, comment: Said, comments: Sequence[Said], said: Heard, by: str) -> bool:
         """Take a decision of a person about what waits for it."""
-        named, _, rest = said.text.partition(" ")
+        named, rest = _first_word(said.text)
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state
         unclear = {q.id for q in waiting if state.takes_words(q.id)}
         chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
         if chosen:
-            said = Heard(said.kind, rest.strip())
+            said = Heard(said.kind, rest)
+            chosen = [q for q in chosen if _replies(comment, q, comments, sure=False)]
         else:
             chosen = [q for q in waiting if _replies(comment, q, comments, sure=True)]
             chosen = [q for q in chosen if q.id not in unclear] or (chosen if said.kind == "reject" else [])
@@ -262,6 +263,12 @@ def _understood(body: str) -> Heard:
     return Heard("other" if found["sign"] == "/" else "text", text)
 
 
+def _first_word(text: str) -> tuple[str, str]:
+    """The first word of a text, as the id of a question may be given in it, and the rest."""
+    word, rest = [*text.split(maxsplit=1), "", ""][:2]
+    return word.strip("`.,:;"), rest
+
+
 def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
     """Whether a comment was written when its author could know of a question.
 
@@ -271,8 +278,7 @@ def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sur
         comments: all of them.
         sure: whether only the notice counts; else, where there is none yet, the time does.
     """
-    names = "|".join(map(re.escape, {str(question.id), quote(question.id, safe="")}))
-    told = next((one for one in comments if one.notice and re.search(rf"(?:{names})(?!\w)", one.body)), None)
+    told = next((one for one in comments if one.question == question.id), None)
     if told is None:
         return not sure and comment.at.timestamp() >= int(question.asked_at)
     ids = [one.id for one in comments]
