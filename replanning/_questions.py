@@ -344,6 +344,6 @@ class _Conversation:
 
 
 def _asked(triggers: Sequence[Trigger], question: str) -> str:
-    """What is asked, after why; a cause that only says the same is left out."""
-    causes = [trigger.reason or trigger.kind for trigger in triggers]
-    return "; ".join([*(cause for cause in causes if question not in cause), question])
+    """What is asked, after why; a cause that only says the same as its first line is left out."""
+    causes, first = [trigger.reason or trigger.kind for trigger in triggers], question.partition("\n")[0]
+    return "; ".join([*(cause for cause in causes if first not in cause), question])

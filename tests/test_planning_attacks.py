@@ -220,7 +220,7 @@ async def test_z44_feedback_supersedes_what_is_asked() -> None:
 
         planning = coordinator(Model(replies), clock, bench, tools=RISKY, gate=CallbackGate(ask))
         assert await planning.execute_with_planning()
-    assert ["news" in text for text in asked] == [True, False]
+    assert ['wipe {"text": "news"}' in text for text in asked] == [True, False]
     assert bench.arguments == [("write", {"text": "news"}), ("wipe", {"text": "less"})]
 
 

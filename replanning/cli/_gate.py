@@ -14,7 +14,7 @@ import anyio
 
 from replanning import Answer, Question, ReplanningError
 from replanning.changes import PlanChange, parse_changes
-from replanning.cli._narrator import score_in_words
+from replanning.cli._narrator import goes_on_planning, score_in_words
 from replanning.cli._output import console, plain
 
 if TYPE_CHECKING:
@@ -58,9 +58,12 @@ class ConsoleGate:
     def _show(self, question: Question) -> None:
         out = self._console
         out.print(f"\nQuestion {question.id}{self._left(question)}", style="bold yellow")
-        out.print(f"  {plain(question.text)}")
+        for line in question.text.splitlines():
+            out.print(f"  {plain(line)}")
         for number, candidate in enumerate(question.candidates, 1):
             alternative = candidate.alternative
+            if goes_on_planning(alternative):
+                continue
             out.print(f"\n  {number}. {plain(alternative.reason)}  (from {plain(alternative.source)})", style="bold")
             if candidate.score is not None:
                 out.print(f"     {score_in_words(candidate.score)}", style="dim")

@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from replanning import TaskState
+from replanning import Task, TaskState
+from replanning._plan import PLANNING_KEY
 from replanning._wording import shown
+from replanning.changes import Alternative, ReplaceTask
 from replanning.cli._output import plain
 from replanning.events import (
     AlternativesConsidered,
@@ -49,6 +51,16 @@ class Line(NamedTuple):
     text: str
     style: str = ""
     routine: bool = False
+
+
+def goes_on_planning(alternative: Alternative) -> bool:
+    """Whether all that is asked about is to go on planning: what that does to the phases tells people nothing."""
+    return all(isinstance(change, ReplaceTask) and all(map(_is_phase, change.tasks)) for change in alternative.changes)
+
+
+def _is_phase(task: Task) -> bool:
+    about = task.metadata.get(PLANNING_KEY)
+    return isinstance(about, dict) and "phase" in about
 
 
 class Narrator:

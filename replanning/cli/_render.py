@@ -242,7 +242,9 @@ def _next_steps(summary: Summary) -> list[tuple[str, str]]:
     result, run = summary.result, summary.result.run
     if not summary.durable:
         return []
-    agree = "agrees to the best candidate; --comment answers what is unclear; reject and modify do otherwise"
+    agree = (
+        "agrees, to the best of several candidates; --comment answers what is unclear; reject and modify do otherwise"
+    )
     steps = [(summary.command("approve", question), agree) for question in result.questions]
     if result.questions:
         steps.append((summary.resume_command, "goes on with the answer"))

@@ -10,7 +10,9 @@ from replanning._clock import SystemClock
 from replanning._errors import ReplanningError
 from replanning._plan import JsonObject, JsonValue
 from replanning.cli._lookup import command, find_run, looking_into, open_by_run, refuse
+from replanning.cli._narrator import goes_on_planning
 from replanning.cli._output import console, say, show_json
+from replanning.cli._output import plain as readable
 from replanning.history import RunStanding, standing
 from replanning.history._export import candidate_json
 from replanning.history._reports import candidate_lines
@@ -201,10 +203,14 @@ def _show_question(waiting: Waiting, place: str, now: float) -> None:
     out = console()
     left = "" if question.deadline is None else f", {span(max(0.0, question.deadline - now))} left"
     out.print(f"{question.id}: asked {span(max(0.0, now - question.asked_at))} ago{left}", style="bold")
-    out.print(f"  {plain(question.text)}")
+    for line in question.text.splitlines():
+        out.print(f"  {readable(line)}")
     for trigger in question.triggers:
-        out.print(f"  because   {trigger.kind}: {cause(trigger)}")
+        if question.text.partition("\n")[0] not in trigger.reason:
+            out.print(f"  because   {trigger.kind}: {cause(trigger)}")
     for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
+        if goes_on_planning(candidate.alternative):
+            continue
         for line in candidate_lines(number, candidate):
             out.print(f"  {line}")
         for line in diff.splitlines():

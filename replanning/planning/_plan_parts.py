@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
+from itertools import islice
 from typing import Final
 
 from replanning._graph import topological_order
 from replanning.planning._building import left_of, placed
-from replanning.planning._outputs import ActionPlan, TaskDecomposition
+from replanning.planning._outputs import Action, ActionPlan, TaskDecomposition
+from replanning.planning._steps import use_of
 
 PART_SIZE: Final = 15
 """Subtasks whose actions fit into one answer."""
+
+_MOST_SHOWN: Final = 40
+"""Actions of a plan that a person is shown at once."""
+
+_LONGEST: Final = 200
+"""Characters of the arguments of each."""
 
 
 def parts_of(
@@ -42,3 +50,23 @@ def joined(plans: Sequence[ActionPlan]) -> ActionPlan:
     """The action plan whose parts were planned one by one."""
     order = tuple(name for plan in plans for name in placed(plan))
     return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
+
+
+def in_words(plan: ActionPlan, dangerous: Container[str]) -> str:
+    """The actions of a plan in their order, a line for each, for whoever must agree to all of them.
+
+    Args:
+        plan: the actions.
+        dangerous: the tools that may do harm, which is said of their actions.
+    """
+    places = {name: place for place, name in enumerate(placed(plan))}
+    actions = sorted(plan.actions, key=lambda action: places[action.task_id])
+    lines = [_line(number, action, dangerous) for number, action in islice(enumerate(actions, 1), _MOST_SHOWN)]
+    left = len(actions) - len(lines)
+    return "\n".join([*lines, *([f"  … and {left} more"] if left else [])])
+
+
+def _line(number: int, action: Action, dangerous: Container[str]) -> str:
+    harm = " (may do harm)" if action.tool in dangerous else ""
+    instead = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
+    return f"  {number}. {action.task_id}: {use_of(action.tool, action.arguments, _LONGEST)}{harm}{instead}"

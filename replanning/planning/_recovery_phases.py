@@ -10,8 +10,10 @@ from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, 
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning._view import TaskView
+from replanning.planning._outputs import ActionPlan
 from replanning.planning._people import PlanningHeld
 from replanning.planning._phases import Phase
+from replanning.planning._plan_parts import in_words
 from replanning.planning._session import Session
 from replanning.planning._state import Held
 from replanning.planning._steps import about, accepted, again, again_step, phase_of
@@ -51,8 +53,16 @@ class PhaseRecovery:
                 self._session.intervene(f"{task.id} came to nothing: {reason}")
             return way_of([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
         if held.verdict in ("", "withdrawn"):  # in the latter case, what it was about has changed, and is asked anew
-            return way_of(self._agreed(task.task, held), held.text, ask=held.text)
+            return way_of(self._agreed(task.task, held), held.text, ask=self._asked(task, held))
         return self._declined(task.task, held)
+
+    def _asked(self, task: TaskView, held: Held) -> str:
+        """What a person is asked; about a plan with something dangerous, with all that they would agree to (J39)."""
+        output, tools = self._session.state.outputs.get(task.id, {}), self._session.tools
+        if held.why != "dangerous" or "action_plan" not in output:
+            return held.text
+        plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+        return f"{held.text}\n{in_words(plan, {name for name, tool in tools.items() if tool.dangerous})}"
 
     def _once_more(self, task: TaskView, held: Held | None) -> Alternative | None:
         """The same again, once a person says so, where the model could not be asked: what was planned so far is kept."""

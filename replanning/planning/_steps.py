@@ -46,11 +46,11 @@ def phase_of(task: Task) -> Phase | None:
     return _PHASES.get(name) if isinstance(name, str) else None
 
 
-def use_of(tool: str, arguments: JsonObject) -> str:
-    """The use of a tool, as a person is told of it who must agree."""
+def use_of(tool: str, arguments: JsonObject, most: int = _LONGEST) -> str:
+    """The use of a tool, as a person is told of it who must agree; of the arguments, so many characters at most."""
     text = json.dumps(arguments, ensure_ascii=False)
-    left = len(text) - _LONGEST
-    return f"{tool} {text if left <= 0 else f'{text[:_LONGEST]} [… {left} characters more]'}"
+    left = len(text) - most
+    return f"{tool} {text if left <= 0 else f'{text[:most]} [… {left} characters more]'}"
 
 
 def is_action(task: Task) -> bool:
