@@ -162,6 +162,25 @@ async def test_j39_something_dangerous_needs_a_person() -> None:
     assert desk.used == [("write", "write"), ("post", "post")]
 
 
+async def test_j39_what_was_only_planned_is_agreed_to_when_it_is_used() -> None:
+    """A plan with a dangerous tool is made without a person; where that run goes on, one is asked before the tool is used."""
+    tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
+    desk = Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(), clock, desk, tools=tools)
+        plan = await planning.make_plan("r")
+        assert plan is not None
+        assert [task.metadata for task in plan.tasks] == [{"planning": {"subtask": name}} for name in ("write", "post")]
+        assert not await planning.execute_with_planning("r")
+        assert desk.used == [("write", "write")]
+        (question,) = planning.engine.pending("r")
+        assert 'post {"text": "news"}; let it?' in question.text
+        planning.engine.answer(question.id, "approve", by="eve")
+        assert await planning.execute_with_planning("r")
+
+    assert desk.used == [("write", "write"), ("post", "post")]
+
+
 # Failures
 
 

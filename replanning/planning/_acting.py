@@ -66,7 +66,8 @@ class Acting:
         if spec is None:
             raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among those of this run any more")
         if task.tool is not None:
-            if spec.dangerous and before is not None and not before.dangerous:  # nobody was asked about it
+            unasked = bool(about(task).get("unasked")) or (before is not None and not before.dangerous)
+            if spec.dangerous and unasked:
                 self._must_be_agreed(task, spec, task.arguments)
             return task
         known = known_arguments(task)  # without a plan, what a model gives is meant as it stands

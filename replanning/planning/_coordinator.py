@@ -191,6 +191,9 @@ class PlanningCoordinator:
     async def make_plan(self, run_id: str | None = None) -> Plan | None:
         """Only plan: the plan that would be executed, with all arguments; None where there is none.
 
+        Nobody is asked about dangerous tools in it: whoever carries the plan out decides about them. Where this run
+        goes on, a person is asked before each use of one.
+
         Raises:
             SettingsError: planning is switched off.
             StoreError: the store does not take the run.
@@ -291,7 +294,7 @@ def _for_engine(settings: Settings) -> Settings:
 def _alone(task: Task, phases: set[str]) -> Task:
     """An action as a task of a plan without phases."""
     waits = tuple(dep for dep in task.depends_on if dep not in phases)
-    said = {name: value for name, value in about(task).items() if name not in ("by", "tool")}
+    said = {name: value for name, value in about(task).items() if name not in ("by", "tool", "unasked")}
     # What a model expects is no command that could check it.
     changed: dict[str, object] = {"depends_on": waits, "metadata": {"planning": said}, "acceptance": ()}
     return task.model_copy(update=changed)

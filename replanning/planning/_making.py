@@ -230,7 +230,10 @@ class Making:
 
     def _marked(self, one: Task, by: Task) -> Task:
         """An action with the phase that planned it, and with the time that its tool may take where it names none."""
-        metadata: JsonObject = {**one.metadata, "planning": {**about(one), "by": by.id}}
+        unasked: JsonObject = (
+            {"unasked": True} if self._session.complete else {}
+        )  # nobody agrees to what is only planned
+        metadata: JsonObject = {**one.metadata, "planning": {**about(one), "by": by.id, **unasked}}
         spec = self._session.tools.get(str(about(one).get("tool")))
         limit = spec.timeout if spec is not None and one.tool is None and one.timeout is None else one.timeout
         asked = self._session.llm.timeout if one.tool is None and limit is not None else 0
@@ -238,7 +241,9 @@ class Making:
         return one.model_copy(update=changed)
 
     def _check_danger(self, task: Task, planned: list[Task]) -> None:
-        """Have a person agree before something dangerous comes into the plan (J39)."""
+        """Have a person agree before something dangerous comes into the plan (J39), unless nothing is carried out of it."""
+        if self._session.complete:
+            return
         tools, held = self._session.tools, self._session.state.held.get(str(about(task).get("accept")))
         if held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify"):
             return  # whoever has agreed to something else was not asked about this
