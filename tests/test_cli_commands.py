@@ -47,7 +47,7 @@ from tests.cli_parts import (
         (["run", "plan.yaml", "--run-id", "a/b"], "'a/b' cannot be the id of a run: it has a path separator"),
         (["resume", "r"], "there are no runs in"),
         (["pause", "r"], "there are no runs in"),
-        (["simulate", "plan.yaml", "--fail", "nobody"], "settings are not valid (1 problem): --fail: there is no task"),
+        (["simulate", "plan.yaml", "--fail", "nobody"], "error: --fail: there is no task"),
         (["simulate", "plan.yaml", "--hang", "one=2"], "--hang one: a chance goes from 0 to 1, got 2.0"),
         (["status", "--store", "sqlit:runs.db"], "no store 'sqlit' is installed; installed are: jsonl, memory, sqlite"),
         (["simulate", "plan.yaml", "--flaky", "one=often"], "expected TASK or TASK=CHANCE"),

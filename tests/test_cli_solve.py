@@ -245,10 +245,11 @@ def test_j26_without_planning_tools_are_used_one_by_one(repository: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--tools", "tools.yaml"), "--goal: give the goal"),
+        (("--tools", "tools.yaml"), "error: --goal: give the goal"),
         (("--goal", "x"), "--tools: name a YAML file"),
-        (("--goal", "x", "--tools", "none.yaml"), "none.yaml: it cannot be read"),
-        (("--goal", "x", "--tools", "bad.yaml"), "bad.yaml tools[0]"),
+        (("--goal", "x", "--tools", "none.yaml"), "error: --tools: none.yaml cannot be read: No such file"),
+        (("none.txt", "--tools", "tools.yaml"), "error: FILE: none.txt cannot be read: No such file"),
+        (("--goal", "x", "--tools", "bad.yaml"), "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
         (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
         (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is no forge"),
         (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' names no issue"),

@@ -86,8 +86,9 @@ def solve(
     """
     from replanning.cli._issue import read_issue
     from replanning.cli._run import RunOptions
-    from replanning.cli._solve import make_plan, read_task
+    from replanning.cli._solve import make_plan
     from replanning.cli._solve import solve as solve_task
+    from replanning.cli._task import read_task
 
     below: tuple[str, ...] = ()
     if issue is not None:
@@ -126,7 +127,8 @@ def plan(
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
     from replanning.cli._run import RunOptions
-    from replanning.cli._solve import make_plan, read_task
+    from replanning.cli._solve import make_plan
+    from replanning.cli._task import read_task
 
     who = asking(ask, never=no_ask)
     options = RunOptions(store="memory", settings=settings, ask=who, json=as_json, quiet=quiet)

@@ -13,7 +13,7 @@ from replanning._errors import Problem, SettingsError
 from replanning._plugins import load
 
 if TYPE_CHECKING:
-    from replanning.cli._solve import Task
+    from replanning.cli._task import Task
     from replanning.planning import TaskRequest
 
 IssueOption = Annotated[
@@ -41,7 +41,7 @@ def read_issue(
         PlanError: the file of tools cannot be read, or its tools are not valid.
         ForgeError: the issue cannot be read.
     """
-    from replanning.cli._solve import read_task
+    from replanning.cli._task import read_task
 
     task = read_task(issue, None, tools, llm, quiet=quiet)
     forge, family = _forge(issue)

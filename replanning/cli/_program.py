@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from replanning._errors import ReplanningError
+from replanning._errors import ReplanningError, SettingsError
 from replanning.cli._options import ExitCode, fail
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ class Commands(_PlainFlags, TyperGroup):
         try:
             return super().invoke(ctx)
         except ReplanningError as error:
-            fail(str(error))
+            fail(_said(error))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
                 raise
@@ -74,3 +74,14 @@ class Program(typer.Typer):
 def _paragraphs(function: Callable[..., Any]) -> str:
     """What a docstring says, a line for each paragraph: the lines of the source are no lines of the help."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
+
+
+def _said(error: ReplanningError) -> str:
+    """What an error says; what is wrong with the command line itself is no matter of the settings."""
+    problems = error.problems if isinstance(error, SettingsError) else ()
+    written = bool(problems) and all(_is_argument(problem.place) for problem in problems)
+    return "; ".join(map(str, problems)) if written else str(error)
+
+
+def _is_argument(place: str) -> bool:
+    return place.startswith("--") or (place.isalpha() and place.isupper())

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import anyio
 
-from replanning import Environment, Goal, Plan, PlanRun, ReplanningError, Settings, StoreGate
-from replanning._errors import NotRunning, PlanError, Problem, SettingsError
+from replanning import Environment, Plan, PlanRun, ReplanningError, Settings, StoreGate
+from replanning._errors import NotRunning, Problem, SettingsError
 from replanning._llms import AUTO, create_llm_provider
-from replanning._loading import read_document
 from replanning._opening import redactor_for
+from replanning._records import Record
 from replanning.cli._context import TellingShell
 from replanning.cli._hearing import is_heard, steerings
 from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers
-from replanning.cli._options import ExitCode, as_text
+from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show_json
 from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
@@ -26,90 +27,18 @@ from replanning.cli._render import Summary, as_json
 from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
-from replanning.cli._telling import teller
+from replanning.cli._task import Task
+from replanning.cli._telling import phases_apart, teller
 from replanning.cli._tracing import open_trace, place_of
-from replanning.events import RunOpened
+from replanning.events import PlanningNoted, RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.llm import LLMProvider
 from replanning.planning import PlanningCoordinator, TaskRequest, request_of
-from replanning.planning._steps import phase_of
-from replanning.tools import ToolExecutor, check_machine, check_tools
+from replanning.planning._steps import phase_of, use_of
+from replanning.tools import ToolExecutor
 
-_SHARED = ("tools", "resources", "objects", "mcp")
-"""The sections of a file of tools; others, as a plan file has them, are passed over."""
-
-LONGEST_GOAL = 100_000
-"""Characters that a goal may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is to be solved.
-
-    Attributes:
-        request: what is to be achieved, and the issue that says so, if there is one.
-        tools: what may be used to that end; of the plan, nothing else counts.
-        llm: which language model is asked; None for the one that settings state, or that is found.
-        known: the comments of the issue that the request has; None where it has none.
-    """
-
-    request: TaskRequest
-    tools: Plan
-    llm: str | None = None
-    known: tuple[str, ...] | None = None
-
-
-def read_task(
-    goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
-) -> Task:
-    """What the command line asks for.
-
-    Raises:
-        SettingsError: an option is missing, or there is one too many.
-        PlanError: a file cannot be read, or its tools are not valid.
-    """
-    if (goal is None) == (file is None):
-        what = "give the goal either in words with --goal or in a file, and not both"
-        raise SettingsError([Problem("--goal", what)])
-    if tools is None:
-        problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"
-        raise SettingsError([Problem("--tools", problem)])
-    text = (_text(file) if file is not None else as_text(goal or "", "--goal")).strip()
-    if not text or len(text) > LONGEST_GOAL:
-        problem = "it is empty" if not text else f"it has more than {LONGEST_GOAL} characters"
-        raise SettingsError([Problem(str(file or "--goal"), problem)])
-    plan = read_tools(tools)
-    if not quiet:
-        for note in check_machine(plan):
-            say(f"note: {note.message}")
-    return Task(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError([Problem(str(path), f"it cannot be read: {error}")]) from error
-
-
-def read_tools(path: Path) -> Plan:
-    """The tools of a file, as a plan without tasks.
-
-    Raises:
-        PlanError: it cannot be read, or its tools are not valid.
-    """
-    document = read_document(_text(path), format="json" if path.suffix == ".json" else "yaml", source=str(path))
-    if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
-        problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
-        raise PlanError([Problem(str(path), problem)])
-    try:
-        shared = {name: document[name] for name in _SHARED if name in document}
-        plan = Plan.model_validate({"goal": {"objective": ""}, **shared})
-    except PlanError as error:
-        raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
-    if problems := check_tools(plan):
-        raise PlanError(problems)
-    return plan
+_MODEL: Final = "model"
+"""What is noted of a run whose language model the command line names."""
 
 
 def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
@@ -141,20 +70,28 @@ def resume_solving(run: str, options: RunOptions, revision: int | None = None) -
     try:
         info = _find(store, run)
         opened = next(iter(store.read(info.run))).body
+        if not isinstance(opened, RunOpened) or not any(phase_of(task) for task in opened.plan.tasks):
+            return None
+        named = _named_model(store.read(info.run))
     finally:
         store.close()
-    if not isinstance(opened, RunOpened) or not any(phase_of(task) for task in opened.plan.tasks):
-        return None
     if revision is None and info.status in ("succeeded", "aborted"):
-        raise NotRunning(f"run {info.run!r} is over: it {info.status}; solve the goal anew, or use --from")
+        how = "succeeded" if info.status == "succeeded" else "was aborted"
+        raise NotRunning(f"run {info.run!r} is over: it {how}; solve the goal anew, or use --from")
     request = request_of(opened.plan) or TaskRequest(goal=opened.plan.goal)
-    task = Task(request, opened.plan, next(iter(options.providers), None))
+    task = Task(request, opened.plan, next(iter(options.providers), None) or named)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
         return planning.execute_with_planning(wanted)
 
     return _solved(task, options, start, pairs(options.context))
+
+
+def _named_model(records: Iterable[Record]) -> str | None:
+    """The language model that the command line named last for a run: also who goes on with it means that one."""
+    noted = [one.body.data for one in records if isinstance(one.body, PlanningNoted) and one.body.type == _MODEL]
+    return str(noted[-1].get("name")) if noted else None
 
 
 def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> int:
@@ -199,6 +136,9 @@ def _check_place(save: Path) -> None:
 
 
 def _hand_over(plan: Plan, save: Path | None, *, as_json: bool) -> None:
+    dangerous = _dangerous(plan)
+    if dangerous:
+        say(f"note: the plan uses tools that may do harm: {'; '.join(dangerous)}; run asks nobody about that again")
     if save is not None:
         try:
             save.write_text(plan.to_json() if save.suffix == ".json" else plan.to_yaml(), encoding="utf-8")
@@ -206,9 +146,17 @@ def _hand_over(plan: Plan, save: Path | None, *, as_json: bool) -> None:
             raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
         say(f"the plan is in {save}; replanning run {save} carries it out")
     if as_json:
-        show_json({"plan": plan.model_dump(mode="json", exclude_defaults=True), "status": "planned"})
+        document = plan.model_dump(mode="json", exclude_defaults=True)
+        show_json({"plan": document, "status": "planned", "dangerous": dangerous})
     elif save is None:
         print(plain(plan.to_yaml()), end="")  # noqa: T201 # the result
+
+
+def _dangerous(plan: Plan) -> list[str]:
+    """The uses of tools in a plan that may do harm, in words."""
+    tools = {tool.name for tool in plan.tools if tool.dangerous}
+    bodies = [body for task in plan.tasks for body in (task, *task.fallbacks)]
+    return list(dict.fromkeys(use_of(body.tool, dict(body.arguments)) for body in bodies if body.tool in tools))
 
 
 Start = Callable[[PlanningCoordinator], Awaitable[object]]
@@ -217,7 +165,7 @@ Start = Callable[[PlanningCoordinator], Awaitable[object]]
 def _solved(task: Task, options: RunOptions, start: Start, context: JsonObject) -> int:
     summary, completion = _carry_out(task, options, start, context)
     if options.json:
-        show_json({**as_json(summary), "completion": completion})
+        show_json({**phases_apart(as_json(summary), summary.story.live), "completion": completion})
         return int(summary.exit_code)
     if completion is not None:
         _show_completion(completion)
@@ -228,7 +176,8 @@ def _show_completion(completion: JsonObject) -> None:
     """What the model, or planning mode itself, has to say at the end."""
     summary = completion.get("summary")
     told = summary if isinstance(summary, dict) else {}
-    say(f"{completion.get('status', 'done')}: {told.get('reason') or completion.get('comment') or ''}".rstrip(": "))
+    if said := told.get("reason") or completion.get("comment"):
+        say(f"{completion.get('status', 'done')}: {said}")
     for name in ("key_outcomes", "recommendations"):
         found = told.get(name)
         for line in found if isinstance(found, list) else ():
@@ -305,6 +254,8 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
             parts.display.watch(run)
             if context:
                 run.change_context(context)
+            if parts.task.llm not in (None, _named_model(run.records())):
+                run.note(_MODEL, {"name": parts.task.llm})
 
         planning.watching = watch
         try:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from replanning._ids import TaskId
+from replanning._states import TaskState
 from replanning._wording import shown
 from replanning.cli._narrator import Line
 from replanning.cli._output import plain
 from replanning.cli._progress import Display
 from replanning.events import AttemptFailed, PlanningNoted, TriggerEvent
-from replanning.interfaces import JsonObject
+from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning._people import PlanningHeld
+from replanning.planning._steps import phase_of
+
+if TYPE_CHECKING:
+    from replanning._entries import Entry
+    from replanning._live import LivePlan
 
 
 def teller(display: Display) -> Callable[[object], None]:
@@ -57,3 +65,35 @@ def _came_to(phase: str, value: JsonObject) -> str:
         said = f"{value['comment']}: " if value.get("comment") else ""
         return f"{phase}: {said}{call.get('name')} {shown(call.get('arguments'))}"
     return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
+
+
+def phases_apart(document: JsonObject, live: LivePlan) -> JsonObject:
+    """How a run came out, for programs: its actions as tasks with their outputs, and its phases by themselves."""
+    outputs, tasks = _mapping(document["outputs"]), _mapping(document["tasks"])
+    phases = {entry.id: entry for entry in live if phase_of(entry.task) is not None}
+    actions = {root: output for root, output in outputs.items() if not _became_phases(live.entry(TaskId(root)), live)}
+    return {
+        **document,
+        "outputs": actions,
+        "tasks": {task: state for task, state in tasks.items() if task not in phases},
+        "phases": [_phase(entry) for entry in phases.values()],
+    }
+
+
+def _phase(entry: Entry) -> JsonObject:
+    return {
+        "task": entry.id,
+        "phase": str(phase_of(entry.task)),
+        "state": str(entry.state),
+        "output": entry.output if entry.state is TaskState.DONE else None,
+    }
+
+
+def _became_phases(entry: Entry, live: LivePlan) -> bool:
+    """Whether a task is a phase, or phases that plan anew have taken its place: then its result is theirs."""
+    parts = [live.entry(task_id) for task_id in entry.replaced_by]
+    return any(_became_phases(part, live) for part in parts) if parts else phase_of(entry.task) is not None
+
+
+def _mapping(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, dict) else {}

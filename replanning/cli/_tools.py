@@ -21,9 +21,9 @@ def tools(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
 
     The servers are started to ask them, and ended again; no tool is used.
     """
-    from replanning.cli._solve import read_tools
+    from replanning.cli._task import read_tools
 
-    raise typer.Exit(list_tools(read_tools(plan), as_json=as_json))
+    raise typer.Exit(list_tools(read_tools(plan, "PLAN"), as_json=as_json))
 
 
 def list_tools(plan: Plan, *, as_json: bool) -> int:

@@ -1,0 +1,110 @@
+"""What `solve` and `plan` are asked for: the goal, the tools, and who is to think about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from replanning import Goal, Plan
+from replanning._errors import PlanError, Problem, SettingsError
+from replanning._loading import read_document
+from replanning.cli._options import as_text
+from replanning.cli._output import say
+from replanning.planning import TaskRequest
+from replanning.tools import check_machine, check_tools
+
+_SHARED = ("tools", "resources", "objects", "mcp")
+"""The sections of a file of tools; others, as a plan file has them, are passed over."""
+
+LONGEST_GOAL = 100_000
+"""Characters that a goal may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be solved.
+
+    Attributes:
+        request: what is to be achieved, and the issue that says so, if there is one.
+        tools: what may be used to that end; of the plan, nothing else counts.
+        llm: which language model is asked; None for the one that settings state, or that is found.
+        known: the comments of the issue that the request has; None where it has none.
+    """
+
+    request: TaskRequest
+    tools: Plan
+    llm: str | None = None
+    known: tuple[str, ...] | None = None
+
+
+def read_task(
+    goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
+) -> Task:
+    """What the command line asks for.
+
+    Raises:
+        SettingsError: an option is missing, or there is one too many.
+        PlanError: a file cannot be read, or its tools are not valid.
+    """
+    if (goal is None) == (file is None):
+        what = "give the goal either in words with --goal or in a file, and not both"
+        raise SettingsError([Problem("--goal", what)])
+    if tools is None:
+        problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"
+        raise SettingsError([Problem("--tools", problem)])
+    text = (_text(file, "FILE") if file is not None else as_text(goal or "", "--goal")).strip()
+    if not text or len(text) > LONGEST_GOAL:
+        problem = "is empty" if not text else f"has more than {LONGEST_GOAL} characters"
+        where, what = ("--goal", "it") if file is None else ("FILE", str(file))
+        raise SettingsError([Problem(where, f"{what} {problem}")])
+    plan = read_tools(tools)
+    if not quiet:
+        for note in check_machine(plan):
+            say(f"note: {note.message}")
+    return Task(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
+
+
+def _text(path: Path, argument: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"byte {error.start + 1} of the file is not UTF-8"
+        raise SettingsError([Problem(argument, f"{path} cannot be read: {why}")]) from error
+
+
+class _WrongTools(PlanError):
+    """A file of tools is not valid; it need be no plan."""
+
+    summary = "the tools are not valid"
+
+
+def read_tools(path: Path, argument: str = "--tools") -> Plan:
+    """The tools of a file, as a plan without tasks.
+
+    Args:
+        path: the file.
+        argument: how the command line names it.
+
+    Raises:
+        SettingsError: it cannot be read.
+        PlanError: its tools are not valid.
+    """
+    try:
+        return _tools_of(_text(path, argument), path)
+    except PlanError as error:
+        raise _WrongTools(error.problems) from None
+
+
+def _tools_of(text: str, path: Path) -> Plan:
+    document = read_document(text, format="json" if path.suffix == ".json" else "yaml", source=str(path))
+    if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
+        problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
+        raise PlanError([Problem(str(path), problem)])
+    try:
+        shared = {name: document[name] for name in _SHARED if name in document}
+        plan = Plan.model_validate({"goal": {"objective": ""}, **shared})
+    except PlanError as error:
+        raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
+    if problems := check_tools(plan):
+        raise PlanError(problems)
+    return plan

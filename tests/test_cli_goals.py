@@ -1,0 +1,107 @@
+"""`replanning solve` and `plan` for whoever follows them: people who must agree, and programs that read what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from replanning.interfaces import JsonObject
+from replanning.testing import ScriptedLLMServer
+from tests.cli_parts import cli, lines
+from tests.planning_parts import Replies, go_on, replan, revision
+from tests.test_cli_solve import Service, subtask, use
+
+WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
+TOOLS = [
+    WRITE,
+    {**WRITE, "name": "wipe", "dangerous": True},
+    {"name": "fail", "kind": "shell", "command": f"{sys.executable} -c 'raise SystemExit(3)'"},
+]
+WIPES: Replies = {
+    "task_decomposition": {"subtasks": [subtask("note"), subtask("clear", "note")]},
+    "action_sequence": {"actions": [use("note", "write", text="a"), use("clear", "wipe", text="b")]},
+}
+GOAL = ("--goal", "Tidy up", "--tools", "tools.yaml", "--llm", "openai")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a file of tools."""
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": TOOLS}), encoding="utf-8")
+    return tmp_path
+
+
+def test_programs_see_the_actions_alone(folder: Path) -> None:
+    """With `--json`, tasks and outputs are the actions, also after a replan; the phases stand by themselves."""
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [subtask("note")]},
+        "action_sequence": {"actions": [use("note", "fail")]},
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(use("note", "write", text="a")),
+    }
+    with ScriptedLLMServer(Service(replies)) as server:
+        told = json.loads(cli(folder, "solve", *GOAL, "--json", **server.environ()).stdout)
+
+    assert told["status"] == "succeeded"
+    assert told["tasks"] == {"note": "REPLACED_BY_REPLAN", "v2.note": "DONE"}
+    assert list(told["outputs"]) == ["v2.note"]
+    phases = {one["task"]: (one["phase"], one["state"]) for one in told["phases"]}
+    assert phases["goal_understanding"] == ("goal_understanding", "DONE")
+    assert phases["reflection"] == ("reflection", "DONE")
+    (goal, *_) = told["phases"]
+    assert goal["output"]["main_objective"] == "Tell people"
+
+
+def test_a_plan_with_danger_is_made_without_asking(folder: Path) -> None:
+    """`plan` executes nothing, so nobody must agree; what may do harm is named, and the plan can be carried out."""
+    with ScriptedLLMServer(Service(WIPES)) as server:
+        planned = cli(folder, "plan", *GOAL, "--save", "plan.yaml", **server.environ())
+        tried = json.loads(cli(folder, "solve", *GOAL, "--dry-run", "--json", **server.environ()).stdout)
+
+    assert planned.returncode == 0, planned.stderr
+    assert 'note: the plan uses tools that may do harm: wipe {"text": "b"}' in planned.stderr
+    assert tried["dangerous"] == ['wipe {"text": "b"}']
+    assert not (folder / "log").exists()
+    assert cli(folder, "run", "plan.yaml", "--no-replan").returncode == 0
+    assert lines(folder / "log") == ["a", "b"]
+
+
+def test_j39_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:
+    """A question about something dangerous lists every action, marks what may do harm, and says nothing of phases."""
+    with ScriptedLLMServer(Service(WIPES)) as server:
+        asked = cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
+        shown = cli(folder, "pending").stdout
+
+    assert asked.returncode == 4
+    listed = '  1. note: write {"text": "a"}\n    2. clear: wipe {"text": "b"} (may do harm)\n'
+    assert f'the plan uses tools that may do harm: wipe {{"text": "b"}}; carry it out?\n  {listed}' in shown
+    assert "action_sequence" not in shown
+    assert "PlanningHeld" not in shown
+
+
+def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
+    """A model that `--llm` names is asked after `resume`, too, though another one would be found first; unless it says else."""
+    options = ("--run-id", "r")
+    with ScriptedLLMServer(Service(WIPES)) as server:
+        cli(folder, "solve", *GOAL, *options, **server.environ())
+        cli(folder, "approve", "r.q1")
+        again = cli(folder, "resume", "r", **server.environ())
+
+    assert again.returncode == 0, again.stderr
+    assert "planned and judged by openai (" in again.stderr
+    assert lines(folder / "log") == ["a", "b"]
+
+
+def test_a_model_named_later_counts_from_then_on(folder: Path) -> None:
+    """Who resumes with another model goes on with that one, and so does whoever resumes after that."""
+    asks: JsonObject = go_on(clarification_needed=True, clarification_questions=["Which?"])
+    with ScriptedLLMServer(Service({**WIPES, "decision:goal_understanding": (asks, go_on())})) as server:
+        cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
+        other = cli(folder, "resume", "r", "--replan-provider", "anthropic", **server.environ())
+        last = cli(folder, "resume", "r", **server.environ())
+
+    assert "planned and judged by anthropic (" in other.stderr
+    assert "planned and judged by anthropic (" in last.stderr
