@@ -11,7 +11,7 @@ from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion
 from replanning.planning import PlanningCoordinator
-from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, returns, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, kind_of, replan, revision
 
 pytestmark = pytest.mark.anyio
@@ -135,6 +135,39 @@ async def test_j7_every_so_many_actions(interval: int, expected: int) -> None:
 
     assert model.asked.count("reflection") == expected
     assert model.asked.count("decision:execution") == expected
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+async def test_j7_every_so_many_actions_at_once(interval: int) -> None:
+    """Actions that end at once, while the model looks at others, are counted one by one."""
+    names = [f"s{number}" for number in range(6)]
+    subtasks: list[JsonValue] = [{"id": name, "description": name} for name in names]
+    planned: list[JsonValue] = [action(name, "write") for name in names]
+    replies: Replies = {
+        "task_decomposition": {"subtasks": subtasks},
+        "action_sequence": {"actions": planned},
+        "reflection": thought(),
+    }
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": interval}}})
+    script = Model(replies)
+
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+
+        def slow(prompt: str) -> LLMReply:
+            return returns(script(prompt), after=5)
+
+        class Steady(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(1)
+                return await super().__call__(task, context)
+
+        planning = PlanningCoordinator(
+            settings, ScriptedLLM(slow, environment=environment), TOOLS, "Tell", work=Steady(), environment=environment
+        )
+        assert await planning.execute_with_planning()
+
+    assert script.asked.count("reflection") == 6 // interval
 
 
 async def test_e5_a_reflection_that_fails_is_passed_over() -> None:

@@ -31,6 +31,7 @@ class Acting:
     def __init__(self, session: Session, work: Work) -> None:
         self._session = session
         self._work = work
+        self._looking: set[TaskId] = set()
 
     def __repr__(self) -> str:
         return f"<Acting of {self._session.run!r}>"
@@ -126,15 +127,23 @@ class Acting:
         settings = self._session.settings.reflection
         every = settings.trigger_interval if settings.enabled else 0
         done = sum(e.state is TaskState.DONE and is_action(e.task) for e in self._session.run.live) + 1
-        return bool(every) and done % every == 0
+        return bool(every) and (done + len(self._looking)) % every == 0  # those that are looked at now count as well
 
     async def _look_back(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:
         """Have the model look at an action that was executed, where it is time or what came of it is unexpected (J7)."""
-        session, settings = self._session, self._session.settings.reflection
         due, wrong = self._is_due(), stated_failure(output)
-        decides = due or session.config.judge_on == "every_action"
-        if not (decides or wrong):
+        if not (due or wrong or self._session.config.judge_on == "every_action"):
             return
+        self._looking.add(task.id)
+        try:
+            await self._looked(task, context, name, output, due=due, wrong=wrong)
+        finally:
+            self._looking.discard(task.id)
+
+    async def _looked(
+        self, task: Task, context: TaskContext, name: str, output: JsonValue, *, due: bool, wrong: str
+    ) -> None:
+        session, settings = self._session, self._session.settings.reflection
         action: JsonObject = {"id": name, "expected_outcome": about(task).get("expected_outcome", "")}
         given: JsonObject = {**session.basis(task), "action": action, "result": output}
         if wrong:
@@ -143,7 +152,7 @@ class Acting:
         if due or (wrong and settings.enabled and settings.trigger_on_error):
             looked = await reflect(session, context.attempt_id, name, given)
         right = looked is not None and looked.status == "success" and not looked.plan_revision_needed
-        if decides or not right:
+        if due or session.config.judge_on == "every_action" or not right:
             await self._decide(task, context, name, given)
 
     async def _decide(self, task: Task, context: TaskContext, name: str, given: JsonObject) -> None:
@@ -152,7 +161,7 @@ class Acting:
         considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=name))
         decision, ruling = considered.decision, considered.ruling
         retries = decision is not None and decision.replan_type is ReplanType.RETRY
-        if ruling.questions or (ruling.kind == "ask" and not retries):
+        if ruling.questions or ruling.escalates or (ruling.kind == "ask" and not retries):
             self._ask(task, considered)
             return
         if ruling.kind == "ask":  # what succeeded is not done again by a guess
@@ -180,7 +189,7 @@ class Acting:
         return tuple(filter(None, [*waiting, reflection_of(live)]))
 
     def _ask(self, task: Task, considered: Consideration) -> None:
-        """Have a person decide about a replan that nothing forces; what comes after the action waits for that."""
+        """Have it decided about a replan that needs a person, or cannot be (E1); what comes after the action waits."""
         session = self._session
         one = asking(session.run.live, considered.replan_id, depends_on=[task.id])
         session.keep_judged(one.id, considered)

@@ -64,6 +64,7 @@ class Making:
         state = session.state
         if about(task).get("asks"):
             await self._ask(task, state.judged[task.id])
+            return {}
         accepted = about(task).get("accept")
         output = state.outputs.get(str(accepted or task.id))
         if output is None:
@@ -130,8 +131,14 @@ class Making:
         return not await self._replanned(task, phase, considered)
 
     async def _ask(self, task: Task, considered: Consideration) -> None:
-        """Have a person decide about a replan in the midst of the execution, or answer what is unclear."""
+        """Have a person decide about a replan in the midst of the execution, or answer what is unclear.
+
+        Returns where the replan cannot be, and it is assumed that what there is counts.
+        """
         session, ruling, decision = self._session, considered.ruling, considered.decision
+        if ruling.escalates and not ruling.questions:
+            session.no_way(task.id, ruling.reason)
+            return
         wanted = decision is not None and decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
         target = decision.target_phase if decision is not None and wanted and not ruling.escalates else None
         if ruling.executes and target is not None:
@@ -150,7 +157,8 @@ class Making:
         if ruling.questions:
             if ruling.executes:
                 await session.execute(considered)
-            target = decision.target_phase if decision is not None and ruling.executes and not asks else phase
+            follows = (ruling.executes or ruling.kind == "ask") and not asks
+            target = decision.target_phase if decision is not None and follows else phase
             session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
         if ruling.kind == "ask":
             assert decision is not None

@@ -17,7 +17,7 @@ from replanning._view import PlanView, TaskView
 from replanning.planning._decision import reason_of
 from replanning.planning._limits import Cause, spent_lineage
 from replanning.planning._phases import Phase
-from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck
+from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck, leave
 from replanning.planning._recovery_phases import PhaseRecovery, way_of
 from replanning.planning._session import Session
 from replanning.planning._steps import MAKING, again, asking, is_action, phase_of, reflection_of
@@ -112,7 +112,7 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
     held = _held(session)
     if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
         if held is not None:  # a person is being asked already, and has said this meanwhile
-            session.manager.record_decision(considered, executed=False)
+            leave(session, considered)
             return []
         one = asking(session.run.live, considered.replan_id)
         session.keep_judged(one.id, considered)

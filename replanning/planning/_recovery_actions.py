@@ -46,9 +46,11 @@ class ActionRecovery:
             return self._action_declined(task, held)
         if held is not None and held.why == "dangerous" and not held.verdict:
             return way_of([RetryTask(task_id=task.id)], held.text, ask=held.text)
-        if task.task.fallbacks:
-            return way_of([self._fallback(task)], f"the declared fallback of {task.id}")
         subject = TaskId(f"{task.id}#{task.attempts}")
+        if task.task.fallbacks:
+            if (considered := session.state.judged.get(subject)) is not None:
+                leave(session, considered)
+            return way_of([self._fallback(task)], f"the declared fallback of {task.id}")
         if self._stuck and (task.state is TaskState.BLOCKED or subject in session.state.judged):
             return None
         given, cause = self._given(task, task.failure.message if task.failure is not None else "it failed")
@@ -68,7 +70,7 @@ class ActionRecovery:
         settings = session.settings.reflection
         reason = f"{task.id} failed, and nothing was decided that helps: {considered.ruling.reason}"
         asks = settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
-        if not asks:
+        if not asks or considered.ruling.escalates or considered.instead_of is not None:  # it was asked for another way
             return self._no_way(task, reason)
         subject, cause = f"{task.id}#{task.attempts}", considered.cause
         looked = await reflect(session, subject, cause.action or task.id, given)
@@ -109,7 +111,7 @@ class ActionRecovery:
         if not assumes(self._session, held):
             tell_declined(self._session, task.id, held)
             return None
-        if held.target is not None:
+        if held.target is not None and not held.unsure:
             return way_of(self._replan(task, held.target, held.text, "assumed"), "nobody answered")
         # Not the change that was asked about: nobody has agreed to that one.
         said: JsonObject = {**about(task.task), "assumed": held.text}
@@ -195,6 +197,12 @@ class ActionRecovery:
 def is_stuck(request: ReplanRequest) -> bool:
     """Whether nothing goes on without what is asked for."""
     return any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
+
+
+def leave(session: Session, considered: Consideration) -> None:
+    """Put on record that what was decided is not done, because something else is; not twice."""
+    if all(record.replan_id != considered.replan_id for record in session.state.records):
+        session.manager.record_decision(considered, executed=False)
 
 
 async def executed_by_engine(

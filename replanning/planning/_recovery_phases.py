@@ -106,7 +106,8 @@ class PhaseRecovery:
         """A person did not agree, or nobody answered in time."""
         if assumes(self._session, held):
             assumed = "; ".join(held.assumed)
-            return way_of(self._agreed(task, held, assumed=True), f"nobody answered; it is assumed: {assumed}")
+            instead = self._agreed(task, _without_agreement(task, held), assumed=True)
+            return way_of(instead, f"nobody answered; it is assumed: {assumed}")
         if held.why == "dangerous" and self._session.loops:
             step = again_step(self._session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
             return way_of([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
@@ -118,6 +119,13 @@ class PhaseRecovery:
             return way_of(changes, "the replan was declined: what there is counts")
         tell_declined(self._session, task.id, held)
         return None
+
+
+def _without_agreement(task: Task, held: Held) -> Held:
+    """What is done where nobody answers: what is unclear is assumed, but no replan is done for which it takes a person."""
+    if held.considered is None or not held.unsure:
+        return held
+    return held.model_copy(update={"target": None if about(task).get("asks") else held.considered.phase})
 
 
 def assumes(session: Session, held: Held) -> bool:

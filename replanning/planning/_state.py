@@ -82,6 +82,11 @@ class Held(_Part):
         """What is assumed where nobody answers, also where that is not said."""
         return self.assumptions or LIKELY
 
+    @property
+    def unsure(self) -> bool:
+        """Whether they are asked about a replan that is not done unless they agree (D11)."""
+        return self.considered is not None and self.considered.ruling.kind == "ask"
+
 
 class Clarified(_Part):
     """What was asked, and what a person answered or was assumed instead."""

@@ -1,0 +1,127 @@
+"""Replans that are wanted and cannot be, and replans that come to nothing: who is told, and what is done instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Answer, Settings, Task
+from replanning.interfaces import JsonObject, JsonValue
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision
+
+pytestmark = pytest.mark.anyio
+
+FAILED: JsonObject = {"reflection": {"action_id": "write", "status": "failure"}}
+
+
+class NotOk(Desk):
+    """Whose tool `write` states a failure, and does not fail."""
+
+    async def __call__(self, task: Task, context: object) -> JsonValue:
+        """Use the tool of a task."""
+        said = await super().__call__(task, context)
+        return {"ok": False} if task.tool == "write" else said
+
+
+# After an action that succeeded
+
+
+@pytest.mark.parametrize(
+    ("escalation", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")]
+)
+async def test_e1_a_replan_after_an_action_that_cannot_be(escalation: str, status: str) -> None:
+    """A replan that a limit forbids after an action that succeeded is told to the model once, then escalated as set."""
+    none: JsonObject = {"execution": {"max_partial_replans": 0}}
+    stated: JsonObject = {"escalation": {"on_no_alternative": escalation}, "planning": {"replanning": none}}
+    model = Model({"decision:execution": (replan("partial_replan"), replan("partial_replan"), go_on())})
+    desk = Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(
+            model, clock, desk, settings=Settings.model_validate({**stated, "judge_on": "every_action"})
+        )
+        await planning.execute_with_planning()
+
+    assert planning.result.status == status, planning.result.reason
+    assert [tool for _, tool in desk.used] == (["write", "post"] if escalation == "assume" else ["write"])
+    asked = [kind for kind in model.asked if kind in ("decision:execution", "reflection")]
+    assert asked == ["decision:execution"] * (3 if escalation == "assume" else 2)
+
+
+async def test_e1_a_person_who_is_told_that_it_cannot_be_has_the_run_go_on() -> None:
+    """Whoever agrees to go on without a replan that cannot be has what is left of the plan carried out."""
+    none: JsonObject = {"planning": {"replanning": {"execution": {"max_partial_replans": 0}}}}
+    model = Model({"decision:execution": (replan("partial_replan"), replan("partial_replan"), go_on())})
+    gate, desk = ScriptedGate([Answer("approve", by="eve")]), Desk()
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate({**none, "judge_on": "every_action"})
+        planning = coordinator(model, clock, desk, settings=settings, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert ["limit of 0 partial replans" in question.text for question in gate.questions] == [True]
+
+
+async def test_e3_an_output_that_states_a_failure_is_not_passed_over() -> None:
+    """Where what the model wants after a stated failure cannot be, the run does not go on as if nothing had happened."""
+    none: JsonObject = {"planning": {"replanning": {"execution": {"max_action_retries": 0}}}}
+    model = Model({"reflection": FAILED, "decision:execution": replan("retry")})
+    desk = NotOk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk, settings=Settings.model_validate(none))
+        assert not await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write"]
+    assert "the limit of 0 retries of action 'write' is reached" in planning.result.reason
+
+
+async def test_f1_a_retry_that_a_declared_fallback_supersedes_is_on_record() -> None:
+    """Where the model wants a retry of an action that has a fallback, the fallback is used, and the record says so."""
+    planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
+    replies: Replies = {
+        "action_sequence": planned,
+        "reflection": FAILED,
+        "decision:execution": replan("retry"),
+    }
+    desk = NotOk()
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(replies), clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "shout", "post"]
+    assert [(one.replan_type, one.executed) for one in planning.state.records if one.phase == "execution"] == [
+        ("retry", False)
+    ]
+
+
+# An unsure replan beside a question
+
+UNSURE: JsonObject = {"confidence": 0.4, "clarification_needed": True, "clarification_questions": ["Which?"]}
+EACH = Settings.model_validate({"judge_on": "every_action"})
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize(
+    ("phase", "kind", "desk", "settings"),
+    [
+        ("execution", "partial_replan", {"write": [FileNotFoundError("news.txt")]}, None),
+        ("execution", "partial_replan", {}, EACH),
+        ("reflection", "plan_revision", {}, None),
+    ],
+    ids=["failed", "succeeded", "reflection"],
+)
+async def test_d11_an_unsure_replan_with_a_question(
+    phase: str, kind: str, desk: dict[str, list[Exception]], settings: Settings | None, answered: bool
+) -> None:
+    """An unsure replan that comes with a question is done and counted when a person agrees; never because nobody answers."""
+    again = revision(action("more", "shout"))
+    model = Model({f"decision:{phase}": (replan(kind, **UNSURE), go_on()), "revision": again})
+    gate = ScriptedGate([Answer("approve", by="eve", comment="the first")]) if answered else None
+    used = Desk(desk)
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, used, settings=settings, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert (("v2.more", "shout") in used.used) is answered
+    assert planning.state.counts.total == answered
+    (record,) = [record for record in planning.state.records if record.replan_type == kind]
+    assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
