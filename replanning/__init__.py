@@ -7,6 +7,7 @@ The names here are what most programs need. More stands in `replanning.changes` 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -70,8 +71,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
-# Where the names stand. They are imported all at once when the first of them is asked for, so that whoever imports only
-# the package, as a program does that starts, is not held up.
+# Where the names stand. They are imported when they are asked for, so that a program that starts is not held up by what
+# it does not use; what is there by then gets its public name.
 _HOMES: Final = {
     "_attempt": ("Attempt", "TaskContext"),
     "_changes": ("Alternative",),
@@ -99,12 +100,16 @@ if not TYPE_CHECKING:  # what it would say of types is "anything"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for home, names in _HOMES.items():
-            module = import_module(f"{__name__}.{home}")
+            if name in names:
+                import_module(f"{__name__}.{home}")
+        for home, names in _HOMES.items():
+            module = sys.modules.get(f"{__name__}.{home}")
             for public in names:
-                found = getattr(module, public)
+                found = getattr(module, public, None)  # while a module is imported not all of it is there
+                if found is not None:
+                    globals()[public] = found
                 if getattr(found, "__module__", "").startswith(f"{__name__}._"):
                     found.__module__ = __name__
-                globals()[public] = found
         return globals()[name]
 
 

@@ -63,7 +63,7 @@ app = Program(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from replanning.cli._plugins import show_version
+        from replanning.cli._version import show_version
 
         show_version(as_json=False)
         raise typer.Exit
@@ -348,6 +348,6 @@ def providers(
 @app.command(rich_help_panel=ABOUT)
 def version(*, as_json: JsonOption = False) -> None:
     """Print the version."""
-    from replanning.cli._plugins import show_version
+    from replanning.cli._version import show_version
 
     show_version(as_json=as_json)

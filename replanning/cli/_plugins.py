@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import EntryPoint
@@ -11,14 +10,14 @@ from typing import Final
 
 import anyio
 
-from replanning import Environment, Settings, __version__
+from replanning import Environment, Settings
 from replanning._asked import ALTERNATIVES, REPAIR
 from replanning._errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
 from replanning._redaction import Redactor
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, plain, show, show_json
+from replanning.cli._output import console, plain, show_json
 from replanning.cli._settings import read_settings
 from replanning.llm import LLMOptions, LLMProvider
 
@@ -100,14 +99,6 @@ def _answered(plugins: list[Plugin]) -> bool:
     """Whether a language model has answered, and each that runs would use."""
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     return any(answer for _, answer in answers) and ("used", False) not in answers
-
-
-def show_version(*, as_json: bool) -> None:
-    """Print the version of the library and of what it runs on."""
-    if as_json:
-        show_json({"replanning": __version__, "python": platform.python_version(), "platform": platform.platform()})
-    else:
-        show(f"replanning {__version__} (Python {platform.python_version()})")
 
 
 # What a run would use

@@ -1,0 +1,85 @@
+"""Lists the tools of a plan, those of its MCP servers included: what they take, and whether they can be used here."""
+
+from __future__ import annotations
+
+import anyio
+
+from replanning import Plan, ToolSpec
+from replanning._plan import JsonObject, JsonValue
+from replanning.cli._options import ExitCode
+from replanning.cli._output import plain, say, show, show_json
+from replanning.tools import ToolExecutor, check_machine
+
+_LONGEST = 100
+"""Characters of a description that are shown."""
+
+
+def list_tools(plan: Plan, *, as_json: bool) -> int:
+    """Print the tools; returns the exit code.
+
+    Raises:
+        ReplanningError: the tools do not fit together, or the servers cannot be asked.
+    """
+    found, absent = anyio.run(_asked, plan)
+    lacking = _lacking(found)
+    rows = [_row(tool, found, absent, lacking.get(tool.name, "")) for tool in found.tools]
+    if as_json:
+        servers = {name: absent.get(name, "") for name in plan.mcp}
+        show_json(
+            {"tools": rows, "servers": {name: {"available": not why, "why": why} for name, why in servers.items()}}
+        )
+    else:
+        for row in rows:
+            _show(row)
+        for name, why in absent.items():
+            say(f"MCP server {name!r} is not there: {why}")
+    return int(ExitCode.OK)
+
+
+async def _asked(plan: Plan) -> tuple[Plan, dict[str, str]]:
+    """The plan with the tools of its servers, and the servers that are not there and why."""
+    async with ToolExecutor(plan) as executor:
+        return await executor.discover(plan), dict(executor.unavailable_servers)
+
+
+def _lacking(plan: Plan) -> dict[str, str]:
+    """What tools need and this machine lacks."""
+    noted = check_machine(plan)
+    found: dict[str, str] = {}
+    for index, tool in enumerate(plan.tools):
+        own = [problem.message for problem in noted if problem.place == f"tools[{index}]"]
+        if own:
+            found[tool.name] = "; ".join(text.removeprefix(f"tool {tool.name!r} ") for text in own)
+    return found
+
+
+def _row(tool: ToolSpec, plan: Plan, absent: dict[str, str], lacking: str) -> JsonObject:
+    server = plan.mcp.get(tool.server or "")
+    why = lacking or ("" if tool.available else absent.get(tool.server or "", "the plan says so"))
+    where = tool.command or tool.url or tool.callable or (f"{tool.server}: {server.shown}" if server else "")
+    return {
+        "name": tool.name,
+        "kind": tool.kind,
+        "from": where,
+        "description": tool.description,
+        "parameters": dict[str, JsonValue](tool.parameters),
+        "optional": list[JsonValue](tool.optional),
+        "capability": tool.capability,
+        "dangerous": tool.dangerous,
+        "available": not why,
+        "why": why,
+    }
+
+
+def _show(row: JsonObject) -> None:
+    parameters, optional = row["parameters"], row["optional"]
+    assert isinstance(parameters, dict)
+    assert isinstance(optional, list)
+    taken = ", ".join(f"{name}{'?' if name in optional else ''}: {kind}" for name, kind in parameters.items())
+    kind = f"{row['kind']}{', dangerous' if row['dangerous'] else ''}"
+    show(plain(f"{row['name']}({taken})  {kind}  from {row['from']}"))
+    text = " ".join(str(row["description"]).split())
+    if text:
+        show(plain(f"    {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"))
+    if row["why"]:
+        show(plain(f"    not available: {row['why']}"))
