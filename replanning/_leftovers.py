@@ -23,6 +23,9 @@ IDEMPOTENCY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 LIMIT: Final = 5.0
 """Seconds that killed processes have to be gone; only the system itself can hold one up for longer."""
 
+_ROUNDS: Final = 10
+"""How often processes are looked for that others start while they are being killed."""
+
 _PROCESSES: Final = Path("/proc")
 _DEAD: Final = ("Z", "X")
 
@@ -88,6 +91,46 @@ def _is_ours(run: RunId, process: ProcessStarted) -> bool:
     return any(of_ours.fullmatch(said) for pid in _members(process.group) for said in _environment(pid))
 
 
+def kill_marked(mark: bytes) -> None:
+    """Kill all processes whose environment holds a variable, also those that left the group of who started them.
+
+    Returns when they are gone. Where the system does not tell of processes in /proc, none is found.
+
+    Args:
+        mark: the variable, as `NAME=value`; nobody else may have that value.
+    """
+    for _ in range(_ROUNDS):
+        found = [pid for pid in _all() if mark in _environment(pid)]
+        if not sum(_kill_one(pid, mark) for pid in found):
+            return
+
+
+def _kill_one(pid: int, mark: bytes) -> bool:
+    """Kill a process that holds a mark, and nobody who got its number meanwhile; whether there was one."""
+    try:
+        end = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return False
+    try:
+        if mark not in _environment(pid):
+            return False
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+        waiting = select.poll()
+        waiting.register(end, select.POLLIN)
+        waiting.poll(LIMIT * 1000)
+    except OSError:
+        return False
+    finally:
+        os.close(end)
+    return True
+
+
+def _all() -> Iterator[int]:
+    """All processes of which the system tells."""
+    if _PROCESSES.is_dir():
+        yield from (int(entry.name) for entry in _PROCESSES.iterdir() if entry.name.isdecimal())
+
+
 def _exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
@@ -100,11 +143,10 @@ def _exists(group: int) -> bool:
 
 def _members(group: int) -> Iterator[int]:
     """The living processes of a group; none where the system does not tell."""
-    if _PROCESSES.is_dir():
-        for entry in _PROCESSES.iterdir():
-            fields = _stat(int(entry.name)) if entry.name.isdecimal() else []
-            if fields and int(fields[2]) == group and fields[0] not in _DEAD:
-                yield int(entry.name)
+    for pid in _all():
+        fields = _stat(pid)
+        if fields and int(fields[2]) == group and fields[0] not in _DEAD:
+            yield pid
 
 
 def _stat(pid: int) -> list[str]:

@@ -20,6 +20,7 @@ PATIENCE = 60
 """Seconds after which a test gives up waiting; a server takes a while to start on a machine with much to do."""
 
 SERVER = Path(__file__).with_name("mcp_server.py")
+PLAIN = Path(__file__).with_name("mcp_plain_server.py")
 
 
 def command(*arguments: object) -> list[str]:

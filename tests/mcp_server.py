@@ -1,8 +1,9 @@
 """A server of the Model Context Protocol, made with its official SDK: over stdin and stdout, or over HTTP.
 
-Run it as `python mcp_server.py [--http] [--down FILE] [--pulse PIPE] [--child]`. While FILE exists, it ends as soon as it
-is started. The pipe is held open as long as it lives, and shows what it is doing. With `--child` it starts a process that
-outlives it and holds the pipe as well. Over HTTP it says its port in the first line that it prints.
+Run it as `python mcp_server.py [--http] [--down FILE] [--pulse PIPE] [--child] [--apart] [--changing]`. While FILE exists, it
+ends as soon as it is started. The pipe is held open as long as it lives, and shows what it is doing. With `--child` it starts
+a process that outlives it and holds the pipe as well; with `--apart` that is one in a session of its own. With `--changing`
+its tools change. Over HTTP it says its port in the first line that it prints.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 
-def made(pulse: int | None) -> MCPServer:
+def made(pulse: int | None, *, changing: bool = False) -> MCPServer:
     """The server with its tools."""
     import anyio
-    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver import Context, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations
 
@@ -60,6 +61,15 @@ def made(pulse: int | None) -> MCPServer:
             if pulse is not None:
                 os.write(pulse, b"cancelled\n")
 
+    async def exchange(context: Context) -> None:
+        """Have `search` go and `find` come."""
+        server.remove_tool("search")
+        server.add_tool(search, name="find", annotations=read_only)
+        await context.notify_tools_changed()
+
+    exchange.__annotations__["context"] = Context  # which is not known outside of here
+    if changing:
+        server.add_tool(exchange, annotations=read_only)
     return server
 
 
@@ -71,14 +81,17 @@ def main() -> None:
     parser.add_argument("--down", type=Path)
     parser.add_argument("--pulse", type=Path)
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--changing", action="store_true")
     options = parser.parse_args()
     if options.down is not None and options.down.exists():
         sys.exit("its database is being repaired")
     pulse = os.open(options.pulse, os.O_WRONLY) if options.pulse is not None else None
     if options.child:
         held = () if pulse is None else (pulse,)
-        subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, pass_fds=held)
-    server = made(pulse)
+        sleep = ["sleep", "1000"]
+        subprocess.Popen(sleep, stdin=subprocess.DEVNULL, pass_fds=held, start_new_session=options.apart)
+    server = made(pulse, changing=options.changing)
     if options.http:
         serve(server, options.port)
     else:

@@ -28,7 +28,7 @@ from replanning.tools import (
     check_machine,
 )
 from replanning.tools._mcp_tools import schema_problems, spec_of
-from tests.mcp_parts import PATIENCE, Pauses, Reports, command, hanging, open_executor, plan, until, use
+from tests.mcp_parts import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.tools_parts import Attempt, Pulse
 
 
@@ -198,10 +198,11 @@ async def test_a_server_that_ends_while_nobody_uses_it(pulse: Pulse):
     assert [seen[1] for seen in reports.seen if not seen[1]] == []
 
 
-async def test_nothing_is_left_of_a_server_that_is_killed(pulse: Pulse):
-    """What a killed server has started does not live on."""
+@pytest.mark.parametrize("apart", [(), ("--apart",)])
+async def test_nothing_is_left_of_a_server_that_is_killed(pulse: Pulse, apart: tuple[str, ...]):
+    """What a killed server has started does not live on, also where that has left its process group."""
     async with (
-        open_executor(plan("--pulse", pulse.path, "--child")) as (executor, _),
+        open_executor(plan("--pulse", pulse.path, "--child", *apart)) as (executor, _),
         anyio.create_task_group() as group,
     ):
 
@@ -212,6 +213,30 @@ async def test_nothing_is_left_of_a_server_that_is_killed(pulse: Pulse):
         group.start_soon(hang)
         os.kill(await hanging(pulse), signal.SIGKILL)
     assert await pulse.beat() == b""
+
+
+async def test_nothing_is_left_of_a_server_that_has_ended(pulse: Pulse):
+    """A server that ends in order does not leave behind what it started apart from itself."""
+    async with open_executor(plan("--pulse", pulse.path, "--child", "--apart")) as (executor, _):
+        assert not executor.unavailable_servers
+    assert await pulse.beat() == b""
+
+
+@pytest.mark.parametrize(
+    "server", [command("--changing"), [sys.executable, str(PLAIN)]], ids=["asked", "by itself, as until 2025"]
+)
+async def test_tools_that_change_are_noticed(server: list[str]):
+    """A server that says that its tools have changed is asked again: what is gone is unavailable, what is new is found."""
+    wanted, reports = plan(command=server), Reports()
+    async with open_executor(wanted) as (executor, found):
+        assert {"web.search", "web.exchange"} <= {tool.name for tool in found.tools}
+        executor.watch(reports)
+        await executor(use("web.exchange"), Attempt())
+        reason = await reports.until("web.search", available=False)
+        assert reason == "MCP server 'web': the server does not have it any more"
+        later = {tool.name for tool in (await executor.discover(wanted)).tools}
+        assert ("web.find" in later, "web.search" in later) == (True, False)
+    assert reports.seen.count(("web.search", False, reason)) == 1
 
 
 async def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import anyio
 from mcp import Client, MCPError
-from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, ToolListChangedNotification
 
 from replanning._interfaces import Clock
 from replanning._plan import JsonObject
@@ -18,11 +21,16 @@ from replanning._servers import McpServer
 from replanning.tools._mcp_transport import CannotStart, Line, opened
 from replanning.tools._templates import Secrets
 
+_log = logging.getLogger("replanning.mcp")
+
 RESTARTS: Final = 5
 """How often in a row a server is started again that answers no call in between."""
 
 _MOST_TOOLS: Final = 1_000
 _MOST_PAGES: Final = 100
+_QUIET: Final = 1.0
+"""Seconds between one time that a server is asked what it can do and the next, however often it says that this changed."""
+
 _TERMINATED: Final = "Session terminated"
 """What the SDK says where a server answers that it has forgotten a session."""
 
@@ -41,14 +49,26 @@ class ServerGone(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A server as long as it lives: `client` once it answers; `over` is set when it is gone, with the reason."""
+    """A server as long as it lives.
+
+    Attributes:
+        client: it, once it answers.
+        changed: set when it says that its tools have changed.
+        over: set when it is gone, with the reason.
+    """
 
     line: Line
     client: Client | None = None
     calls: int = 0
     reason: str = ""
     settled: anyio.Event = field(default_factory=anyio.Event)
+    changed: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
+
+    async def hear(self, message: object) -> None:
+        """Take in what the server says of its own accord; called while nothing else can be read from it."""
+        if isinstance(message, ToolListChangedNotification):
+            self.changed.set()
 
 
 class McpSession:
@@ -182,15 +202,42 @@ class McpSession:
     async def _live(self, connection: _Connection) -> None:
         server, line = self.server, connection.line
         with anyio.CancelScope(deadline=anyio.current_time() + server.timeout) as scope:
-            async with Client(opened(server, line, self._environ, self._cwd), cache=None) as client:
+            way = opened(server, line, self._environ, self._cwd)
+            async with Client(way, cache=None, message_handler=connection.hear) as client:
                 self.tools = await _listed(client)
                 scope.deadline = math.inf
                 connection.client, self.reason = client, ""
                 self._on_change(self)
                 connection.settled.set()
-                await line.ended.wait()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_listen, client)
+                    group.start_soon(self._keep_listed, connection, client)
+                    await line.ended.wait()
+                    group.cancel_scope.cancel()
         if scope.cancelled_caught:
             raise CannotStart(f"it did not say within {server.timeout:g} s what it can do")
+
+    async def _keep_listed(self, connection: _Connection, client: Client) -> None:
+        """Ask the server again what it can do whenever it says that this has changed."""
+        while True:
+            await connection.changed.wait()
+            connection.changed = anyio.Event()
+            try:
+                with anyio.fail_after(self.server.timeout):
+                    self.tools = await _listed(client)
+            except Exception as error:  # noqa: BLE001 - that the server is gone is noticed elsewhere
+                _log.debug("%s: its tools have changed, and are not known: %s", self.name, _explained(error))
+            else:
+                self._on_change(self)
+            await self._clock.sleep(_QUIET)
+
+
+async def _listen(client: Client) -> None:
+    """Have a server say when its tools have changed, where it does so only if it is asked to."""
+    with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
+        async with client.listen(tools_list_changed=True) as events:
+            async for _ in events:
+                pass  # it is heard of like what a server says unasked
 
 
 async def _asked(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, 
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
+from replanning._leftovers import kill_marked
 from replanning._servers import McpServer
 from replanning.tools._templates import Secrets, unset_variables
 
@@ -32,6 +34,9 @@ _SHELL: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
 """Says which process group the program has, before it becomes the program."""
 
 _GROUP: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
+
+_MARK: Final = "REPLANNING_MCP_SERVER"
+"""The variable that tells what a server has started from everything else, also once it has left its process group."""
 
 _HALF: Final = re.compile(rb"\A\S+")
 
@@ -52,6 +57,7 @@ class Line:
     """A line to a server.
 
     Attributes:
+        mark: by which all that its program starts is known, as a variable of the environment.
         ended: set as soon as nothing more can come.
         said: what the program said last on stderr.
     """
@@ -60,6 +66,7 @@ class Line:
     secrets: Secrets
     ended: anyio.Event = field(default_factory=anyio.Event)
     said: bytes = b""
+    mark: str = field(default_factory=lambda: token_hex(16))
     _known: anyio.Event = field(default_factory=anyio.Event)
     _silent: anyio.Event = field(default_factory=anyio.Event)
     _group: int = 0
@@ -112,8 +119,10 @@ class Line:
             os.close(end)
 
     async def hang_up(self) -> None:
-        """End what is left of the program's process group, and hear its last words."""
+        """End what is left of the program and of all that it has started, and hear its last words."""
         self._kill()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(kill_marked, f"{_MARK}={self.mark}".encode())
         with anyio.move_on_after(_LAST):
             await self._silent.wait()
 
@@ -211,7 +220,7 @@ def _parameters(server: McpServer, line: Line, environ: Mapping[str, str], cwd: 
         place = "" if "/" in program else " on the PATH"
         raise CannotStart(f"the program {program!r} is not found{place}; install it, or correct `command`")
     return StdioServerParameters(
-        command=_SHELL[0], args=[*_SHELL[1:], program, *arguments], env={**inherited, **own}, cwd=cwd
+        command=_SHELL[0], args=[*_SHELL[1:], program, *arguments], env={**inherited, **own, _MARK: line.mark}, cwd=cwd
     )
 
 
