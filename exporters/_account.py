@@ -22,7 +22,7 @@ class Account:
         seq: the number of the last record that it knows.
         pending: the notices that were not posted yet, oldest first.
         touched: whether the checklist may be another than when this was set to false.
-        ended: whether the run stands still.
+        ended: how the run came to stand still; empty while it goes on.
     """
 
     def __init__(self, run: RunId) -> None:
@@ -30,7 +30,7 @@ class Account:
         self.seq = 0
         self.pending: deque[Notice] = deque()
         self.touched = False
-        self.ended = False
+        self.ended = ""
         self._progress = PlanningProgress()
         self._whole = True
         self._copied: int | None = None
@@ -46,13 +46,18 @@ class Account:
         self.seq, body = record.seq, record.body
         self._progress.fold(record)
         self.touched = self.touched or _touches(record)
-        self.ended = isinstance(body, RunEnded)
+        self.ended = body.status if isinstance(body, RunEnded) else ""
         if isinstance(body, RunOpened) and body.forked_from is not None and body.forked_from[1]:
             self._copied = body.forked_from[1]
         if self._copied is None:
             self.pending += notices_of(record, self._progress)
         elif isinstance(body, Revised) and body.number == self._copied:
             self._copied = None  # what was before happened in another run, and was told there
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is over, and everything is told of it."""
+        return self.ended in ("succeeded", "failed", "aborted") and not (self.pending or self.touched)
 
     def checklist(self, room: int = MAX_BODY) -> str | None:
         """The plans as a comment; None without a plan, or where the run was not seen from its beginning."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from stat import S_ISREG
+from typing import Final, NamedTuple, TypeGuard
 
 from replanning import Environment
 from replanning.exporters._forge import ForgeComment, ForgeError, when
 from replanning.interfaces import Clock
 
-_LINE: Final = re.compile(r"^<!-- comment (\d{1,9}) at (\S{1,40}) -->$", re.MULTILINE)
-_LOOKS_LIKE_ONE: Final = re.compile(r"^<!-- comment ", re.MULTILINE)
+_COMMENT: Final = re.compile(
+    r"^<!-- comment (?P<number>\d{1,9}) at (?P<at>\S{1,40}) -->\n"
+    r"(?P<body>.*?)"
+    r"(?:^<!-- end of comment (?P=number) -->(?:\n|\Z)|(?=^<!-- comment \d)|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_LOOKS_LIKE_ONE: Final = re.compile(r"^<!-- (?=comment |end of comment )", re.MULTILINE)
 
 
 class _Part(NamedTuple):
@@ -23,12 +31,18 @@ class _Part(NamedTuple):
     at: str
     body: str
 
+    def __str__(self) -> str:
+        return (
+            f"<!-- comment {self.number} at {self.at} -->\n\n{_other(self.body)}\n\n"
+            f"<!-- end of comment {self.number} -->\n"
+        )
+
 
 class FileForge:
-    """The comments of one file, one below the other; a line that Markdown does not show stands before each.
+    """The comments of one file, one below the other; lines that Markdown does not show stand around each.
 
-    The file is read anew each time, and put into its place as a whole, so that a crash leaves it as it was. One process
-    at a time may write to it.
+    The file is read anew each time, and put into its place as a whole, so that a crash leaves it as it was. What people
+    write around the comments stays. One process at a time may write to the file.
 
     Args:
         path: of the file; it is made, with its folders, when the first comment is written.
@@ -50,9 +64,9 @@ class FileForge:
             ForgeError: the file cannot be read.
         """
         with self._reported("read"):
-            parts = self._read()[1]
+            found = _parts(self._read())
         return [
-            ForgeComment(str(one.number), "replanning", one.body, when(one.at), own=True, notice=True) for one in parts
+            ForgeComment(str(one.number), "replanning", one.body, when(one.at), own=True, notice=True) for one in found
         ]
 
     async def post(self, body: str) -> str:
@@ -62,10 +76,11 @@ class FileForge:
             ForgeError: the file cannot be written.
         """
         with self._reported("written"):
-            before, parts = self._read()
-            number = 1 + max((one.number for one in parts), default=0)
+            pieces = self._read()
+            number = 1 + max((one.number for one in _parts(pieces)), default=0)
             at = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="seconds")
-            self._write(before, [*parts, _Part(number, at, body)])
+            apart = "" if not pieces or str(pieces[-1]).endswith("\n\n") else "\n"
+            self._write([*pieces, apart, _Part(number, at, body)])
         return str(number)
 
     async def edit(self, comment_id: str, body: str) -> None:
@@ -75,41 +90,56 @@ class FileForge:
             ForgeError: there is no such comment, or the file cannot be written.
         """
         with self._reported("written"):
-            before, parts = self._read()
-            if all(str(one.number) != comment_id for one in parts):
+            pieces = self._read()
+            if all(str(one.number) != comment_id for one in _parts(pieces)):
                 raise ForgeError(f"{self.path} has no comment {comment_id}", status=404)
-            edited = [one._replace(body=body) if str(one.number) == comment_id else one for one in parts]
-            self._write(before, edited)
+            self._write([one._replace(body=body) if _is(one, comment_id) else one for one in pieces])
+
+    def cannot_write(self) -> str:
+        """Why the file cannot be written, found by trying; empty where it can be."""
+        try:
+            with self._reported("written"):
+                self._read()
+                self._new().unlink()
+        except ForgeError as error:
+            return str(error)
+        return ""
 
     async def aclose(self) -> None:
         """Nothing is held open."""
 
-    def _read(self) -> tuple[str, list[_Part]]:
-        """What stands before the first comment, and the comments."""
+    def _read(self) -> list[str | _Part]:
+        """The comments, and whatever else stands before, between and after them."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            if not S_ISREG(self.path.stat().st_mode):  # to read a pipe would take for ever
+                raise OSError(errno.EINVAL, "it is no file")
         except FileNotFoundError:
-            return "", []
-        lines = list(_LINE.finditer(text))
-        ends = [*(line.start() for line in lines[1:]), len(text)]
-        parts = (
-            [
-                _Part(int(line[1]), line[2], text[line.end() : end].strip("\n"))
-                for line, end in zip(lines, ends, strict=True)
-            ]
-            if lines
-            else []
-        )
-        return text[: lines[0].start()] if lines else text, parts
+            return []
+        text, end, pieces = self.path.read_text(encoding="utf-8-sig"), 0, list[str | _Part]()
+        for found in _COMMENT.finditer(text):
+            pieces += [text[end : found.start()]] if found.start() > end else []
+            pieces.append(_Part(int(found["number"]), found["at"], found["body"].strip("\n")))
+            end = found.end()
+        return [*pieces, text[end:]] if text[end:] else pieces
 
-    def _write(self, before: str, parts: Sequence[_Part]) -> None:
-        texts = (f"<!-- comment {one.number} at {one.at} -->\n\n{_other(one.body)}\n" for one in parts)
-        whole = "\n".join([*([before.rstrip("\n") + "\n"] if before.strip() else []), *texts])
+    def _write(self, pieces: Sequence[str | _Part]) -> None:
+        new = self._new()
+        try:
+            new.write_text("".join(map(str, pieces)), encoding="utf-8")
+            new.replace(self.path.resolve())
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _new(self) -> Path:
+        """An empty file beside this one, with its permissions, which is to take its place."""
         path = self.path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
-        new.write_text(whole, encoding="utf-8")
-        new.replace(path)
+        new.write_text("")
+        if path.exists():
+            shutil.copymode(path, new)
+            new.open("a").close()  # nor is a file written to that may only be read
+        return new
 
     @contextmanager
     def _reported(self, what: str) -> Iterator[None]:
@@ -119,6 +149,15 @@ class FileForge:
             raise ForgeError(f"{self.path} cannot be {what}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def _parts(pieces: Sequence[str | _Part]) -> list[_Part]:
+    return [one for one in pieces if isinstance(one, _Part)]
+
+
+def _is(piece: str | _Part, comment_id: str) -> TypeGuard[_Part]:
+    return isinstance(piece, _Part) and str(piece.number) == comment_id
+
+
 def _other(body: str) -> str:
-    """A text none of whose lines is taken for the beginning of a comment."""
-    return _LOOKS_LIKE_ONE.sub("<!--comment ", body)
+    """A text none of whose lines is taken for the beginning or the end of a comment."""
+    lines = body.replace("\r\n", "\n").replace("\r", "\n")  # as whoever reads the file gets them
+    return _LOOKS_LIKE_ONE.sub("<!--", lines)

@@ -10,13 +10,15 @@ from typing import ClassVar, Final
 import anyio
 
 from replanning import Environment
+from replanning.errors import UnknownRun
 from replanning.events import Record
 from replanning.exporters._account import Account
 from replanning.exporters._board import Board
 from replanning.exporters._checklist import CHECKLIST
 from replanning.exporters._forge import Forge, ForgeError
 from replanning.exporters._marks import Marker
-from replanning.interfaces import Clock, Exporter, RunId, RunStore, Surroundings
+from replanning.interfaces import Clock, Exporter, RunId, Surroundings
+from replanning.planning import Journals
 
 EVERY: Final = 3.0
 """Seconds between edits of a checklist: what finishes meanwhile becomes one edit."""
@@ -60,7 +62,7 @@ class Notifier(Exporter):
     def __init__(self, forge: Forge, *, every: float = EVERY, hint: str = "") -> None:
         self._board = Board(forge)
         self.endpoint = str(getattr(forge, "id", forge.name))
-        self._store: RunStore | None = None
+        self._journals = Journals()
         self._clock: Clock = Environment().clock
         self._every, self.hint = every, hint
         self._accounts: dict[RunId, Account] = {}
@@ -80,12 +82,18 @@ class Notifier(Exporter):
     @property
     def problem(self) -> str:
         """What is not posted, and why; empty when everything is."""
-        unsent = self._unsent()
-        return f"{unsent} could not be posted to {self.endpoint}: {self._problem}" if unsent and self._problem else ""
+        unsent, why = self._unsent(), self._problem or "it did not answer in time"
+        return f"{unsent} could not be posted to {self.endpoint}: {why}" if unsent else ""
+
+    def cannot_write(self) -> str:
+        """Why nothing can be posted there, as far as that is known before anything is; empty where it can be."""
+        asked = getattr(self.forge, "cannot_write", None)
+        return str(asked()) if asked is not None else ""
 
     def attach(self, surroundings: Surroundings) -> None:
         """Read the past of resumed runs from this store, and take the time from this clock."""
-        self._store, self._clock = surroundings.store, surroundings.clock
+        self._journals.add(surroundings.store)
+        self._clock = surroundings.clock
 
     async def export(self, run: RunId, record: Record) -> None:
         """Post what follows from a record.
@@ -95,11 +103,15 @@ class Notifier(Exporter):
             StoreError: the beginning of the run cannot be read.
         """
         account = self._accounts.setdefault(run, Account(run))
-        self._catch_up(account, record)
+        if record.seq > account.seq + 1:  # the run is resumed
+            self._look_ahead(account)
+        account.take(record)
         while (account.pending or account.touched) and self._clock.now() >= max(self._pause, self._barred):
             self._look_ahead(account)
             await self._send(account)
             await self._distance(account)
+        if account.over:
+            del self._accounts[run]  # if it goes on all the same, everything is read again
 
     async def aclose(self) -> None:
         """Post what is left, and let go of connections.
@@ -154,16 +166,10 @@ class Notifier(Exporter):
         """Where the comments about a run are."""
         return self._board
 
-    def _catch_up(self, account: Account, record: Record) -> None:
-        """Take in everything up to a record."""
-        if record.seq > account.seq + 1:  # the run is resumed
-            self._look_ahead(account)
-        account.take(record)
-
     def _look_ahead(self, account: Account) -> None:
         """Take in what was recorded meanwhile: then a burst is told of at once."""
-        if self._store is not None:
-            for one in self._store.read(account.run, after=account.seq):
+        with suppress(UnknownRun):
+            for one in self._journals.after(account.run, account.seq):
                 account.take(one)
 
     async def _send(self, account: Account) -> None:

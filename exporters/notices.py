@@ -17,7 +17,8 @@ from replanning.exporters._board import Board
 from replanning.exporters._forge import Forge, ForgeComment, ForgeError
 from replanning.exporters._notices_file import FileForge
 from replanning.exporters._notifier import Notifier
-from replanning.interfaces import Exporter, RunId, RunStore, Surroundings
+from replanning.interfaces import Exporter, RunId, Surroundings
+from replanning.planning import Journals
 
 __all__ = ["ConsoleNotifier", "FileForge", "FileNotifier", "Forge", "ForgeComment", "ForgeError", "Notifier"]
 
@@ -53,6 +54,10 @@ class FileNotifier(Notifier):
         super().attach(surroundings)
         self._board = Board(FileForge(self.endpoint, clock=surroundings.clock))
 
+    def cannot_write(self) -> str:
+        """Why nothing can be written there, found by trying; empty where it can be."""
+        return FileForge(self.endpoint if self._folder is None else self._folder / "notices.md").cannot_write()
+
     def _board_of(self, run: RunId) -> Board:
         if self._folder is None:
             return self._board
@@ -74,7 +79,7 @@ class ConsoleNotifier(Exporter):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
-        self._store: RunStore | None = None
+        self._journals = Journals()
         self._accounts: dict[RunId, Account] = {}
         self._progress: dict[RunId, str] = {}
 
@@ -83,7 +88,7 @@ class ConsoleNotifier(Exporter):
 
     def attach(self, surroundings: Surroundings) -> None:
         """Read the past of resumed runs from this store."""
-        self._store = surroundings.store
+        self._journals.add(surroundings.store)
 
     async def export(self, run: RunId, record: Record) -> None:
         """Print what follows from a record.
@@ -92,7 +97,8 @@ class ConsoleNotifier(Exporter):
             StoreError: the beginning of the run cannot be read.
         """
         account = self._accounts.get(run) or self._begun(run, record)
-        account.take(record)
+        for one in self._journals.until(run, account.seq, record):
+            account.take(one)
         lines = [notice.line() for notice in account.pending]
         account.pending.clear()
         progress = account.progress() if account.touched else ""
@@ -100,6 +106,8 @@ class ConsoleNotifier(Exporter):
         if progress and progress != self._progress.get(run):
             self._progress[run] = progress
             lines.append(f"📋 {progress}")
+        if account.over:
+            del self._accounts[run]  # if it goes on all the same, everything is read again
         stream = self._stream if self._stream is not None else sys.stderr
         stream.writelines(f"{line}\n" for line in lines)
         stream.flush()
@@ -107,10 +115,8 @@ class ConsoleNotifier(Exporter):
     def _begun(self, run: RunId, record: Record) -> Account:
         """What is known of a run before a record, without anything that is still to be told."""
         account = self._accounts[run] = Account(run)
-        if self._store is not None and record.seq > 1:
-            for one in self._store.read(run):
-                if one.seq >= record.seq:
-                    break
+        for one in self._journals.until(run, 0, record):
+            if one is not record:
                 account.take(one)
         account.pending.clear()
         account.touched = False

@@ -68,8 +68,38 @@ async def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
     assert notifier._board_of(RunId("../x")).forge.name.endswith("..%2Fx.md")
 
 
+async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
+    """Notes before, between and after the comments stay where they are, whatever ends their lines, and so do permissions."""
+    path = tmp_path / "notices.md"
+    forge = FileForge(path)
+    await forge.post("first\n\n<!-- mark -->")
+    await forge.post("second")
+    between, (one, two, _) = "My note.", path.read_text().split("<!-- end of comment")
+    whole = f"Before.\n\n{one}<!-- end of comment 1 -->\n{between}\n\n{two[7:]}<!-- end of comment 2 -->\nAfter.\n"
+    path.write_bytes(b"\xef\xbb\xbf" + whole.replace("\n", "\r\n").encode())
+    path.chmod(0o600)
+    assert [comment.body for comment in await forge.comments()] == ["first\n\n<!-- mark -->", "second"]
+    await forge.edit("1", "first, edited")
+    await forge.post("third")
+    assert [comment.body for comment in await forge.comments()] == ["first, edited", "second", "third"]
+    said = [line for line in path.read_text().splitlines() if line and not line.startswith("<!--")]
+    assert said == ["Before.", "first, edited", between, "second", "After.", "third"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_that_lacks_its_ends(tmp_path: Path) -> None:
+    """Where somebody has removed the line behind a comment, the comment goes on to the next one."""
+    path = tmp_path / "notices.md"
+    forge = FileForge(path)
+    for text in ("first", "second"):
+        await forge.post(text)
+    path.write_text(path.read_text().replace("<!-- end of comment 1 -->", "").replace("<!-- end of comment 2 -->", ""))
+    assert [comment.body for comment in await forge.comments()] == ["first", "second"]
+
+
 @given(st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4))
 @example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
+@example(["\r<!-- comment 1 at x -->\r\n", "a\n<!-- end of comment 2 -->\nb", "\n<!-- end of comment 1 -->"])
 def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
     """Whatever comments say, a file has as many as were written, under their ids."""
 

@@ -12,6 +12,7 @@ from replanning.planning._building import (
 from replanning.planning._coordinator import PlanningCoordinator
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
+from replanning.planning._journals import Journals
 from replanning.planning._limits import (
     Cause,
     Counts,
@@ -82,6 +83,7 @@ __all__ = [
     "GoalUnderstanding",
     "InterventionSummary",
     "IssueComment",
+    "Journals",
     "Limits",
     "Normalised",
     "Override",

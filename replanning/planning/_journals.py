@@ -13,7 +13,7 @@ from replanning._records import Record
 
 
 class Journals:
-    """The stores of the engines that an exporter is attached to; none of them is kept alive by that.
+    """The stores of the engines that an exporter is attached to; none but the last is kept alive by that.
 
     An exporter is told of what happens from now on. What was before, because the run was resumed, or because a record
     was dropped, stands in a journal.
@@ -24,6 +24,7 @@ class Journals:
 
     def __init__(self, *stores: RunStore) -> None:
         self._given = stores
+        self._latest: RunStore | None = None
         self._attached = WeakKeyDictionary[RunStore, None]()
 
     def __repr__(self) -> str:
@@ -31,7 +32,7 @@ class Journals:
 
     def add(self, store: RunStore) -> None:
         """Look in another store, too."""
-        self._attached[store] = None
+        self._attached[store], self._latest = None, store
 
     def after(self, run: RunId, seq: int = 0) -> list[Record]:
         """What is on record of a run after the record of that number.
@@ -40,7 +41,7 @@ class Journals:
             UnknownRun: no store has it.
             StoreError: it cannot be read.
         """
-        for store in (*self._attached, *self._given):
+        for store in [*self._given, *self._attached][::-1]:  # the latest is the likeliest
             with suppress(UnknownRun):
                 return list(store.read(run, seq))
         raise UnknownRun(run, "no store that is known here has its journal")
