@@ -224,6 +224,25 @@ async def test_d14_replacements_inherit() -> None:
     assert "blocked" in planning.result.reason
 
 
+async def test_d14_replacements_inherit_by_whatever_name() -> None:
+    """A model that calls what replaces a failed task otherwise gets no more replans for it."""
+    wanted = tuple(because("task_redecomposition", number) for number in range(2))
+    wanted += tuple(because("goal_revision", number) for number in range(2, 6))
+    names = [f"w{number}" for number in range(8)]
+    replies: Replies = {
+        "decision:execution": wanted,
+        "task_decomposition": tuple({"subtasks": [{"id": name, "description": name}]} for name in names),
+        "action_sequence": tuple({"actions": [action(name, "write")]} for name in names),
+    }
+    planning, model, desk = await run(replies, Desk({"write": [MISSING] * 9}))
+
+    assert len(executed(planning.state)) == 3
+    assert [task for task, _ in desk.used] == ["w0", "v2.w1", "v3.w2", "v4.w3"]
+    assert Counter(model.asked)["decision:execution"] == 3
+    assert planning.state.counts.lineages == {"w0": 3}
+    assert "blocked" in planning.result.reason
+
+
 # I
 
 

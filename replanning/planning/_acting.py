@@ -158,7 +158,8 @@ class Acting:
     async def _decide(self, task: Task, context: TaskContext, name: str, given: JsonObject) -> None:
         """Have it decided how to go on after an action, and change the plan where that is decided."""
         session = self._session
-        considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=name))
+        lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
+        considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=lineage))
         decision, ruling = considered.decision, considered.ruling
         retries = decision is not None and decision.replan_type is ReplanType.RETRY
         if ruling.questions or ruling.escalates or (ruling.kind == "ask" and not retries):

@@ -69,7 +69,8 @@ def _cannot(session: Session, task: Task, found: CannotDecompose) -> None:
     """Do what is to be done where not even a coarser split helps; returns where the other way is taken unasked."""
     reason = _impossible(found)
     wanted = (found.other_approach,) if found.other_approach else ()
-    if about(task).get("after"):  # the other way was agreed to, and does not help either
+    held = session.state.held.get(str(about(task).get("after")))
+    if held is not None and held.why == "no_alternative":  # the other way was agreed to, and does not help either
         session.intervene(reason, wanted)
         raise PlanningFailed(reason)
     session.no_way(task.id, reason, target=Phase.TASK_DECOMPOSITION, recommendations=wanted)

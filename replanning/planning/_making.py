@@ -28,7 +28,7 @@ from replanning.planning._sequencing import finished_before, sequence
 from replanning.planning._session import REPAIRS, Session
 from replanning.planning._standing import finished
 from replanning.planning._state import LIKELY, PlanVersion, Why
-from replanning.planning._steps import about, again, install, phase_of, phase_task, use_of
+from replanning.planning._steps import about, again, install, phase_of, phase_task, round_of, use_of
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
 _MOST_SHOWN: Final = 20
@@ -186,7 +186,8 @@ class Making:
                 tasks = (*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], said))
                 changes = [AddTask(task=new) for new in tasks]
             else:
-                tasks = again(live, decision.target_phase, phase, said=said, depends_on=[task.id])
+                told: JsonObject = {**said, **round_of(task)}
+                tasks = again(live, decision.target_phase, phase, said=told, depends_on=[task.id])
                 before = PlanView(live).dependents(task.id)  # also of what it stands for
                 changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
             session.run.apply(changes, reason=reason_of(decision))
@@ -231,6 +232,7 @@ class Making:
             action_plan=action_plan.model_dump(mode="json"),
             tasks=found.tasks,
             kept=tuple(finished),
+            lineage=str(about(task).get("lineage", "")),
         )
         if version not in state.plans:  # it is there already where the run was interrupted right after it
             session.note("plan", version.model_dump(mode="json"))

@@ -20,7 +20,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck, leave
 from replanning.planning._recovery_phases import PhaseRecovery, way_of
 from replanning.planning._session import Session
-from replanning.planning._steps import MAKING, again, asking, is_action, phase_of, reflection_of
+from replanning.planning._steps import MAKING, again, asking, is_action, phase_of, reflection_of, round_of
 
 
 class Recovery:
@@ -80,7 +80,7 @@ class LineagePolicy(ReplanPolicy):
         failed = [view.task(task_id) for t in triggers if t.kind in ("task-failed", "timeout") for task_id in t.tasks]
         for task in failed if session is not None else ():
             assert session is not None
-            name = session.state.name_of(task.root)
+            name = session.state.lineage_of(task.root)
             spent = spent_lineage(session.manager.limits, session.manager.counts, Cause(action=name, lineage=name))
             if spent and task.state in STUCK and is_action(task.task) and not task.task.fallbacks:
                 most = session.manager.limits.replans_per_lineage
@@ -127,7 +127,8 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
         last = phase_of(held.task) or Phase.ACTION_SEQUENCE
         wanted = decision.target_phase
         target = wanted if last is Phase.ACTION_SEQUENCE or wanted in MAKING[: MAKING.index(last)] else last
-        replaced = ReplaceTask(task_id=held.id, tasks=again(session.run.live, target, last, said=said))
+        told: JsonObject = {**said, **round_of(held.task)}
+        replaced = ReplaceTask(task_id=held.id, tasks=again(session.run.live, target, last, said=told))
         way = way_of([replaced], trigger.reason)
         record = await executed_by_engine(session, request, considered, way)
         return [way] if record.result != "failure" else []

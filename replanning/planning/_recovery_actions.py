@@ -62,7 +62,7 @@ class ActionRecovery:
         name = self._session.state.name_of(task.root)
         action: JsonObject = {"id": name, "expected_outcome": about(task.task).get("expected_outcome", "")}
         given: JsonObject = {**self._session.basis(task.task), "action": action, "errors": error}
-        return given, Cause(error, action=name, lineage=name)
+        return given, Cause(error, action=name, lineage=self._session.state.lineage_of(task.root))
 
     async def _look_back(self, task: TaskView, considered: Consideration, given: JsonObject) -> Alternative:
         """Where the decision about a failure does not help, the model looks back, and may have the plan revised (E5)."""
@@ -178,7 +178,8 @@ class ActionRecovery:
         """What is done instead of a failed action: the same again, or the phases from a target on."""
         if target is None:
             return [RetryTask(task_id=task.id)]
-        said: JsonObject = {"reason": reason, "replan": replan, "after": task.id}
+        lineage = self._session.state.lineage_of(task.root)
+        said: JsonObject = {"reason": reason, "replan": replan, "after": task.id, "lineage": lineage}
         agreed = task.id if asks else None
         return [ReplaceTask(task_id=task.id, tasks=again(self._session.run.live, target, said=said, agreed=agreed))]
 

@@ -16,7 +16,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._plan_parts import in_words
 from replanning.planning._session import Session
 from replanning.planning._state import Held
-from replanning.planning._steps import about, accepted, again, again_step, phase_of
+from replanning.planning._steps import about, accepted, again, again_step, phase_of, round_of
 
 _SURE: Final = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
@@ -90,7 +90,8 @@ class PhaseRecovery:
         if phase is Phase.REFLECTION:
             return self._reflected(task, held, said)
         last = phase if phase is not None else Phase.ACTION_SEQUENCE
-        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=said, agreed=task.id))]
+        told: JsonObject = {**said, **round_of(task)}
+        return [ReplaceTask(task_id=task.id, tasks=again(live, held.target, last, said=told, agreed=task.id))]
 
     def _reflected(self, task: Task, held: Held, said: JsonObject) -> list[PlanChange]:
         """The same for a reflection: the plan is revised, or it is looked at once more."""

@@ -39,6 +39,7 @@ class PlanVersion(_Part):
         action_plan: the actions.
         tasks: the task of the live plan that each of its tasks is, by the name in the plan.
         kept: the names of those that an earlier plan has done, or is doing.
+        lineage: the lineage of the task that failed and led to this plan; empty where none did.
     """
 
     number: int
@@ -48,6 +49,7 @@ class PlanVersion(_Part):
     action_plan: JsonObject
     tasks: dict[str, str] = {}
     kept: tuple[str, ...] = ()
+    lineage: str = ""
 
 
 class Held(_Part):
@@ -230,6 +232,12 @@ class PlanningState(_Part):
     def name_of(self, task: TaskId | str) -> str:
         """What the plan that made a task calls it; the task's own id where no plan made it."""
         return self.names.get(task, str(task))
+
+    def lineage_of(self, task: TaskId | str) -> str:
+        """What the replans of a task are counted for: it and what it was planned in place of, by whatever name (D14)."""
+        name = self.name_of(task)
+        first = next((plan for plan in self.plans if name in plan.tasks), None)
+        return (first.lineage if first is not None else "") or name
 
 
 def _object(value: object) -> JsonObject:

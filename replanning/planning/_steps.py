@@ -124,7 +124,7 @@ def again(
         live: the plan under way.
         target: the first of them.
         last: the last of them.
-        said: what is said of them.
+        said: what is said of them; also what they return to, where that is not the first of them.
         depends_on: what the first one waits for.
         agreed: the task about which a person must agree before they are put into the plan, if one must.
     """
@@ -132,7 +132,7 @@ def again(
     first = target if target in MAKING else Phase.ACTION_SEQUENCE
     for phase in MAKING[MAKING.index(first) : MAKING.index(last) + 1]:
         before = [tasks[-1].id] if tasks else depends_on
-        told: JsonObject = {**said, "keeps": keeps_finished(target), "target": target.value}
+        told: JsonObject = {"keeps": keeps_finished(target), "target": target.value, **said}
         base = phase.value if agreed is None else f"{phase.value}~after-{agreed}{_AGREED}"
         tasks.append(phase_task(phase, view.fresh_id(TaskId(base)), before, told))
     return tuple(tasks)
@@ -154,8 +154,17 @@ def accepted(live: LivePlan, task: Task) -> Task:
     """A phase once more that takes what it came to before as it is."""
     phase = phase_of(task)
     assert phase is not None
-    said = {name: value for name, value in about(task).items() if name in ("keeps", "target", "reason")}
+    said = {name: value for name, value in about(task).items() if name in ("keeps", "target", "reason", "lineage")}
     return phase_task(phase, PlanView(live).fresh_id(TaskId(f"{task.id}{_AGREED}")), (), {**said, "accept": task.id})
+
+
+def round_of(task: Task) -> JsonObject:
+    """What a phase that is done once more has in common with itself: where it began, if clean, and after which failure."""
+    said = about(task)
+    found: JsonObject = {name: value for name, value in said.items() if name == "lineage"}
+    if "target" in said and not said.get("keeps"):
+        found |= {"keeps": False, "target": said["target"]}
+    return found
 
 
 def reflection_of(live: LivePlan) -> TaskId | None:
