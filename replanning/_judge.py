@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, runtime_checkable
 
 import anyio
@@ -15,13 +15,20 @@ from replanning._completions import LLMOptions, Meter
 from replanning._containment import contained, message_of
 from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid, NotAccepted
 from replanning._plan import COMMAND, Goal, JsonValue, Plan, Task, TaskBody
-from replanning._quoting import DataSection, encoded, fitted, trimmed
+from replanning._quoting import DataSection, encoded, fitted, shortened, trimmed
+from replanning._wording import shown
 
 if TYPE_CHECKING:
     from replanning._llm import LLMProvider
 
 Course = Literal["done", "continue", "replan", "blocked"]
 """What becomes of a task after it was judged."""
+
+_LONGEST: Final = 4_000
+"""So much is kept of what a judge says."""
+
+_MOST_MISSING: Final = 50
+"""Requirements that are not met, of which a judge is heard."""
 
 _EXCERPT: Final = 2_000
 """So much of what work came to is kept with the reason why it is not accepted."""
@@ -75,7 +82,8 @@ class JudgeRequest:
 class Judge(Protocol):
     """Says of an attempt that ended without an error whether its task is done.
 
-    What it raises, and no answer in time, is a judgement that is `unverified`. A judge that spends money may have an
+    What it raises, no answer in time, and an answer that is no `Judgement` or has other types in it, is a judgement that is
+    `unverified`. A judge that spends money may have an
     attribute `rules`: who judges in its place, or None, where replanning is disabled.
     """
 
@@ -137,7 +145,8 @@ class JudgedWork:
         again = context.continued + 1 < settings.judge.max_iterations
         follows = course(judgement, again=again, replan=settings.enabled)
         if follows != "done":
-            raise _not_accepted(judgement, follows, output)
+            used_up = judgement.should_continue and not again
+            raise _not_accepted(judgement, follows, output, context.continued + 1 if used_up else 0)
         return output
 
 
@@ -150,7 +159,7 @@ async def _judged(judge: Judge, task: Task, output: object, context: TaskContext
     alarm = life.timer.at(deadline, scope.cancel)
     try:
         with scope:
-            return await contained(judge.judge(request))
+            return _sound(await contained(judge.judge(request)))
     except Exception as error:  # noqa: BLE001 - a judge that fails is one that says nothing
         why = f"{type(error).__name__}: {message_of(error)}"
     else:
@@ -160,7 +169,30 @@ async def _judged(judge: Judge, task: Task, output: object, context: TaskContext
     return Judgement(False, unverified=True, reason=why)
 
 
-def _not_accepted(judgement: Judgement, follows: Course, output: object) -> NotAccepted:
+def _sound(said: object) -> Judgement:
+    """What a judge says, held to the types that it must have and cut where it is too long.
+
+    Raises:
+        TypeError: it is no judgement; a word such as "no" must not count as true.
+    """
+    if not isinstance(said, Judgement):
+        raise TypeError(f"it gave {shown(said)} in place of a Judgement")
+    flags, texts = ("success", "should_continue", "should_replan", "unverified"), ("feedback", "reason")
+    wrong = [name for name in flags if not isinstance(getattr(said, name), bool)]
+    wrong += [name for name in texts if not isinstance(getattr(said, name), str)]
+    missing: object = said.missing
+    listed = isinstance(missing, tuple | list) and all(isinstance(one, str) for one in missing)
+    if wrong := [*wrong, *([] if listed else ["missing"])]:
+        raise TypeError(f"its Judgement has the wrong types in {', '.join(wrong)}")
+    return replace(
+        said,
+        feedback=shortened(said.feedback, _LONGEST),
+        reason=shortened(said.reason, _LONGEST),
+        missing=tuple(shortened(one, _LONGEST) for one in said.missing[:_MOST_MISSING]),
+    )
+
+
+def _not_accepted(judgement: Judgement, follows: Course, output: object, used_up: int) -> NotAccepted:
     missing = f"missing: {'; '.join(judgement.missing)}" if judgement.missing else ""
     if judgement.unverified:
         advice = "see whether it is done, then skip the task or retry it"
@@ -171,7 +203,8 @@ def _not_accepted(judgement: Judgement, follows: Course, output: object) -> NotA
     said = "\n".join(filter(None, [judgement.reason or judgement.feedback or "the judge does not accept it", missing]))
     if follows == "replan":
         return NotAccepted(f"{said}\nit came to: {_shown(output, _EXCERPT)}", "rejected")
-    return NotAccepted(f"{said}; change the task, retry or skip it", "blocked")
+    spent = f"still unfinished after {used_up} attempts (judge.max_iterations): " if used_up else ""
+    return NotAccepted(f"{spent}{said}; change the task, retry or skip it", "blocked")
 
 
 def _shown(output: object, room: int) -> str:
@@ -260,9 +293,9 @@ class _Verdict(BaseModel):
     success: bool
     should_continue: bool = False
     should_replan: bool = False
-    feedback: Annotated[str, Field(max_length=4_000)] = ""
-    missing_requirements: Annotated[list[str], Field(max_length=50)] = []
-    reason: Annotated[str, Field(max_length=4_000)] = ""
+    feedback: Annotated[str, Field(max_length=_LONGEST)] = ""
+    missing_requirements: Annotated[list[str], Field(max_length=_MOST_MISSING)] = []
+    reason: Annotated[str, Field(max_length=_LONGEST)] = ""
 
 
 class LLMJudge:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -160,6 +160,36 @@ async def test_k1_failed_judge_is_unverified(failure: Exception) -> None:
     assert (kind, message.partition(":")[0]) == ("blocked", "the judge could not verify it")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (None, "it gave None in place of a Judgement"),
+        ({"success": True}, "it gave {'success': True} in place of a Judgement"),
+        (Judgement("no"), "its Judgement has the wrong types in success"),  # type: ignore[arg-type]
+        (Judgement(False, True, feedback=None, missing="tests"), "the wrong types in feedback, missing"),  # type: ignore[arg-type]
+    ],
+)
+async def test_k1_what_is_no_judgement_is_unverified(said: object, why: str) -> None:
+    """A judge that gives something else than a judgement, or one with other types in it, has not accepted anything."""
+
+    class Wrong:
+        async def judge(self, request: JudgeRequest) -> Any:
+            return said
+
+    played = await play(Wrong())
+    assert (played.result.status, played.states) == ("failed", {"a": "BLOCKED"})
+    assert "could not verify it: TypeError: " in played.reasons["a"]
+    assert why in played.reasons["a"]
+
+
+async def test_k1_what_a_judge_says_is_bounded() -> None:
+    """Of reasons, feedback and missing requirements without end, the beginning is kept."""
+    endless = Judgement(False, reason="x" * 1_000_000, missing=("y" * 1_000_000,) * 1_000)
+    played = await play(Scripted(endless))
+    assert played.states == {"a": "BLOCKED"}
+    assert len(played.reasons["a"]) < 300_000
+
+
 async def test_k1_late_judge_is_unverified() -> None:
     """A judge that gives no answer in its time is unverified, too."""
 
@@ -182,6 +212,7 @@ async def test_k1_ends_of_continuing() -> None:
     played = await play(Scripted(*[GO_ON] * 5))
     assert [kind for kind, _ in played.failures()] == ["unfinished", "unfinished", "blocked"]
     assert played.states == {"a": "BLOCKED"}
+    assert played.reasons["a"].startswith("still unfinished after 3 attempts (judge.max_iterations): add the tests")
 
 
 async def test_k1_work_that_never_ends() -> None:
