@@ -215,4 +215,31 @@ def test_g1_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge],
         done = cli(folder, *SOLVE, "--issue", issue, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the issue is locked" in done.stderr
+    assert "missing  the latest checklist could not be posted to" in done.stdout
     assert fake.comments == []
+
+
+def test_g1_what_is_not_posted_stands_in_the_answer(folder: Path) -> None:
+    """Programs find what could not be posted in the answer; where everything was, there is nothing of that kind."""
+    fake = FakeGitHub()
+    with world(fake, Service()) as environ:
+        good = json.loads(cli(folder, *SOLVE, "--issue", "octo/repo#12", "--json", **environ).stdout)
+        fake.faults = [Fault("POST", 410, message="gone for good") for _ in range(50)]
+        done = cli(folder, *SOLVE[:-1], "other", "--issue", "octo/repo#12", "--json", **environ)
+    assert done.returncode == 0, done.stderr
+    bad = json.loads(done.stdout)
+    assert (good["status"], good["unsent"]) == ("succeeded", [])
+    assert bad["status"] == "succeeded"
+    (said,) = bad["unsent"]
+    assert said.startswith("the latest checklist could not be posted to octo/repo#12")
+    assert "gone for good" in said
+
+
+def test_g9_an_issue_that_is_named_twice(folder: Path) -> None:
+    """An issue that several options name has one plan below it."""
+    fake = FakeGitHub()
+    with world(fake, Service()) as environ:
+        twice = ("--notify", f"github={fake.site}/octo/repo/issues/12", "--notify", "github=octo/repo#12")
+        done = cli(folder, *SOLVE, "--issue", "octo/repo#12", *twice, **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [body.partition("\n")[0] for body in fake.texts()] == ["## 📋 Execution Plan"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -217,13 +218,23 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
         ("gitlab=", "gitlab=group/project#12"),
         (" ", "name a file"),
         ("github=x", "x"),
+        ("github=owner/repo#12", "--notify: to write to owner/repo#12, GITHUB_TOKEN must be set to a token that may"),
+        ("tools.yaml/notices.md", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
+        ("tools.yaml/", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
+        ("binary.md", "--notify: binary.md cannot be written: 'utf-8' codec can't decode byte 0xff"),
+        ("pipe", "--notify: pipe cannot be written: it is no file"),
+        ("/dev/null", "--notify: /dev/null cannot be written: it is no file"),
+        ("/proc/notices.md", "--notify: /proc/notices.md cannot be written: "),
     ],
 )
 def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
-    """A target that names nothing is refused before anything is run, with an example of what would do."""
+    """A target that names nothing, or where nothing can be written, is refused before anything is run, and why is said."""
     (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    (tmp_path / "binary.md").write_bytes(b"\xff\xfe")
+    os.mkfifo(tmp_path / "pipe")
     wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
-    done = cli(tmp_path, "solve", *wanted, "--notify", target, OPENAI_API_KEY="sk-none-of-this-is-used")
+    keys = {"OPENAI_API_KEY": "sk-none-of-this-is-used", "GITHUB_TOKEN": ""}
+    done = cli(tmp_path, "solve", *wanted, "--notify", target, **keys)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_checkable
 
 import typer
 
@@ -15,6 +15,26 @@ if TYPE_CHECKING:
 
 FORGES: Final = ("github", "gitlab")
 """Exporters that write below an issue."""
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """An exporter that says what it could not send."""
+
+    @property
+    def problem(self) -> str:
+        """What is not sent, and why; empty when everything is."""
+        ...
+
+
+@runtime_checkable
+class Posting(Protocol):
+    """An exporter that finds out beforehand whether it can write."""
+
+    def cannot_write(self) -> str:
+        """Why nothing can be written; empty where it can be."""
+        ...
+
 
 NotifyOption = Annotated[
     list[str] | None,
@@ -29,13 +49,24 @@ NotifyOption = Annotated[
 
 
 def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
-    """The exporters for what the options name.
+    """The exporters for what the options name, one for each place.
 
     Raises:
-        SettingsError: an option names nothing that there is.
+        SettingsError: an option names nothing that there is, or nothing can be written there.
         PluginError: an exporter cannot be loaded.
     """
-    return [_notifier(target.strip()) for target in targets]
+    found: dict[str, Exporter] = {}
+    for target in targets:
+        exporter = _notifier(target.strip())
+        if isinstance(exporter, Posting) and (problem := exporter.cannot_write()):
+            raise SettingsError([Problem("--notify", problem)])
+        found.setdefault(f"{exporter.name} {getattr(exporter, 'endpoint', '')}".lower(), exporter)
+    return list(found.values())
+
+
+def unsent(exporters: Sequence[Exporter]) -> list[str]:
+    """What exporters did not get to where it belongs, each in a sentence; once they are closed, that is final."""
+    return [one.problem for one in exporters if isinstance(one, Accountable) and one.problem]
 
 
 def _notifier(target: str) -> Exporter:

@@ -56,6 +56,7 @@ class Summary:
         durable: whether it is kept at all.
         resume: options with which it is resumed.
         trace: where the trace went.
+        unsent: what people, or programs, were to be told of and were not, in sentences.
     """
 
     result: RunResult
@@ -67,6 +68,7 @@ class Summary:
     trace: str = ""
     interrupted: bool = False
     notes: Sequence[str] = field(default_factory=tuple)
+    unsent: Sequence[str] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -100,6 +102,7 @@ def as_json(summary: Summary) -> JsonObject:
         "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
         "store": summary.store,
         "unjournaled": result.unjournaled,
+        "unsent": list(summary.unsent),
     }
     if summary.trace:
         document["trace"] = {"place": summary.trace, "id": summary.story.trace or None}
@@ -226,6 +229,8 @@ def _show_places(out: Console, summary: Summary) -> None:
         out.print(f"  trace    {f'{summary.story.trace} at ' if summary.story.trace else ''}{summary.trace}")
     else:
         out.print("  trace    was not asked for; --trace otlp=http://localhost:4318 sends it to a collector")
+    for problem in summary.unsent:
+        out.print(f"  missing  {plain(problem)}", style="yellow")
     for note in summary.notes:
         out.print(f"  {note}")
 

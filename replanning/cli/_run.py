@@ -23,7 +23,7 @@ from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
 from replanning.cli._gate import ConsoleGate
 from replanning.cli._lookup import LATEST, me
-from replanning.cli._notifying import open_notifiers
+from replanning.cli._notifying import open_notifiers, unsent
 from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
 from replanning.cli._progress import Display, display_for
@@ -257,6 +257,7 @@ def _carry_out(job: Job) -> Summary:
             resume=options.again(),
             trace=", ".join(map(place_of, traces)),
             interrupted=interrupted,
+            unsent=unsent(engine.exporters),
         )
     finally:
         store.close()

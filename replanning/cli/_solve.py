@@ -18,7 +18,7 @@ from replanning._records import Record
 from replanning.cli._context import TellingShell
 from replanning.cli._hearing import is_heard, steerings
 from replanning.cli._narrator import Line
-from replanning.cli._notifying import open_notifiers
+from replanning.cli._notifying import open_notifiers, unsent
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show_json
 from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
@@ -235,6 +235,7 @@ def _summary(
         resume=options.again(),
         trace=place_of(planning.engine.exporters[0]) if options.trace else "",
         interrupted=interrupted,
+        unsent=unsent(planning.engine.exporters),
     )
 
 
