@@ -10,6 +10,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 EACH := -n auto --dist worksteal
 
+# The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The modules that the import contracts hold to be without I/O.
 CORE = $$($(BIN)/python -c 'import pathlib, tomllib; \
 	contracts = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]; \
