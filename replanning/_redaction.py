@@ -101,22 +101,24 @@ class Redactor:
         if telling.isdisjoint(given):
             return document
         changed: dict[str, object] = {}
+        held = document.__dict__
         for name in telling & given:
-            told = getattr(document, name)
-            clean = self._part(told)
-            if clean is not told:
-                changed[name] = clean
+            told = held[name]
+            if told:
+                clean = self._part(told)
+                if clean is not told:
+                    changed[name] = clean
         return document.model_copy(update=changed) if changed else document
 
     def _part(self, part: Any) -> Any:
         """What a field holds, without secrets; the same object where it has none."""
         if isinstance(part, str):
             clean: object = self.text(part)
-        elif not part or isinstance(part, int | float):
-            return part
         elif isinstance(part, tuple):
             clean = tuple(map(self._part, part))
             return clean if any(map(is_not, clean, part)) else part
+        elif not part or isinstance(part, int | float):
+            return part
         elif isinstance(part, BaseModel):
             return self.document(part)
         else:
