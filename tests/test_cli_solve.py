@@ -323,7 +323,7 @@ def test_a_question_is_no_failure(repository: Path) -> None:
 
 
 def test_e4_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> None:
-    """Words behind the number of a candidate are the answer, and the model gets to see them."""
+    """Words behind the number of a candidate are the answer, and the model gets to see them; words alone are explained."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
     service = Service(
         {
@@ -334,6 +334,9 @@ def test_e4_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> Non
     )
     options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
     with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
+        terminal.until("answer what is unclear: ")
+        terminal.type("Words of one syllable")
+        terminal.until("'words' is no answer; what is meant stands behind 1, such as: 1 Words of one syllable")
         terminal.until("answer what is unclear: ")
         terminal.type("1 Words of one syllable")
         code = terminal.end()

@@ -78,15 +78,16 @@ class ConsoleGate:
         numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
         ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
         self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
-        said, _, words = (await self._line()).strip().partition(" ")
-        said, comment = said.lower(), words.strip()
+        line = (await self._line()).strip()
+        said, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
         if said in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
         if said in ("m", "modify"):
             return await self._changes(question)
         if said.isdecimal() and 1 <= int(said) <= count:
             return Answer("approve", self._by, choice=int(said) - 1, comment=comment)
-        self._console.print(f"{said!r} is no answer.", style="red")
+        hint = f"; what is meant stands behind 1, such as: 1 {plain(line)}" if line and count else ""
+        self._console.print(f"{said!r} is no answer{hint}", style="red")
         return None
 
     async def _line(self) -> str:

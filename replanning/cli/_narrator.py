@@ -40,7 +40,7 @@ from replanning.events import (
     TriggerDropped,
     TriggerEvent,
 )
-from replanning.history._words import goal_line
+from replanning.history._words import edited_by, goal_line
 from replanning.interfaces import PlanView
 
 
@@ -160,7 +160,8 @@ class Narrator:
 
     def _revised(self, event: Revised) -> Line:
         reason = self._with_score(event.reason, event.replan, event.chosen)
-        return Line("⟳", f"revision {event.number}: {reason} (by {event.by})", "bold magenta")
+        by = event.by if event.by != "edit" else edited_by(event.changes)
+        return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
 
     def _with_score(self, reason: str, replan: str | None, chosen: int | None) -> str:
         candidates = self._candidates.get(replan or "", ())

@@ -15,6 +15,7 @@ from replanning._plan import Budget
 from replanning.cli._narrator import Line, Narrator
 from replanning.cli._output import console, plain
 from replanning.events import AttemptStarted, QuestionAsked, QuestionReminded
+from replanning.history._words import count
 from replanning.interfaces import Clock
 
 if TYPE_CHECKING:
@@ -223,8 +224,8 @@ class LiveDisplay(Display):
 
 def _spent(spent: Usage, budget: Budget) -> str:
     """What was spent, and of how much."""
-    parts = [("calls", spent.calls, budget.calls), ("tokens", spent.tokens, budget.tokens)]
-    words = [f"{used}{'' if most is None else f' of {most}'} {name}" for name, used, most in parts]
+    parts = [("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens)]
+    words = [count(used, name) if most is None else f"{used} of {most} {name}s" for name, used, most in parts]
     return " · ".join([*words, f"{spent.money:.4g}{'' if budget.money is None else f' of {budget.money:g}'} money"])
 
 

@@ -191,8 +191,8 @@ def _owner(stand: RunStanding) -> str:
 
 def _spent(stand: RunStanding) -> str:
     spent, budget = stand.spent, stand.budget
-    parts = [("calls", spent.calls, budget.calls), ("tokens", spent.tokens, budget.tokens)]
-    words = [f"{used} {name}" + (f" of {limit}" if limit is not None else "") for name, used, limit in parts]
+    parts = [("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens)]
+    words = [count(used, name) + (f" of {limit}" if limit is not None else "") for name, used, limit in parts]
     words.append(f"{spent.money:g} money" + (f" of {budget.money:g}" if budget.money is not None else ""))
     limit = f" of {span(budget.wall_clock)}" if budget.wall_clock is not None else ""
     return ", ".join([*words, f"{span(stand.elapsed)}{limit}"])

@@ -50,7 +50,7 @@ def _told(kind: str, data: JsonObject) -> str:
             found = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
         case "held":
-            return f"waits for a person: {data.get('text')}"
+            return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from replanning.history._mermaid import mermaid
 from replanning.history._replans import GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import asked_lines, decision_line, effects, metrics_line, timeline
-from replanning.history._words import cause, change_line, goal_line, moment, plain, usage
+from replanning.history._words import cause, change_line, edited_by, goal_line, moment, plain, usage
 
 if TYPE_CHECKING:
     from replanning._records import Candidate, Score
@@ -63,7 +63,8 @@ def _entry(entry: ReplanEvent | PlanEdit, effect: str) -> list[str]:
     if isinstance(entry, PlanEdit):
         changes = [f"- {inline(change_line(change))}" for change in entry.changes]
         reason = [f"- **Reason**: {inline(entry.reason)}"] if entry.reason else []
-        return [f"## Edit by hand{made}", "", f"- **When**: {moment(entry.at)}", *reason, *changes, "", *block]
+        title = f"## Edit by {edited_by(entry.changes)}{made}"
+        return [title, "", f"- **When**: {moment(entry.at)}", *reason, *changes, "", *block]
     title = (
         f"## {inline(entry.replan)}: {', '.join(entry.kinds) or 'no trigger'} → {entry.decision or 'undecided'}{made}"
     )

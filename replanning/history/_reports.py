@@ -9,7 +9,18 @@ from replanning._live import LivePlan
 from replanning._records import Candidate, Revised, RunOpened, Score
 from replanning.history._metrics import Calibration, ReplanMetrics
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
-from replanning.history._words import cause, change_line, count, goal_line, moment, percent, plain, span, usage
+from replanning.history._words import (
+    cause,
+    change_line,
+    count,
+    edited_by,
+    goal_line,
+    moment,
+    percent,
+    plain,
+    span,
+    usage,
+)
 
 if TYPE_CHECKING:
     from replanning.history._history import ReplanHistory
@@ -82,7 +93,7 @@ def metrics_line(metrics: ReplanMetrics) -> str:
         else "no outcome known yet"
     )
     parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
-    parts += [count(metrics.edits, "edit") + " by hand"] if metrics.edits else []
+    parts += [count(metrics.edits, "edit")] if metrics.edits else []
     parts += [count(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
     parts.append(f"deciding took {span(metrics.deciding)}")
     parts += [f"people took {span(metrics.waiting)}"] if metrics.waiting else []
@@ -112,7 +123,7 @@ def _title(entry: ReplanEvent | PlanEdit) -> str:
     made = f"revision {entry.before} → {entry.after}" if entry.after is not None else "plan kept"
     if isinstance(entry, PlanEdit):
         reason = f": {plain(entry.reason)}" if entry.reason else ""
-        return f"edit · {moment(entry.at)} · {made} · by hand{reason}"
+        return f"edit · {moment(entry.at)} · {made} · by {edited_by(entry.changes)}{reason}"
     outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
     why = ", ".join(entry.kinds) or "no trigger"
     return f"{plain(entry.replan)} · {moment(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"

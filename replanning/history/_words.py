@@ -18,7 +18,7 @@ from replanning._changes import (
     SkipTask,
 )
 from replanning._observations import Usage
-from replanning._plan import Goal, Task
+from replanning._plan import PLANNING_KEY, Goal, Task
 from replanning._triggers import Trigger
 
 LONGEST: Final = 300
@@ -62,6 +62,19 @@ def span(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def edited_by(changes: Sequence[PlanChange]) -> str:
+    """Who changed a plan outside of replans: planning mode, which puts what it has planned into it, or a hand."""
+    added = [
+        task for change in changes for task in (change.tasks if isinstance(change, ReplaceTask) else _added(change))
+    ]
+    planned = bool(added) and all(PLANNING_KEY in task.metadata for task in added)
+    return "planning" if planned else "hand"
+
+
+def _added(change: PlanChange) -> tuple[Task, ...]:
+    return (change.task,) if isinstance(change, AddTask) else ()
 
 
 def usage(spent: Usage) -> str:
