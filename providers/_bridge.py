@@ -11,8 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from operator import is_
 from typing import Final, NamedTuple
 
+import anyio.lowlevel
 import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
@@ -48,7 +50,14 @@ async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alter
     if any(map(_reaches_out, posed, solved)):
         posed = list(problems(request))
         solved = await _solved(posed, threads=threads)
-    return list(_alternatives(posed, solved, request.view))
+    found: list[Alternative] = []
+    for alternative in _alternatives(posed, solved, request.view):
+        found.append(alternative)
+        # One that leaves out much of a large plan takes long to be put together. Whom a clock wakes in the first of two
+        # turns runs in the second.
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+    return found
 
 
 async def completed(request: ReplanRequest, proposed: Alternative, *, threads: bool = True) -> Completed | None:
@@ -311,7 +320,7 @@ def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: S
     """
     texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     matters = any(name in holes(text) for text in texts)
-    seen: dict[str, JsonValue] = {}
+    seen: dict[object, JsonValue] = {}
     near = [view.task(step.id).task for step in concerned]
     if not matters:
         every = sorted((task.task for task in view.tasks()), key=lambda task: task.tool != tool.name)
@@ -319,11 +328,16 @@ def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: S
         return
     for step in (*concerned, *(s for s in world.steps if s.tool == tool.name), *world.steps):
         if name in step.arguments:
-            seen.setdefault(use_key(name, {name: step.arguments[name]}), step.arguments[name])
+            seen.setdefault(_value_key(step.arguments[name]), step.arguments[name])
     for task in view.tasks() if world.closed else ():  # the world may be a part of the plan
         if task.state not in _ENDED and name in task.task.arguments and "${" not in str(task.task.arguments[name]):
-            seen.setdefault(use_key(name, {name: task.task.arguments[name]}), task.task.arguments[name])
+            seen.setdefault(_value_key(task.task.arguments[name]), task.task.arguments[name])
     yield from seen.values()
+
+
+def _value_key(value: JsonValue) -> object:
+    """By which equal values are recognised: text by itself, which is what most of them are."""
+    return value if isinstance(value, str) else (use_key(None, {"": value}),)
 
 
 def _assumed(view: Seen, tools: Sequence[ToolSpec]) -> Iterator[str]:
@@ -351,8 +365,12 @@ def _alternatives(posed: Sequence[Problem], solved: Sequence[Solution], view: Pl
     """Alternatives for all parts together: the nearest ways, the cheapest, those from scratch; then the verdict."""
     seen: set[str] = set()
     ways = [solution.ways for solution in solved if solution.ways]
+    tried: list[list[Way]] = []
     for kind in ("repair", "cheaper", "scratch") if ways else ():
         chosen = [next((way for way in found if way.kind == kind), found[0]) for found in ways]
+        if any(all(map(is_, chosen, others)) for others in tried):
+            continue
+        tried.append(chosen)
         alternative = _alternative(chosen, view)
         if alternative is not None and alternative.fingerprint() not in seen:
             seen.add(alternative.fingerprint())

@@ -27,6 +27,8 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
 }
 
+_SORTED: Final = json.JSONEncoder(sort_keys=True)
+
 Binding = dict[str, str]
 
 
@@ -56,7 +58,7 @@ class Grounded(NamedTuple):
 
 def use_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
     """By which equal uses of a tool are recognised."""
-    return json.dumps([tool, arguments], sort_keys=True, ensure_ascii=True)
+    return _SORTED.encode([tool, arguments])
 
 
 @dataclass(frozen=True)

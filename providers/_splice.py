@@ -85,7 +85,9 @@ def _target(way: Way) -> Step:
 
 def _chain(actions: Sequence[Action], target: Step | None, way: Way, view: Seen, taken: set[str]) -> tuple[Task, ...]:
     """New tasks for actions, each after the one before; like the task of which one is a repetition."""
-    like = {use_key(step.tool, step.arguments): step for step in (*way.rest.after, *way.rest.before)}
+    used = {action.tool for action in actions}
+    steps = (step for step in (*way.rest.after, *way.rest.before) if step.tool in used)
+    like = {use_key(step.tool, step.arguments): step for step in steps}
     tasks: list[Task] = []
     for action in actions:
         base = view.task(target.id).root if target is not None else action.tool

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 _SATISFY = TaskEvent.SATISFY
-_SLICE: Final = 500
-"""How many tasks are taken in between two pauses."""
+_SLICE, _SLICE_OF_FACTS = 500, 100
+"""How many tasks are taken in between two pauses; fewer where what each needs and brings about is worked out."""
 
 _MOVES: Final = {event: {s: follows for (s, e), follows in TRANSITIONS.items() if e is event} for event in TaskEvent}
 """The table of transitions by event, to be looked into without making a pair first."""
@@ -100,7 +100,7 @@ class TaskGraph(ABC):
 
     def fill(self) -> Iterator[None]:
         """Take in the tasks of the plan, and pause now and then so that something else may be done."""
-        for tasks in _sliced(self.plan.tasks):
+        for tasks in _sliced(self.plan.tasks, _SLICE_OF_FACTS if self._closed else _SLICE):
             for task in tasks:
                 self._insert(task, None)
             self.counts[_PENDING] += len(tasks)
@@ -467,9 +467,9 @@ class TaskGraph(ABC):
 ItemT = TypeVar("ItemT")
 
 
-def _sliced(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
-    for start in range(0, len(items), _SLICE):
-        yield items[start : start + _SLICE]
+def _sliced(items: Sequence[ItemT], size: int = _SLICE) -> Iterator[Sequence[ItemT]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class Results(Mapping[str, JsonValue]):
