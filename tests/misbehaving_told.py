@@ -71,7 +71,7 @@ _FULL_TARGETS: Final = {"action_sequence": 3, "task_decomposition": 4, "goal_und
 
 def told(records: Sequence[Record]) -> Told:
     """Count what was executed, from records alone, with none of the code that counts while it runs."""
-    found, streak, asked = Told(), Counter[str](), set[str]()
+    found, streak, asked, counted = Told(), Counter[str](), set[str](), set[str]()
     approved = any(isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES for r in records)
     for record in records:
         body = record.body
@@ -89,8 +89,9 @@ def told(records: Sequence[Record]) -> Told:
         assert isinstance(known, dict)
         for action_id in [name for name in streak if name not in known]:
             del streak[action_id]  # it succeeded
-        if isinstance(done, dict) and done["executed"]:
+        if isinstance(done, dict) and done["executed"] and str(done["replan_id"]) not in counted:
             _count(found, streak, done, approved)
+            counted.add(str(done["replan_id"]))  # one that comes to nothing later is on record once more
     return found
 
 

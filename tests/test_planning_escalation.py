@@ -62,15 +62,19 @@ async def test_e2_what_cannot_be_evaluated_is_a_problem() -> None:
 
 
 async def test_e3_a_replan_that_fails_is_told_and_escalates() -> None:
-    """A replan that cannot be carried out is told to the model, which may decide otherwise; the action is not skipped."""
+    """A replan of which no plan comes is told to the model, once; where it knows no other way, the action is not skipped."""
     refused = revision(action("write", "no-such-tool"))
     replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": refused}
     planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
 
     assert model.asked.count("revision") == 4
+    assert model.asked.count("decision:execution") == 2
+    assert "it came to nothing: the model gave no usable revision" in model.told("decision:execution")[1]
     assert planning.result.status == "aborted"
     assert "no usable revision" in planning.result.reason
     assert desk.used == [("write", "write")]
+    wanted, instead = [record for record in planning.state.records if record.phase == "execution"]
+    assert (wanted.executed, wanted.result, instead.instead_of) == (True, "failure", wanted.replan_id)
 
 
 @pytest.mark.parametrize("kind", ["none", "retry", "partial_replan"])

@@ -313,6 +313,28 @@ async def test_z36_failed_replans_cost() -> None:
     assert (record.error, desk.manager.counts.total, desk.manager.counts.partial_replans) == ("RuntimeError", 1, 1)
 
 
+async def test_e3_a_replan_that_comes_to_nothing_later() -> None:
+    """A replan that was carried out and of which nothing came fails on its record, in the figures, and costs no more."""
+    desk = Desk(says())
+    considered = await desk.consider()
+    with pytest.raises(ValueError, match="was not executed"):
+        desk.manager.came_to_nothing(considered, "no plan")
+    await desk.execute(considered)
+    record = desk.manager.came_to_nothing(considered, "no plan")
+    assert desk.manager.records == (record,)
+    assert (record.executed, record.result, record.error, desk.stages[-1]) == (True, "failure", "no plan", "failed")
+    assert (desk.manager.get_replan_statistics().failed, desk.manager.counts.total) == (1, 1)
+
+
+async def test_f1_what_is_left_is_on_record_once() -> None:
+    """A decision that something else takes the place of is on record as not executed, and not twice."""
+    desk = Desk(says())
+    considered = await desk.consider()
+    desk.manager.leave(considered)
+    desk.manager.leave(considered)
+    assert [(one.executed, one.result) for one in desk.manager.records] == [(False, "skipped")]
+
+
 async def test_e3_store_that_fails_is_not_contained() -> None:
     """Without its journal a run cannot go on, so that error is not swallowed."""
     desk = Desk(says())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from replanning import Answer, Settings, Task
+from replanning.events import Verdict
+from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.planning_parts import SUBTASKS, USUAL, Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.planning_rows_parts import AGAIN, because
 
 pytestmark = pytest.mark.anyio
 
@@ -125,3 +128,88 @@ async def test_d11_an_unsure_replan_with_a_question(
     assert planning.state.counts.total == answered
     (record,) = [record for record in planning.state.records if record.replan_type == kind]
     assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
+
+
+# Replans of which no plan comes
+
+MISSING = FileNotFoundError("no such file: news.txt")
+BAD = revision(action("write", "no-such-tool"))
+GOOD = revision(action("write", "shout"), action("post", "post"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "other", "more"),
+    [
+        ("partial_replan", "partial_replan", {"revision": (*[BAD] * 4, GOOD)}),
+        ("partial_replan", "action_regeneration", {"revision": BAD}),
+        ("task_redecomposition", "partial_replan", {"task_decomposition": (SUBTASKS, "no"), "revision": GOOD}),
+        ("task_redecomposition", "goal_revision", {"task_decomposition": (SUBTASKS, *["no"] * 4, SUBTASKS)}),
+    ],
+)
+async def test_e3_another_replan_takes_the_place_of_one_that_came_to_nothing(
+    wanted: str, other: str, more: Replies
+) -> None:
+    """Told that no plan came of its replan, the model may decide on another one, from an earlier phase on or a later."""
+    model = Model({"decision:execution": (because(wanted, 0), because(other, 1), go_on()), **more})
+    desk = Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    assert [task for task, _ in desk.used] == ["write", "v2.write", "v2.post"]
+    made = [record for record in planning.state.records if record.executed]
+    assert [(one.replan_type, one.result) for one in made] == [(wanted, "failure"), (other, "success")]
+    assert planning.state.counts.total == 2
+    assert planning.state.counts.lineages == {"write": 2}
+
+
+@pytest.mark.parametrize(("escalation", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")])
+async def test_e3_without_another_way_it_is_escalated(escalation: str, verdict: Verdict | None) -> None:
+    """Where no plan comes of a replan and the model knows no other way, a person decides, or the rest is gone on with."""
+    model, desk = (
+        Model({"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD}),
+        Desk({"write": [MISSING]}),
+    )
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": escalation}})
+    gate = None if verdict is None else ScriptedGate([Answer(verdict, by="eve")])
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk, settings=settings, gate=gate)
+        assert await planning.execute_with_planning() is (verdict != "reject")
+
+    assert [task for task, _ in desk.used] == (["write"] if verdict == "reject" else ["write", "post"])
+    assert model.asked.count("decision:execution") == 2
+    assert model.asked.count("revision") == 4
+
+
+@pytest.mark.parametrize("phase", ["goal_understanding", "task_decomposition", "action_sequence", "reflection"])
+async def test_e3_the_model_may_go_on_with_what_there_is(phase: str) -> None:
+    """A phase that is done again and comes to nothing ends no run: what it came to before counts where the model says so."""
+    usual = {"reflection": "revision"}.get(phase, phase)
+    first: tuple[JsonValue, ...] = () if phase == "reflection" else (USUAL[phase],)
+    model = Model({f"decision:{phase}": (replan(AGAIN[phase]), go_on()), usual: (*first, "no")})
+    desk = Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    assert [task for task, _ in desk.used] == ["write", "post"]
+    wanted = next(record for record in planning.state.records if record.replan_type == AGAIN[phase])
+    assert (wanted.executed, wanted.result) == (True, "failure")
+    assert planning.state.counts.total == 1
+
+
+async def test_f1_what_came_to_nothing_is_a_failure_on_record() -> None:
+    """A replan that was carried out and came to nothing counts as failed, also in another process."""
+    store = MemoryStore()
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
+    replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD}
+    model = Model(replies)
+    async with VirtualClock() as clock:
+        first = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings, store=store)
+        assert not await first.execute_with_planning("r")
+        second = coordinator(model, clock, settings=settings, store=store)
+        await second.execute_with_planning("r")
+
+    assert second.result.status == "needs_human"
+    assert model.asked.count("decision:execution") == 2
+    assert [record.result for record in second.state.records if record.executed] == ["failure"]

@@ -12,6 +12,7 @@ from replanning._view import PlanView
 from replanning.planning._building import known_arguments, tasks_of
 from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._dividing import divide
+from replanning.planning._otherwise import otherwise, what_there_is
 from replanning.planning._outputs import (
     ActionPlan,
     CompletionReply,
@@ -25,7 +26,7 @@ from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
 from replanning.planning._sequencing import finished_before, sequence
-from replanning.planning._session import REPAIRS, Session
+from replanning.planning._session import REPAIRS, NoUsableReply, Session
 from replanning.planning._standing import finished
 from replanning.planning._state import LIKELY, PlanVersion, Why
 from replanning.planning._steps import about, again, install, phase_of, phase_task, round_of, use_of
@@ -65,19 +66,31 @@ class Making:
         if about(task).get("asks"):
             await self._ask(task, state.judged[task.id])
             return {}
-        accepted = about(task).get("accept")
-        output = state.outputs.get(str(accepted or task.id))
+        accepted = bool(about(task).get("accept"))
+        output = state.outputs.get(str(about(task).get("accept") or task.id))
+        if output is None and not accepted:
+            output = await self._output_if_any(phase, task)
+            accepted = output is None
         if output is None:
-            output = await self._output(phase, task)
+            output = what_there_is(session, task, phase)
+        if not output:  # something else is done, or what was planned before
+            return {}
         if task.id not in state.outputs:
             session.note("output", {"task": task.id, "phase": phase.value, "value": output})
         if phase is Phase.REFLECTION:
-            return await self._conclude(task, output, accepted=bool(accepted))
+            return await self._conclude(task, output, accepted=accepted)
         if not accepted and not await self._goes_on(task, phase, output):
             return output
         if phase is Phase.ACTION_SEQUENCE:
             self._install(task, output)
         return output
+
+    async def _output_if_any(self, phase: Phase, task: Task) -> JsonObject | None:
+        """What a phase comes to; nothing in it where another replan has taken its place, None where what there is counts."""
+        try:
+            return await self._output(phase, task)
+        except NoUsableReply as error:
+            return {} if await otherwise(self._session, task, phase, error) else None
 
     async def _output(self, phase: Phase, task: Task) -> JsonObject:
         match phase:
@@ -193,12 +206,14 @@ class Making:
             session.run.apply(changes, reason=reason_of(decision))
 
         record = await session.execute(considered, apply)
-        if record.result != "failure":
+        if record.result == "success":
             return True
-        other = await session.manager.escalate(considered, {}, record.error)
-        if other is not None and other.ruling.executes:
-            return await self._execute(task, phase, other)
-        session.no_way(task.id, f"the replan failed: {record.error}")
+        why = record.error or record.reason  # in the latter case a limit was reached meanwhile
+        given: JsonObject = {**session.basis(task), "result": session.state.outputs.get(task.id, {})}
+        other = await session.manager.escalate(considered, given, why)
+        if other is not None:
+            return await self._replanned(task, phase, other)
+        session.no_way(task.id, f"the replan failed: {why}")
         return False
 
     def _install(self, task: Task, output: JsonObject) -> None:

@@ -278,6 +278,29 @@ class ReplanManager:
         self._tell(stage, considered, record)
         return record
 
+    def leave(self, considered: Consideration) -> None:
+        """Put on record that what was decided is not done, because something else is; not twice."""
+        if all(record.replan_id != considered.replan_id for record in self._records):
+            self.record_decision(considered, executed=False)
+
+    def came_to_nothing(self, considered: Consideration, error: str) -> DecisionRecord:
+        """Put on record that a replan that was carried out has failed after all, as no plan came of it (E3).
+
+        Args:
+            considered: the replan.
+            error: why.
+
+        Raises:
+            ValueError: it was not carried out.
+        """
+        places = [place for place, one in enumerate(self._records) if one.replan_id == considered.replan_id]
+        if not places or not self._records[places[-1]].executed:
+            raise ValueError(f"{considered.replan_id} was not executed")
+        failed: dict[str, object] = {"result": "failure", "error": error[:_LONGEST_ERROR]}
+        record = self._records[places[-1]] = self._records[places[-1]].model_copy(update=failed)
+        self._tell("failed", considered, record)
+        return record
+
     def action_succeeded(self, action: str) -> None:
         """Take note that an action succeeded, so that its retries begin anew."""
         if action in self._counts.retries:

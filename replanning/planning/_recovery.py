@@ -17,7 +17,7 @@ from replanning._view import PlanView, TaskView
 from replanning.planning._decision import reason_of
 from replanning.planning._limits import Cause, spent_lineage
 from replanning.planning._phases import Phase
-from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck, leave
+from replanning.planning._recovery_actions import ActionRecovery, executed_by_engine, is_stuck
 from replanning.planning._recovery_phases import PhaseRecovery, way_of
 from replanning.planning._session import Session
 from replanning.planning._steps import MAKING, again, asking, is_action, phase_of, reflection_of, round_of
@@ -112,7 +112,7 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
     held = _held(session)
     if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
         if held is not None:  # a person is being asked already, and has said this meanwhile
-            leave(session, considered)
+            session.manager.leave(considered)
             return []
         one = asking(session.run.live, considered.replan_id)
         session.keep_judged(one.id, considered)
@@ -131,9 +131,9 @@ async def _feedback(session: Session, trigger: HumanRequest, request: ReplanRequ
         replaced = ReplaceTask(task_id=held.id, tasks=again(session.run.live, target, last, said=told))
         way = way_of([replaced], trigger.reason)
         record = await executed_by_engine(session, request, considered, way)
-        return [way] if record.result != "failure" else []
+        return [way] if record.result == "success" else []
     tasks = again(session.run.live, decision.target_phase, said=said)
     adds: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
     way = way_of([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
     record = await executed_by_engine(session, request, considered, way)
-    return [way] if record.result != "failure" else []
+    return [way] if record.result == "success" else []

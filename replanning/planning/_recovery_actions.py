@@ -49,7 +49,7 @@ class ActionRecovery:
         subject = TaskId(f"{task.id}#{task.attempts}")
         if task.task.fallbacks:
             if (considered := session.state.judged.get(subject)) is not None:
-                leave(session, considered)
+                session.manager.leave(considered)
             return way_of([self._fallback(task)], f"the declared fallback of {task.id}")
         if self._stuck and (task.state is TaskState.BLOCKED or subject in session.state.judged):
             return None
@@ -144,12 +144,13 @@ class ActionRecovery:
         if asks:
             return self._asking(task, considered, way, None if retries else target)
         record = await executed_by_engine(session, self._request, considered, way)
-        if record.result != "failure":
+        if record.result == "success":
             return way
-        other = await session.manager.escalate(considered, given, record.error)
-        if other is not None and other.ruling.executes:
+        why = record.error or record.reason  # in the latter case a limit was reached meanwhile
+        other = await session.manager.escalate(considered, given, why)
+        if other is not None and (other.ruling.executes or other.ruling.kind == "ask" or other.ruling.questions):
             return await self._follow(task, other, given)
-        return self._no_way(task, f"the replan failed: {record.error}")
+        return self._no_way(task, f"the replan failed: {why}")
 
     def _asking(self, task: TaskView, considered: Consideration, way: Alternative, target: Phase | None) -> Alternative:
         """The same after a person has agreed, or has answered what is unclear."""
@@ -198,12 +199,6 @@ class ActionRecovery:
 def is_stuck(request: ReplanRequest) -> bool:
     """Whether nothing goes on without what is asked for."""
     return any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
-
-
-def leave(session: Session, considered: Consideration) -> None:
-    """Put on record that what was decided is not done, because something else is; not twice."""
-    if all(record.replan_id != considered.replan_id for record in session.state.records):
-        session.manager.record_decision(considered, executed=False)
 
 
 async def executed_by_engine(

@@ -85,7 +85,8 @@ class PhaseRecovery:
             return [SkipTask(task_id=task.id, reason="it is assumed" if more.get("assumed") else "it is answered")]
         if held.target is None:
             return [ReplaceTask(task_id=task.id, tasks=(accepted(live, task),))]
-        said: JsonObject = {"reason": held.text, "after": task.id, **more}
+        replan: JsonObject = {} if held.considered is None else {"replan": held.considered.replan_id}
+        said: JsonObject = {"reason": held.text, "after": task.id, **replan, **more}
         phase = phase_of(task)
         if phase is Phase.REFLECTION:
             return self._reflected(task, held, said)

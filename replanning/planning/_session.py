@@ -42,6 +42,10 @@ class ToolNotAllowed(ReplanningError):
     """An action is to use a tool that may not be used."""
 
 
+class NoUsableReply(PlanningFailed):
+    """The model has not given an answer that can be used, however often it was told why."""
+
+
 class UnexpectedResult(ReplanningError):
     """An action was executed, but it did not come to what it is for."""
 
@@ -114,7 +118,7 @@ class Session(People):
         """What a model answers, in the shape that is wanted.
 
         Raises:
-            PlanningFailed: it has not given a usable answer, however often it was told why.
+            NoUsableReply: it has not given a usable answer, however often it was told why.
             LLMError: it cannot be asked.
             BudgetExceeded: asking it does not fit what is left of the budget.
         """
@@ -130,7 +134,7 @@ class Session(People):
             except LLMReplyInvalid as error:
                 problem = explained(completion, str(error))
             rejected = [{"reply": completion.text[:_LONGEST], "problem": problem}]
-        raise PlanningFailed(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
+        raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
     # What is told of where things stand
 

@@ -107,6 +107,7 @@ class PlanningState(_Part):
         counts: what was spent of the limits.
         latest: the latest decision.
         records: what became of the decisions, oldest first (F1).
+        begun: the replans that were begun, by their ids.
         judged: the latest decision about each task.
         outputs: what the phases came to, by their tasks.
         plans: the plans that were made, oldest first.
@@ -124,6 +125,7 @@ class PlanningState(_Part):
     counts: Counts = Counts()
     latest: Consideration | None = None
     records: list[DecisionRecord] = []
+    begun: dict[str, Consideration] = {}
     judged: dict[str, Consideration] = {}
     outputs: dict[str, JsonObject] = {}
     plans: list[PlanVersion] = []
@@ -207,8 +209,18 @@ class PlanningState(_Part):
     def _replan(self, note: ReplanNote) -> None:
         self.stage, self.counts = note.stage, note.counts
         self.latest = note.considered or self.latest
+        if note.stage == "applying" and note.considered is not None:
+            self.begun[note.considered.replan_id] = note.considered
         if note.record is not None:
-            self.records.append(note.record)
+            self._recorded(note.record)
+
+    def _recorded(self, record: DecisionRecord) -> None:
+        """Keep what became of a decision; what was carried out may come to nothing later."""
+        for place, one in enumerate(self.records):
+            if one.replan_id == record.replan_id:
+                self.records[place] = record
+                return
+        self.records.append(record)
 
     @property
     def plan(self) -> PlanVersion | None:

@@ -1,0 +1,94 @@
+"""What is done where a replan has come to nothing, because the model gave no plan that can be used (E3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from replanning._changes import AddTask, PlanChange, SkipTask
+from replanning._ids import TaskId
+from replanning._plan import JsonObject, Task
+from replanning._states import WAITING
+from replanning._view import PlanView
+from replanning.planning._decision import ReplanDecision, reason_of
+from replanning.planning._people import PlanningFailed
+from replanning.planning._phases import Phase
+from replanning.planning._replan_records import Consideration
+from replanning.planning._session import Session
+from replanning.planning._steps import MAKING, about, again, phase_of
+
+
+async def otherwise(session: Session, task: Task, phase: Phase, error: PlanningFailed) -> bool:
+    """Have the model decide otherwise, once, about the replan that a phase belongs to, and put that into the plan.
+
+    Returns:
+        Whether something else is done; where not, what there is counts.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends; the error itself where the phase belongs to no replan.
+    """
+    failed = session.state.begun.get(str(about(task).get("replan")))
+    if failed is None:
+        raise error
+    if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
+        session.manager.came_to_nothing(failed, str(error))
+    other = await _decided(session, task, failed, str(error))
+    if other is not None and other.ruling.executes and not other.ruling.questions:
+        record = await session.execute(other, lambda decision: _put(session, task, phase, other.replan_id, decision))
+        if record.result == "success":
+            return True
+    elif other is not None:
+        session.manager.leave(other)
+        if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
+            return False  # the model can go on without it; a failed action is never passed over so
+    session.no_way(task.id, f"the replan came to nothing: {error}")
+    return False
+
+
+def what_there_is(session: Session, task: Task, phase: Phase) -> JsonObject | None:
+    """What a phase came to before; None where there is a plan already, which is gone on with."""
+    if session.state.plan is None:
+        return session.output(phase)
+    rest = _rest(session, task)
+    if rest:
+        skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
+        session.run.apply(skips, reason="the plan stays as it is")
+    return None
+
+
+async def _decided(session: Session, task: Task, failed: Consideration, error: str) -> Consideration | None:
+    """What the model decides instead; not asked again where the run was interrupted after that."""
+    subject = f"{task.id}~otherwise"
+    known = session.state.judged.get(subject)
+    if known is not None:
+        return known
+    given: JsonObject = {**session.basis(task), "errors": error}
+    # The action that failed is not in the plan any more, and cannot be retried.
+    told = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
+    other = await session.manager.escalate(told, given, f"it came to nothing: {error}")
+    if other is not None:
+        session.keep_judged(subject, other)
+    return other
+
+
+async def _put(session: Session, task: Task, phase: Phase, replan: str, decision: ReplanDecision) -> None:
+    """Put what is decided instead in the place of what is left of the replan that came to nothing."""
+    live, target = session.run.live, decision.target_phase
+    if target is None or any(about(entry.task).get("replan") == replan for entry in live):
+        return  # in the latter case, it was done before the run was interrupted
+    said: JsonObject = {"reason": reason_of(decision), "replan": replan, "lineage": about(task).get("lineage", "")}
+    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
+    tasks = again(live, target, last, said=said, depends_on=[task.id])
+    rest, view = _rest(session, task), PlanView(live)
+    before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
+    changes: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
+    changes.append(AddTask(task=tasks[-1], before=tuple(before)))
+    changes += [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
+    session.run.apply(changes, reason=reason_of(decision))
+
+
+def _rest(session: Session, task: Task) -> tuple[TaskId, ...]:
+    """The phases of the same replan that are still to come and make a plan."""
+    replan, live = about(task).get("replan"), session.run.live
+    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in MAKING]
+    return tuple(e.id for e in waiting if e.id != task.id and about(e.task).get("replan") == replan)
