@@ -21,6 +21,7 @@ class Account:
     Attributes:
         seq: the number of the last record that it knows.
         pending: the notices that were not posted yet, oldest first.
+        refused: those that were not taken because of what they say.
         touched: whether the checklist may be another than when this was set to false.
         ended: how the run came to stand still; empty while it goes on.
     """
@@ -29,6 +30,7 @@ class Account:
         self.run = run
         self.seq = 0
         self.pending: deque[Notice] = deque()
+        self.refused: list[Notice] = []
         self.touched = False
         self.ended = ""
         self._progress = PlanningProgress()
@@ -57,7 +59,7 @@ class Account:
     @property
     def over(self) -> bool:
         """Whether the run is over, and everything is told of it."""
-        return self.ended in ("succeeded", "failed", "aborted") and not (self.pending or self.touched)
+        return self.ended in ("succeeded", "failed", "aborted") and not (self.pending or self.refused or self.touched)
 
     def checklist(self, room: int = MAX_BODY) -> str | None:
         """The plans as a comment; None without a plan, or where the run was not seen from its beginning."""

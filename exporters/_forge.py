@@ -25,7 +25,7 @@ class ForgeComment:
         at: when it was written, in UTC.
         own: whether it was written by the account that the forge posts as; what others write proves nothing.
         notice: whether it was written by that account through us, and not by a person with the same account.
-        bot: whether a program wrote it.
+        bot: whether a program wrote it; so did whoever bears our mark, and is another account.
         role: what the author is to the project, in the words of the forge, where that stands in the comment.
     """
 

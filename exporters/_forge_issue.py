@@ -14,7 +14,7 @@ from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import ForgeComment, ForgeError, is_same
 from replanning.exporters._forge_answers import objects, texts
 from replanning.exporters._forge_http import PER_PAGE, Api, Call
-from replanning.exporters._marks import MARK
+from replanning.exporters._marks import MARK, unmarked
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import IssueComment, TaskRequest
 
@@ -96,8 +96,7 @@ class Posting:
         """The text of a comment, and whether it bears the mark of what is written here."""
         text = body.replace("\r\n", "\n")
         text = _DEFUSED.sub(r"\1/", text) if self._obeys else text
-        bare = text.rstrip()
-        return (bare.removesuffix(MARK.strip()).rstrip(), True) if bare.endswith(MARK.strip()) else (text, False)
+        return unmarked(text)
 
     async def all_entries(self, call: Call, path: str) -> list[JsonObject]:
         """All comments, with one try for each page.

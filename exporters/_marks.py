@@ -33,13 +33,23 @@ class Marker(NamedTuple):
         return f"<!-- replanning notice={self.kind} run={_quoted(self.run)} about={_quoted(self.about)} -->"
 
 
-_MARKER: Final = re.compile(r"<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*\Z")
+_MARKER: Final = re.compile(r"^<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*$", re.MULTILINE)
+_WRITTEN: Final = re.compile(rf"\s*^{re.escape(MARK.strip())}[ \t]*$", re.MULTILINE)
 
 
 def marker_of(body: str) -> Marker | None:
-    """The mark at the end of a comment; None where there is none. It counts in comments of our own alone."""
-    found = _MARKER.search(body[-4_000:])
-    return Marker(found[1], unquote(found[2]), unquote(found[3])) if found is not None else None
+    """The last mark in a comment; None where there is none. It counts in comments of our own alone.
+
+    Nothing that we quote can have one. People may write something behind it when they edit the comment.
+    """
+    found = _MARKER.findall(body)
+    return Marker(found[-1][0], unquote(found[-1][1]), unquote(found[-1][2])) if found else None
+
+
+def unmarked(body: str) -> tuple[str, bool]:
+    """A comment without the mark of what is written here, and whether it had one, outside of what it quotes."""
+    text = _WRITTEN.sub("", body)
+    return (text.rstrip(), True) if text != body else (body, False)
 
 
 def _quoted(text: str) -> str:

@@ -33,6 +33,9 @@ _LONGEST_PAUSE: Final = 300.0
 _LAST_TRIES: Final = (0.0, 0.5, 1.0)
 """Seconds before each of the last tries."""
 
+_OF_THE_TEXT: Final = (400, 413, 422)
+"""Refusals that are about one text, or for GitHub about too many in a short time, and not about the place."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -125,6 +128,8 @@ class Notifier(Exporter):
             for account in self._accounts.values():
                 if not account.ended:  # it was not told everything
                     self._look_ahead(account)
+                account.pending.extend(account.refused)
+                account.refused.clear()
                 await self._send_last(account)
         except anyio.get_cancelled_exc_class():
             if unsent := self._unsent():
@@ -147,7 +152,7 @@ class Notifier(Exporter):
 
     def _unsent(self) -> str:
         """What is not posted, in words; empty when everything is."""
-        notices = sum(len(account.pending) for account in self._accounts.values())
+        notices = sum(len(account.pending) + len(account.refused) for account in self._accounts.values())
         what = [f"{notices} notice{'s' * (notices != 1)}"] if notices else []
         what += ["the latest checklist"] if any(account.touched for account in self._accounts.values()) else []
         return " and ".join(what)
@@ -181,14 +186,21 @@ class Notifier(Exporter):
             if not known:  # what goes on is not reported again
                 raise
         else:
-            self._failures, self._problem = 0, ""
+            self._failures = 0
+            if not account.refused:
+                self._problem = ""
 
     async def _sent(self, account: Account) -> None:
         if account.ended:  # there may be little time: the last state goes first
             await self._ticked(account)
         while account.pending:
             notice = account.pending[0]
-            await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
+            try:
+                await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
+            except ForgeError as error:
+                if error.status in _OF_THE_TEXT:
+                    account.refused.append(account.pending.popleft())  # it keeps no other away
+                raise
             if account.pending and account.pending[0] is notice:
                 account.pending.popleft()
         if self._left() <= 0:
@@ -211,7 +223,7 @@ class Notifier(Exporter):
         """Leave the forge alone for a while: as long as it says, else longer each time."""
         self._problem = str(error) or repr(error)
         said, now = getattr(error, "retry_after", None), self._clock.now()
-        if getattr(error, "final", False):
+        if getattr(error, "final", False) and getattr(error, "status", None) not in _OF_THE_TEXT:
             self._barred = math.inf
         elif said is not None:
             self._barred = now + max(said, _LOOK)

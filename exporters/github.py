@@ -171,7 +171,7 @@ class GitHubIssue(ForgeIssue):
             at=when(texts(entry, "created_at") or texts(entry, "submitted_at")),
             own=own,
             notice=marked and (own or not login),
-            bot=texts(entry, "user", "type") == "Bot" or author.endswith("[bot]"),
+            bot=texts(entry, "user", "type") == "Bot" or author.endswith("[bot]") or (marked and not own),
             role=texts(entry, "author_association"),
         )
 

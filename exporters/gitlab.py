@@ -129,9 +129,9 @@ class GitLabIssue(ForgeIssue):
         try:
             member = as_object(await call.get(f"{self._project}/members/all/{person}"))
         except ForgeError as error:
-            if not error.final:
+            if error.status != 404:  # GitLab says of strangers that there are none such
                 raise
-            return False  # GitLab says of strangers that there are none such
+            return False
         level = member.get("access_level")
         return isinstance(level, int) and level >= _DEVELOPER and texts(member, "state") in ("", "active")
 
@@ -181,7 +181,7 @@ class GitLabIssue(ForgeIssue):
             at=when(texts(note, "created_at")),
             own=own,
             notice=marked and (own or not login),
-            bot=_BOT.fullmatch(author) is not None,
+            bot=_BOT.fullmatch(author) is not None or (marked and not own),
         )
 
     def _edited_at(self, comment_id: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import pytest
 from replanning import Environment
 from replanning.errors import SettingsError
 from replanning.exporters._forge import Forge, ForgeError
-from replanning.exporters._marks import MARK
+from replanning.exporters._marks import MARK, Marker
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock
@@ -620,3 +620,38 @@ async def test_j8_the_same_account(kind: type[FakeForge]) -> None:
     assert [await forge.may_steer(one) for one in (notice, person, faked)] == [False, True, False]
     assert (person.own, person.notice) == (True, False)
     assert not faked.notice
+
+
+@both
+async def test_j8_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
+    """What we wrote stays a notice of ours, about the same question, when somebody writes something behind it."""
+    fake = kind()
+    forge = on(fake)
+    await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
+    fake.comments[0]["body"] += "\r\n\r\nI would say yes."
+    (comment,) = await forge.comments()
+    assert (comment.notice, comment.question, await forge.may_steer(comment)) == (True, "r.q1", False)
+    assert "I would say yes." in comment.body
+
+
+@both
+async def test_j8_notices_of_another_account(kind: type[FakeForge]) -> None:
+    """What this program writes with the account of a member is no word of that member; what they quote of it is none."""
+    fake = kind()
+    forge = on(fake)
+    fake.says("ada", f"the plan of another run{MARK}")
+    fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
+    notice, reply = await forge.comments()
+    assert [await forge.may_steer(one) for one in (notice, reply)] == [False, True]
+
+
+async def test_j8_members_that_cannot_be_looked_up() -> None:
+    """Where a token may not look up members, that is an error that says so, and nobody is taken for a stranger."""
+    fake = FakeGitLab()
+    forge = on(fake)
+    fake.says("ada", "do it otherwise")
+    fake.faults = [Fault("GET", 403, message="insufficient_scope", path="/members/")]
+    (comment,) = await forge.comments()
+    with pytest.raises(ForgeError, match="it does not let this token do that; look at GITLAB_TOKEN"):
+        await forge.may_steer(comment)
+    assert await forge.may_steer(comment)

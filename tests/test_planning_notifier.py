@@ -325,6 +325,25 @@ async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.
     assert "there is no issue owner/repo#12" in caplog.text
 
 
+class Choosy(Issue):
+    """Does not take what has a word in it."""
+
+    async def post(self, body: str) -> str:
+        """Write a comment, or refuse it."""
+        if "Which people?" in body:
+            raise ForgeError("it does not take this text", status=422, final=True)
+        return await super().post(body)
+
+
+async def test_a_text_that_is_refused_keeps_no_other_away(caplog: pytest.LogCaptureFixture) -> None:
+    """A notice that a forge does not take is said to be missing at the end; all others are there."""
+    _, expected = await whole()
+    issue = Choosy()
+    await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+    assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
+    assert "1 notice could not be posted to fake: it does not take this text" in caplog.text
+
+
 async def test_a_request_that_failed_and_arrived_is_not_repeated() -> None:
     """A comment that was written although its request failed is found, and not written again."""
     _, expected = await whole()
