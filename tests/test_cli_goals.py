@@ -11,7 +11,7 @@ import pytest
 from replanning.interfaces import JsonObject
 from replanning.testing import ScriptedLLMServer
 from tests.cli_parts import cli, lines
-from tests.planning_parts import Replies, go_on, replan, revision
+from tests.planning_parts import Replies, go_on, replan, revision, summary
 from tests.test_cli_solve import Service, subtask, use
 
 WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
@@ -107,3 +107,28 @@ def test_a_model_named_later_counts_from_then_on(folder: Path) -> None:
 
     assert "planned and judged by anthropic (" in other.stderr
     assert "planned and judged by anthropic (" in last.stderr
+
+
+def test_a_run_without_planning_stays_one(folder: Path) -> None:
+    """A run that was begun without planning is resumed as that, and the model is told what a person has declined."""
+    wipe = {"function_call": {"name": "wipe", "arguments": {"text": "b"}}}
+    service = Service({"step": (wipe, {**summary(), "phase": "completion", "done": True, "comment": "all is well"})})
+    with ScriptedLLMServer(service) as server:
+        asked = cli(folder, "solve", *GOAL, "--run-id", "r", PLANNING_ENABLED="false", **server.environ())
+        cli(folder, "reject", "r.q1")
+        again = cli(folder, "resume", "r", **server.environ())
+
+    assert (asked.returncode, again.returncode) == (4, 0), again.stderr
+    assert "nothing is planned; tools are chosen one by one by openai (" in again.stderr
+    assert "success: all is well" in again.stderr
+    assert not (folder / "log").exists()
+
+
+def test_why_a_run_has_ended_is_said_once(folder: Path) -> None:
+    """A model that gives no usable answer ends the run with code 1, and the last lines name the reason without repeating it."""
+    with ScriptedLLMServer(Service({"goal_understanding": "I think so."})) as server:
+        done = cli(folder, "solve", *GOAL, **server.environ())
+
+    assert done.returncode == 1
+    assert "✗ aborted: goal_understanding: the model gave no usable goal_understanding in 4 tries" in done.stdout
+    assert "requires_human_intervention" not in done.stderr

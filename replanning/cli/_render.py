@@ -14,7 +14,7 @@ from replanning.cli._narrator import score_in_words
 from replanning.cli._options import DEFAULT_STORE, ExitCode
 from replanning.cli._output import console, plain
 from replanning.cli._story import Chapter, Story
-from replanning.history._words import usage
+from replanning.history._words import edited_by, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,7 +205,8 @@ def _show_chapter(out: Console, chapter: Chapter) -> None:
     for trigger in chapter.triggers:
         out.print(f"    because  {trigger.kind}: {plain(trigger.reason)}")
     source = f", proposed by {chapter.candidate.alternative.source}" if chapter.candidate else ""
-    out.print(f"    decided  by {revised.by}{source}")
+    by = revised.by if revised.by != "edit" else edited_by(revised.changes)
+    out.print(f"    decided  by {by}{source}")
     if chapter.candidate is not None and chapter.candidate.score is not None:
         others = f"; {_plural(chapter.others, 'other candidate')}" if chapter.others else ""
         out.print(f"    with     {score_in_words(chapter.candidate.score)}{others}")

@@ -34,7 +34,7 @@ from replanning.events import PlanningNoted, RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.llm import LLMProvider
 from replanning.planning import PlanningCoordinator, TaskRequest, request_of
-from replanning.planning._steps import phase_of, use_of
+from replanning.planning._steps import is_loop, phase_of, use_of
 from replanning.tools import ToolExecutor
 
 _MODEL: Final = "model"
@@ -168,15 +168,16 @@ def _solved(task: Task, options: RunOptions, start: Start, context: JsonObject) 
         show_json({**phases_apart(as_json(summary), summary.story.live), "completion": completion})
         return int(summary.exit_code)
     if completion is not None:
-        _show_completion(completion)
+        _show_completion(completion, summary.result.reason)
     return report(summary, json=False)
 
 
-def _show_completion(completion: JsonObject) -> None:
-    """What the model, or planning mode itself, has to say at the end."""
+def _show_completion(completion: JsonObject, reason: str) -> None:
+    """What the model, or planning mode itself, has to say at the end beside the reason that is told anyway."""
     summary = completion.get("summary")
     told = summary if isinstance(summary, dict) else {}
-    if said := told.get("reason") or completion.get("comment"):
+    said = str(told.get("reason") or completion.get("comment") or "")
+    if said and (said.partition(": ")[2] or said) not in reason:
         say(f"{completion.get('status', 'done')}: {said}")
     for name in ("key_outcomes", "recommendations"):
         found = told.get(name)
@@ -196,9 +197,9 @@ def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObjec
         display = display_for(environment.clock, quiet=options.quiet)
         display.budget = settings.budget
         if not options.quiet:
-            does = (
-                "planned and judged" if settings.planning.enabled else "nothing is planned; tools are chosen one by one"
-            )
+            begun = task.tools.tasks  # a run that is continued stays what it was
+            loops = is_loop(task.tools) if begun else not settings.planning.enabled
+            does = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
             say(f"{does} by {model.name} ({model.model})")
         parts = _Parts(task, options, settings, model, store, environment, display)
         planning, interrupted = anyio.run(_execute, parts, start, context)
