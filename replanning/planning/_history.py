@@ -250,15 +250,16 @@ class PlanningHistoryExporter(Exporter):
         self._journals = Journals(*([] if journal is None else [journal]))
         self._lines: dict[RunId, HistoryLines] = {}
         self._owed: dict[RunId, list[JsonObject]] = {}
+        self._reason = ""
 
     def __repr__(self) -> str:
         return f"<PlanningHistoryExporter into {self.history!r}>"
 
     @property
     def problem(self) -> str:
-        """What is not written; empty when everything is."""
+        """What is not written, and why; empty when everything is."""
         lacking = ", ".join(run for run, owed in self._owed.items() if owed)
-        return f"the planning history lacks what happened last in {lacking}" if lacking else ""
+        return f"the planning history lacks what happened last in {lacking}: {self._reason}" if lacking else ""
 
     def attach(self, surroundings: Surroundings) -> None:
         """Take note of where the journals are."""
@@ -293,14 +294,11 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: it cannot be written; says of which runs.
         """
-        reasons: list[str] = []
         for run in list(self._owed):
-            try:
+            with suppress(StoreError):
                 self._write(run)
-            except StoreError as error:
-                reasons.append(str(error))
-        if reasons:
-            raise StoreError(f"{self.problem}: {'; '.join(dict.fromkeys(reasons))}")
+        if self.problem:
+            raise StoreError(self.problem)
 
     def _whole(self, run: RunId, until: int | None = None) -> list[JsonObject]:
         """All lines of a run, from its journal as far as the record of that number."""
@@ -317,7 +315,11 @@ class PlanningHistoryExporter(Exporter):
             with suppress(StoreError, UnknownRun):  # what is owed is written in any case
                 owed[:0] = self._whole(run, lines.seq)  # somebody has removed the file, or changed it
         if owed:
-            self.history.files.append(run, owed)
+            try:
+                self.history.files.append(run, owed)
+            except StoreError as error:
+                self._reason = str(error)
+                raise
         self._owed.pop(run, None)
 
 
