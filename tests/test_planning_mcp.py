@@ -54,13 +54,15 @@ def test_c_tools_of_servers_with_their_status():
 def test_tools_are_listed(tmp_path: Path) -> None:
     """`replanning tools` says of every tool where it is from, what it takes, and why it cannot be used."""
     more = "  gone: {command: no-such-server}\ntools:\n- {name: absent, kind: shell, command: no-such-program-x}\n"
+    more += "- {name: find, kind: mcp, server: web, tool: serch}\n"
     found = answer(tmp_path, "tools", servers(tmp_path, more=more))
     tools = {tool["name"]: tool for tool in found["tools"]}
-    assert list(tools) == ["absent", "web.search", "web.say", "web.variable", "web.wipe", "web.hang"]
+    assert list(tools) == ["absent", "find", "web.search", "web.say", "web.variable", "web.wipe", "web.hang"]
     assert tools["absent"]["why"].startswith("needs the program 'no-such-program-x'")
+    assert tools["find"]["why"] == "the MCP server 'web' has no tool 'serch'; did you mean 'search'?"
     assert tools["web.search"]["from"] == f"web: {sys.executable} {SERVER}"
     assert (tools["web.search"]["optional"], tools["web.search"]["available"]) == (["limit"], True)
-    assert [name for name, tool in tools.items() if tool["dangerous"]] == ["web.wipe"]
+    assert [name for name, tool in tools.items() if tool["dangerous"]] == ["find", "web.wipe"]
     assert not found["servers"]["gone"]["available"]
     shown = cli(tmp_path, "tools", "tools.yaml")
     assert "web.search(query: string, limit?: integer)  mcp" in shown.stdout

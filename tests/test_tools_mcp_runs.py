@@ -179,7 +179,7 @@ async def test_an_address_where_nobody_is():
         process.wait()
     async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
         assert found.tools == ()
-        assert "ConnectError" in executor.unavailable_servers["web"]
+        assert executor.unavailable_servers["web"].startswith(f"{url} cannot be reached: ConnectError")
 
 
 async def test_a_server_over_http_that_comes_back():

@@ -6,6 +6,7 @@ import anyio
 
 from replanning import Plan, ToolSpec
 from replanning._plan import JsonObject, JsonValue
+from replanning._wording import did_you_mean
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show, show_json
 from replanning.tools import ToolExecutor, check_machine
@@ -22,7 +23,8 @@ def list_tools(plan: Plan, *, as_json: bool) -> int:
     """
     found, absent = anyio.run(_asked, plan)
     lacking = _lacking(found)
-    rows = [_row(tool, found, absent, lacking.get(tool.name, "")) for tool in found.tools]
+    stated = {tool.name for tool in plan.tools if not tool.available}
+    rows = [_row(tool, found, lacking.get(tool.name) or _why(tool, found, absent, stated)) for tool in found.tools]
     if as_json:
         servers = {name: absent.get(name, "") for name in plan.mcp}
         show_json(
@@ -53,9 +55,23 @@ def _lacking(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _row(tool: ToolSpec, plan: Plan, absent: dict[str, str], lacking: str) -> JsonObject:
+def _why(tool: ToolSpec, plan: Plan, absent: dict[str, str], stated: set[str]) -> str:
+    """Why a tool is not available; empty where it is."""
+    if tool.available or tool.name in stated:
+        return "" if tool.available else "the plan says so"
+    if tool.server in absent:
+        return absent[tool.server]
+    wanted, known = tool.tool or tool.name, [one.tool or one.name for one in plan.tools if _is_there(one, tool.server)]
+    hint = did_you_mean(wanted, known)
+    return f"the MCP server {tool.server!r} has no tool {wanted!r}{f'; {hint}' if hint else ''}"
+
+
+def _is_there(tool: ToolSpec, server: str | None) -> bool:
+    return tool.available and tool.server == server
+
+
+def _row(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
     server = plan.mcp.get(tool.server or "")
-    why = lacking or ("" if tool.available else absent.get(tool.server or "", "the plan says so"))
     where = tool.command or tool.url or tool.callable or (f"{tool.server}: {server.shown}" if server else "")
     return {
         "name": tool.name,

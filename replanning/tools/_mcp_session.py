@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import httpx2
 from mcp import Client, MCPError
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, ToolListChangedNotification
@@ -185,7 +186,7 @@ class McpSession:
             await self._live(connection)
             reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
-            reason = _explained(error)
+            reason = _explained(error, self.server.url)
         self._starting = False
         words = connection.line.last_words
         self.reason = connection.reason = self.secrets.hide(f"{reason}: {words}" if words else reason)
@@ -283,13 +284,15 @@ async def _listed(client: Client) -> dict[str, Tool]:
     return found
 
 
-def _explained(error: BaseException) -> str:
+def _explained(error: BaseException, url: str | None = None) -> str:
     """Why a server cannot be used, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
         return "it ended before it answered"
     text = " ".join(str(error).split())
+    if isinstance(error, httpx2.TransportError):
+        return f"{url} cannot be reached: {type(error).__name__}: {text}".rstrip(": ")
     return (
         text if isinstance(error, CannotStart | MCPError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
     )
