@@ -55,6 +55,24 @@ async def test_j14_the_phases_are_methods() -> None:
     assert broken_promises(list(store.read(planning.result.run))) == []
 
 
+async def test_a3_a_judge_is_told_once_what_a_phase_came_to() -> None:
+    """What a phase that makes a plan came to stands in the prompt of its judgement under its own name, and only there."""
+    model = Model()
+    async with VirtualClock() as clock:
+        await coordinator(model, clock, Desk()).execute_with_planning()
+    for phase, section in (
+        ("goal_understanding",) * 2,
+        ("task_decomposition",) * 2,
+        ("action_sequence", "action_plan"),
+    ):
+        (prompt,) = model.told(f"decision:{phase}")
+        _, _, told = prompt.partition(f"<{section}>\n")
+        first = told.partition(f"\n</{section}>")[0].split("\n")[-1]
+        assert first
+        assert prompt.count(first) == 1
+        assert "<result>" not in prompt
+
+
 async def test_j14_a_phase_takes_those_before_it_along() -> None:
     """A phase that is asked for first does those before it, and one that is done is not done again."""
     model = Model({"decision:task_decomposition": (replan("task_redecomposition"), go_on())})

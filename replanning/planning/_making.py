@@ -139,9 +139,17 @@ class Making:
     async def _goes_on(self, task: Task, phase: Phase, output: JsonObject) -> bool:
         """Have the model judge a phase; false where it is done again."""
         session = self._session
-        given: JsonObject = {**session.basis(task), "result": output}
-        considered = await session.judge(task.id, phase, given)
+        considered = await session.judge(task.id, phase, self._told(task, output))
         return not await self._replanned(task, phase, considered)
+
+    def _told(self, task: Task, output: JsonObject) -> JsonObject:
+        """What is told of a phase: what it came to, once, under its own name where it has one."""
+        told, phase = self._session.basis(task), phase_of(task)
+        if phase is Phase.REFLECTION:
+            told["result"] = output
+        elif phase is Phase.ACTION_SEQUENCE and output:
+            told |= {"task_decomposition": output["subtasks"], "action_plan": output["action_plan"]}
+        return told
 
     async def _ask(self, task: Task, considered: Consideration) -> None:
         """Have a person decide about a replan in the midst of the execution, or answer what is unclear.
@@ -209,7 +217,7 @@ class Making:
         if record.result == "success":
             return True
         why = record.error or record.reason  # in the latter case a limit was reached meanwhile
-        given: JsonObject = {**session.basis(task), "result": session.state.outputs.get(task.id, {})}
+        given = self._told(task, session.state.outputs.get(task.id, {}))
         other = await session.manager.escalate(considered, given, why)
         if other is not None:
             return await self._replanned(task, phase, other)
@@ -291,8 +299,7 @@ class Making:
             said: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
             session.note("completion", {**said, "phase": "completion", "status": "accepted"})
             return output
-        given: JsonObject = {**session.basis(task), "result": output}
-        considered = await session.judge(task.id, Phase.REFLECTION, given)
+        considered = await session.judge(task.id, Phase.REFLECTION, self._told(task, output))
         decision = considered.decision
         if considered.ruling.override in ("limit", "loop"):
             self._leave_to_person(task, output, considered.ruling.reason, considered)

@@ -63,7 +63,7 @@ GIVEN: Final[Mapping[str, str]] = MappingProxyType(
         "remaining": "the actions that are still to be executed",
         "state": "what is there now",
         "action": "the action that this is about",
-        "result": "what came of the phase or the action",
+        "result": "what came of the action, or of the work as a whole",
         "reflection": "what the model thought of it",
         "errors": "what went wrong",
         "tool_status": "what is known of tools and their servers beside what each tool states",
