@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Answer, Settings, Task
+from replanning import Answer, Goal, Plan, Settings, Task
 from replanning.errors import SettingsError
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
@@ -146,6 +146,37 @@ async def test_j5_an_outcome_is_compared_with_what_was_expected() -> None:
     assert "the text mentions rain" in judged
     assert '<result>\n"news"' in judged
     assert [tool for _, tool in desk.used] == ["write", "write", "post"]
+
+
+async def test_a3_a_failed_action_is_told_as_it_was_carried_out() -> None:
+    """Who decides about a failure sees tool, purpose and arguments, also those found late, and no action that has not begun."""
+    later: JsonObject = {
+        "actions": [{"task_id": "write", "tool": "write", "purpose": "to have it"}, action("post", "post")]
+    }
+    call: JsonObject = {"current_task": "write", "function_call": {"name": "write", "arguments": {"text": "rain"}}}
+    model = Model({"action_sequence": later, "execution": call, "decision:execution": replan("retry")})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
+        assert await planning.execute_with_planning()
+
+    (told,) = model.told("decision:execution")
+    shown = (
+        '<action>\n{"id": "write", "tool": "write", "purpose": "to have it", "arguments": {"text": "rain"}}\n</action>'
+    )
+    assert shown in told
+    assert '<executed>\n{"task": "write", "tool": "write", "state": "FAILED"' in told
+    assert '"task": "post"' not in told.partition("<executed>")[2].partition("</executed>")[0]
+
+
+async def test_c_the_current_state_is_told_to_who_sums_up() -> None:
+    """Facts that hold are the state that a reflection is told of."""
+    tools = Plan(goal=Goal(objective=""), facts=("door(open)",), tools=TOOLS)
+    model = Model()
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, tools=tools).execute_with_planning()
+
+    for kind in ("completion", "decision:reflection"):
+        assert '<state>\n"door(open)"\n</state>' in model.told(kind)[0]
 
 
 class Strike(Desk):

@@ -173,6 +173,23 @@ def test_a15_only_open_replans_are_offered(phase):
         assert '- "none"' in asked
 
 
+def test_d2_a_target_that_is_used_up_is_not_offered_by_another_name():
+    """A full replan is offered for those phases to which limits still let it return."""
+    limits = Limits()
+    prompt = builder().decision(request(Phase.EXECUTION, counts=Counts(redecompositions=limits.redecompositions)))
+    assert '"full_replan", level 4' not in prompt
+    assert '"full_replan", level 3' in prompt
+    assert '"full_replan", level 5' in prompt
+
+
+def test_a3_what_is_left_for_the_action_is_told():
+    """A decision about an action is told how often it was retried and replanned, of how often it may be."""
+    counts = Counts(retries={"fix": 2}, lineages={"fix": 1})
+    (left,) = sections(builder().decision(request(Phase.EXECUTION, counts=counts)))["limits"]
+    assert left["retries_of_this_action"] == {"used": 2, "of": 3}
+    assert left["replans_for_this_action"] == {"used": 1, "of": 3}
+
+
 def test_e1_a_refused_replan_is_told_with_its_reason():
     """Where what a model wanted cannot be done, it is told why and asked for another way."""
     prompt = builder().decision(request(Phase.EXECUTION, refused="the limit of 2 partial replans is reached"))

@@ -17,6 +17,7 @@ from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._reflecting import reflect, stated_failure
 from replanning.planning._replan_records import Consideration
 from replanning.planning._session import Session, ToolNotAllowed, UnexpectedResult
+from replanning.planning._standing import action_of
 from replanning.planning._steps import about, again, asking, is_action, reflection_of, use_of
 
 
@@ -144,7 +145,7 @@ class Acting:
         self, task: Task, context: TaskContext, name: str, output: JsonValue, *, due: bool, wrong: str
     ) -> None:
         session, settings = self._session, self._session.settings.reflection
-        action: JsonObject = {"id": name, "expected_outcome": about(task).get("expected_outcome", "")}
+        action = action_of(session.state, task, name, context.attempt_id)
         given: JsonObject = {**session.basis(task), "action": action, "result": output}
         if wrong:
             given["errors"] = f"the tool did not fail, but its output says so: {wrong}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from replanning._plan import JsonObject
-from replanning.planning._limits import Cause, Counts, Limits
+from replanning.planning._limits import Cause, Counts, Limits, is_open
 from replanning.planning._phases import LEVELS, TARGETS, ReplanType
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def decision_data(request: DecisionRequest, *, most: int) -> JsonObject:
     about = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
     found: JsonObject = {
         "phase": request.phase.value,
-        "limits": _left(request.limits, request.counts),
+        "limits": _left(request.limits, request.counts, cause),
         "replans": [_decided(record) for record in request.earlier[-most:]],
     }
     if cause != Cause():
@@ -32,9 +33,13 @@ def decision_data(request: DecisionRequest, *, most: int) -> JsonObject:
     return found
 
 
-def _left(limits: Limits, counts: Counts) -> JsonObject:
+def _left(limits: Limits, counts: Counts, cause: Cause) -> JsonObject:
     """How often was replanned, of how often may be."""
     pairs = {name: (getattr(counts, name), getattr(limits, name)) for name in _COUNTED}
+    if cause.action is not None:
+        pairs["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
+    if cause.lineage is not None:
+        pairs["replans_for_this_action"] = (counts.lineages.get(cause.lineage, 0), limits.replans_per_lineage)
     told: JsonObject = {name: {"used": used, "of": most} for name, (used, most) in pairs.items()}
     return told
 
@@ -42,8 +47,18 @@ def _left(limits: Limits, counts: Counts) -> JsonObject:
 _COUNTED: Final = ("total", "clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions")
 
 
+_WORDS: Final[Mapping[ReplanType, str]] = MappingProxyType(
+    {
+        ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
+        ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
+    }
+)
+"""What replans come to whose level says too little."""
+
+
 def _decided(record: DecisionRecord) -> JsonObject:
     said = record.llm_decision or {}
+    went_on = record.replan_type is ReplanType.NONE and record.result == "skipped"
     told: JsonObject = {
         "replan": record.replan_id,
         "phase": record.phase.value,
@@ -51,8 +66,8 @@ def _decided(record: DecisionRecord) -> JsonObject:
         "confidence": record.confidence,
         "reasoning": said.get("reasoning"),
         "issues": said.get("issues_found"),
-        "executed": record.executed,
-        "result": record.result,
+        "executed": None if went_on else record.executed,
+        "result": None if went_on else record.result,
         "overridden": record.override_reason,
         "because": record.reason,
         "error": record.error,
@@ -60,10 +75,11 @@ def _decided(record: DecisionRecord) -> JsonObject:
     return {key: value for key, value in told.items() if value not in (None, "", [])}
 
 
-def open_types_in_words(kinds: Sequence[ReplanType]) -> str:
-    """The kinds of replans that are open, with their levels and where each returns to."""
+def open_in_words(request: DecisionRequest) -> str:
+    """The replans that limits leave, with their levels and where each returns to."""
     lines = ['- "none": go on (`replan_needed` false)']
-    for kind in kinds:
+    for kind in request.open:
         for level, target in TARGETS[kind].items():
-            lines.append(f'- "{kind}", level {level}, target "{target}": {LEVELS[level]}')
+            if is_open(kind, target, request.limits, request.counts, request.cause):
+                lines.append(f'- "{kind}", level {level}, target "{target}": {_WORDS.get(kind, LEVELS[level])}')
     return "\n".join(lines)

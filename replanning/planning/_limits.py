@@ -267,12 +267,17 @@ def _lineage_used_up(limits: Limits, counts: Counts, cause: Cause) -> str:
     return f"the limit of {limits.replans_per_lineage} replans of {cause.lineage!r} and what replaced it is reached"
 
 
+def is_open(kind: ReplanType, target: Phase, limits: Limits, counts: Counts, cause: Cause) -> bool:
+    """Whether limits leave a replan that returns to a phase."""
+    return not _used_up(kind, target, limits, counts, cause)
+
+
 def open_types(phase: Phase, limits: Limits, counts: Counts, cause: Cause) -> tuple[ReplanType, ...]:
     """The replans that a phase allows and that limits leave; without any, no model need be asked (D1–7)."""
     return tuple(
         kind
         for kind in ALLOWED[phase]
-        if any(not _used_up(kind, target, limits, counts, cause) for target in TARGETS[kind].values())
+        if any(is_open(kind, target, limits, counts, cause) for target in TARGETS[kind].values())
         and (kind is not ReplanType.RETRY or cause.action is not None)
     )
 

@@ -18,7 +18,7 @@ from replanning._plan import JsonObject, JsonValue, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._quoting import DataSection, encoded, fitted, trimmed
 from replanning.planning._building import parameters_of
-from replanning.planning._decision_prompt import decision_data, open_types_in_words
+from replanning.planning._decision_prompt import decision_data, open_in_words
 from replanning.planning._phases import Phase
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class ReplanPromptBuilder:
         """Asks whether to replan after a phase; with `refused` for another way, with `problem` for a usable reply."""
         given = {**request.given, **decision_data(request, most=_MOST)}
         slots = {
-            "types": open_types_in_words(request.open),
+            "types": open_in_words(request),
             "refused": self._templates["refused"] if request.refused else "",
         }
         slots["refused"] = f"\n{slots['refused']}" if slots["refused"] else ""

@@ -16,6 +16,7 @@ from replanning.planning._recovery_phases import assumes, tell_declined, way_of
 from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration, DecisionRecord
 from replanning.planning._session import Session
+from replanning.planning._standing import action_of
 from replanning.planning._state import Held, Why
 from replanning.planning._steps import about, again
 
@@ -60,7 +61,7 @@ class ActionRecovery:
     def _given(self, task: TaskView, error: str) -> tuple[JsonObject, Cause]:
         """What the model is told of an action and of what went wrong with it, and what is decided about."""
         name = self._session.state.name_of(task.root)
-        action: JsonObject = {"id": name, "expected_outcome": about(task.task).get("expected_outcome", "")}
+        action = action_of(self._session.state, task.task, name, f"{task.id}#{task.attempts}")
         given: JsonObject = {**self._session.basis(task.task), "action": action, "errors": error}
         return given, Cause(error, action=name, lineage=self._session.state.lineage_of(task.root))
 

@@ -9,10 +9,11 @@ from pydantic import BaseModel
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
-from replanning._plan import JsonObject, JsonValue
+from replanning._plan import JsonObject, JsonValue, Task
 from replanning._quoting import shortened
 from replanning._records import Record
 from replanning._states import WAITING, TaskState
+from replanning.planning._building import known_arguments
 from replanning.planning._phases import Phase
 from replanning.planning._state import PlanningState
 from replanning.planning._steps import about, is_action, is_done, phase_of
@@ -72,7 +73,8 @@ class Standing:
             "errors": self._errors,
             "errors_in_a_row": self._in_a_row,
         }
-        return {"progress": progress if entries else {}, "remaining": remaining, "tool_status": down}
+        facts: list[JsonValue] = [*live.facts]
+        return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
 
 
 def output_of(state: PlanningState, live: LivePlan, phase: Phase) -> JsonObject:
@@ -87,10 +89,11 @@ def read_as(model: type[Output], output: JsonObject) -> Output:
 
 
 def executed(live: LivePlan, state: PlanningState) -> list[JsonValue]:
-    """The actions so far, with what came of them."""
+    """The actions that were begun so far, with what came of them."""
     found, names = list[JsonValue](), state.names
     for entry in live:
-        if is_action(entry.task) and not entry.removed:
+        begun = entry.state not in WAITING or entry.failure is not None
+        if is_action(entry.task) and begun and not entry.removed:
             one: JsonObject = {
                 "task": names.get(entry.id, entry.id),
                 "tool": entry.task.tool or str(about(entry.task).get("tool", "")),
@@ -102,6 +105,26 @@ def executed(live: LivePlan, state: PlanningState) -> list[JsonValue]:
                 one["error"] = _brief(entry.failure.message)
             found.append(one)
     return found
+
+
+def action_of(state: PlanningState, task: Task, name: str, attempt: str) -> JsonObject:
+    """An action as a model is told of it: how its tool is used, what for, and what is expected.
+
+    Args:
+        state: knows the arguments that were found when the action began.
+        task: its task.
+        name: what the plan calls it.
+        attempt: the id of the attempt that is told of.
+    """
+    said = about(task)
+    told: JsonObject = {
+        "id": name,
+        "tool": task.tool or str(said.get("tool", "")),
+        "purpose": task.goal or "",
+        "arguments": {**known_arguments(task), **state.calls.get(attempt, {})},
+        "expected_outcome": said.get("expected_outcome", ""),
+    }
+    return {key: value for key, value in told.items() if value}
 
 
 def finished(live: LivePlan) -> tuple[int, int]:
