@@ -126,7 +126,7 @@ class Coder:
             case "task_decomposition":
                 return self._subtasks() if COARSE in section(prompt, "why") else {"subtasks": [subtask("everything")]}
             case "decision:task_decomposition":
-                coarse = "everything" in section(prompt, "result")
+                coarse = "everything" in section(prompt, "task_decomposition")
                 return replan("task_redecomposition", issues_found=[COARSE]) if coarse else go_on()
             case "decision:execution":
                 return self._after_action(section(prompt, "errors"))
