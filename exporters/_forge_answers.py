@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
 import httpx
 
 from replanning.exporters._forge import ForgeError
+from replanning.http import FailedTry, wanted_wait
 from replanning.interfaces import JsonObject, JsonValue
 
 EXCERPT: Final = 300
 """Characters of an answer that are shown."""
-
-LARGEST: Final = 8_000_000
-"""Bytes of an answer that are read."""
-
-_TOO_LARGE: Final = f"its answer is larger than {LARGEST:,} bytes"
-
-_GZIP: Final = 47
-"""For zlib: gzip as well as its own form."""
 
 _LIMIT_WAIT: Final = 60.0
 """Seconds for which a forge is left alone that is asked too often and does not say until when."""
@@ -64,33 +54,6 @@ class Access(NamedTuple):
         return f"<{self.name} at {self.url} {'with' if self.token else 'without'} a token>"
 
 
-class FailedTry(Exception):
-    """A request failed in a way that may pass.
-
-    Attributes:
-        what: has happened.
-        status: of the answer, where there was one.
-        request_id: by which the forge finds the request.
-        excerpt: of the answer.
-        after: seconds that the forge wants to be left alone.
-        unsure: whether what was asked for may have been done all the same.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        status: int | None = None,
-        request_id: str = "",
-        excerpt: str = "",
-        after: float = 0.0,
-        unsure: bool = False,
-    ) -> None:
-        super().__init__(what)
-        self.what, self.status, self.request_id, self.excerpt = what, status, request_id, excerpt
-        self.after, self.unsure = after, unsure
-
-
 class Page(NamedTuple):
     """One page of a list, with the address of the next."""
 
@@ -112,7 +75,7 @@ def quiet_until(answer: Answer, now: float) -> float:
     headers, until = answer.headers, 0.0
     if _whole(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
         until = float(_whole(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
-    wait = _retry_after(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
+    wait = wanted_wait(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
     until = max(until, now + wait if wait else 0.0)
     return now + _LIMIT_WAIT if _is_limited(answer) and until <= now else until
 
@@ -144,19 +107,6 @@ def refusal(answer: Answer, access: Access, excerpt: Callable[[str], str], quiet
     return ForgeError(f"{access.name}: {what}", status=status, final=True, request_id=request_id, excerpt=said)
 
 
-def wrong_address(given: str) -> str:
-    """What is wrong with the address of an API; empty where nothing is."""
-    try:
-        url = httpx.URL(given)
-    except httpx.InvalidURL:
-        return "is no URL"
-    if url.scheme not in ("http", "https") or not url.host:
-        return "does not begin with http:// or https:// and a host"
-    if url.userinfo:
-        return "holds a login, which would end in logs"
-    return "has parameters, to which no path can be added" if url.query or url.fragment else ""
-
-
 def serves(api: str, page: str) -> bool:
     """Whether an API belongs to the web site of a page; no token goes to another."""
     host, site = httpx.URL(api).host, httpx.URL(page).host
@@ -174,36 +124,6 @@ def texts(value: JsonValue, *path: str) -> str:
 def objects(value: JsonValue) -> list[JsonObject]:
     """The objects in a list; none where it is no list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-async def content(response: httpx.Response) -> tuple[bytes, str]:
-    """The bytes of an answer, and why they cannot be read, if that is so."""
-    if response.is_stream_consumed:  # a transport for tests made it whole
-        return (response.content, "") if len(response.content) <= LARGEST else (b"", _TOO_LARGE)
-    read, too_many = bytearray(), False
-    try:
-        async for chunk in response.aiter_raw():
-            read += b"" if too_many else chunk
-            if len(read) > LARGEST and not too_many:
-                too_many = True
-                await response.aclose()  # so that the loop ends: to leave it would leave open what it reads from
-    except (httpx.StreamError, httpx.TransportError):
-        if not too_many:
-            raise
-    if too_many:
-        return b"", _TOO_LARGE
-    return _unpacked(bytes(read), response.headers.get("content-encoding", "identity"))
-
-
-def _unpacked(data: bytes, packing: str) -> tuple[bytes, str]:
-    if packing == "identity":
-        return data, ""
-    unpacking = zlib.decompressobj(_GZIP)
-    try:
-        whole = unpacking.decompress(data, LARGEST)
-    except zlib.error:
-        return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
-    return (b"", _TOO_LARGE) if unpacking.unconsumed_tail else (whole, "")
 
 
 def _reason(status: int) -> str:
@@ -238,21 +158,3 @@ def _whole(headers: Mapping[str, str], *names: str) -> int | None:
         if value.isdecimal():
             return int(value)
     return None
-
-
-def _retry_after(headers: Mapping[str, str], now: float) -> float:
-    """Seconds for which a forge wants to be left alone: given as a number, or as the date when they end."""
-    value = headers.get("retry-after", "")
-    try:
-        wait = float(value)
-    except ValueError:
-        wait = _until(value, now)
-    return wait if 0 < wait < float("inf") else 0.0  # which not-a-number is not
-
-
-def _until(date: str, now: float) -> float:
-    try:
-        moment = parsedate_to_datetime(date)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now

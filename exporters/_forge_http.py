@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import httpx
-import tenacity
-from anyio import to_thread
 
-from replanning import Environment, __version__
+from replanning import Environment
 from replanning.exporters._forge import ForgeError
 from replanning.exporters._forge_answers import (
     EXCERPT,
     Access,
     Answer,
-    FailedTry,
     Page,
-    content,
     objects,
     quiet_until,
     refusal,
 )
+from replanning.http import FailedTry, Tries, connections, content
 from replanning.interfaces import JsonObject, JsonValue
 
 Result = TypeVar("Result")
@@ -33,12 +28,6 @@ Result = TypeVar("Result")
 PER_PAGE: Final = 100
 """Entries of a page; the most that either forge gives."""
 
-TRIES: Final = 5
-"""How often a request is made at most, if the deadline allows it."""
-
-_CONNECT: Final = 10.0
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 8.0
 _LONGEST_QUIET: Final = 3_600.0
 """Seconds after which limits have passed at the latest, whatever time it is where the forge is."""
 
@@ -128,13 +117,7 @@ class Api:
 
     async def _connections(self) -> httpx.AsyncClient:
         if self._client is None:
-            trusted = True if self._transport is not None else await to_thread.run_sync(_trusted)
-            self._client = httpx.AsyncClient(
-                transport=self._transport,
-                verify=trusted,
-                timeout=httpx.Timeout(None, connect=_CONNECT),  # calls have their deadline
-                headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip", **self.access.headers},
-            )
+            self._client = await connections(self._transport, self.access.headers)
         return self._client
 
 
@@ -273,41 +256,16 @@ class Call:
 
     async def _repeated(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """What one try comes to; those that fail are followed by others, as long as there is time."""
-        retrying = tenacity.AsyncRetrying(
-            sleep=self._api.environment.clock.sleep,
-            retry=tenacity.retry_if_exception_type(FailedTry),
-            wait=self._wait,
-            stop=self._is_over,
-            retry_error_callback=self._give_up,
-        )
+        return await Tries(self._api.environment, self._deadline, self._given_up).made_by(once)
 
-        async def made() -> Result:
-            return await once()
-
-        return await retrying(made)
-
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (state.attempt_number - 1))
-        spread: float = wait * (0.5 + self._api.environment.chance())
-        return max(spread, _failure(state).after)
-
-    def _is_over(self, state: tenacity.RetryCallState) -> bool:
-        left = self._deadline - self._api.environment.clock.now()
-        return state.attempt_number >= TRIES or state.upcoming_sleep >= left
-
-    def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
-        failed = _failure(state)
-        if state.attempt_number >= TRIES:
-            why = f"gave up after {TRIES} tries"
-        else:
-            why = f"trying again makes sense in {state.upcoming_sleep:.3g} s, which is too late for this call"
-        raise ForgeError(
+    def _given_up(self, failed: FailedTry, why: str) -> ForgeError:
+        return ForgeError(
             f"{self._api.access.name}: {failed.what}; {why}",
             status=failed.status,
             retry_after=failed.after or None,
             request_id=failed.request_id,
             excerpt=failed.excerpt,
-        ) from failed.__cause__
+        )
 
     async def _send(
         self, method: str, url: str, *, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
@@ -360,13 +318,6 @@ def _json(answer: Answer, api: Api) -> JsonValue:
     return said
 
 
-def _failure(state: tenacity.RetryCallState) -> FailedTry:
-    assert state.outcome is not None
-    failure = state.outcome.exception()
-    assert isinstance(failure, FailedTry)
-    return failure
-
-
 def _following(url: str) -> str:
     """The address of the page after a page."""
     address = httpx.URL(url)
@@ -386,9 +337,3 @@ def _joined(url: str, place: str) -> str:
 def _origin(url: str) -> tuple[str, str, int | None]:
     address = httpx.URL(url)
     return address.scheme, address.host, address.port
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are trusted; to read them takes a moment, in which an event loop should do something else."""
-    return httpx.create_ssl_context()

@@ -12,7 +12,7 @@ import httpx
 from replanning import Environment
 from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import ForgeComment, ForgeError, when
-from replanning.exporters._forge_answers import Access, objects, serves, texts, wrong_address
+from replanning.exporters._forge_answers import Access, objects, serves, texts
 from replanning.exporters._forge_http import Api, Call
 from replanning.exporters._forge_issue import (
     MOST_COMMENTS,
@@ -28,6 +28,7 @@ from replanning.exporters._forge_issue import (
     optional,
     readme,
 )
+from replanning.http import wrong_address
 from replanning.interfaces import JsonObject, JsonValue
 
 _SHORT: Final = re.compile(r"(?P<project>[\w.-]+/[\w.-]+)#(?P<number>[1-9]\d{0,9})", re.ASCII)

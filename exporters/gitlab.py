@@ -13,7 +13,7 @@ import httpx
 from replanning import Environment
 from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import ForgeComment, ForgeError, when
-from replanning.exporters._forge_answers import Access, serves, texts, wrong_address
+from replanning.exporters._forge_answers import Access, serves, texts
 from replanning.exporters._forge_http import Api, Call
 from replanning.exporters._forge_issue import (
     MOST_COMMENTS,
@@ -29,6 +29,7 @@ from replanning.exporters._forge_issue import (
     optional,
     readme,
 )
+from replanning.http import wrong_address
 from replanning.interfaces import JsonObject
 
 _PATH: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"

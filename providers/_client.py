@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import httpx
-from anyio import to_thread
 from anyio.lowlevel import current_token
 from pydantic import BaseModel, ValidationError
 
-from replanning import Environment, __version__
-from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid
+from replanning import Environment
+from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid, LLMUnavailable
+from replanning.http import FailedTry, Tries, connections, content, wanted_wait, wrong_address
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import PRICES, LLMOptions, LLMProvider, PriceTable
-from replanning.providers._http import (
-    FailedTry,
-    Tries,
-    complaint,
-    content,
-    reason,
-    wanted_wait,
-    wrong_address,
-)
+from replanning.providers._http import complaint, reason
 from replanning.providers._streams import events_of
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
-_CONNECT: Final = 10.0
-"""Seconds after which a connection that is not made is tried anew."""
 _MAY_PASS: Final = (408, 409, 429)
 _ADAPTABLE: Final = (400, 422)
 _KEY: Final = (401, 403)
@@ -180,8 +169,17 @@ class ServiceProvider(LLMProvider):
         if problem := self.unavailable():
             raise LLMRejected(problem, provider=self.name)
         assert options.deadline is not None
-        tries = Tries(self.name, self.environment, options.deadline)
+        tries = Tries(self.environment, options.deadline, self._given_up)
         return await tries.made_by(partial(self._once, path, body))
+
+    def _given_up(self, failed: FailedTry, why: str) -> LLMUnavailable:
+        return LLMUnavailable(
+            f"{failed.what}; {why}",
+            provider=self.name,
+            status=failed.status,
+            request_id=failed.request_id,
+            excerpt=failed.excerpt,
+        )
 
     def joined(self, events: Iterator[JsonValue]) -> JsonObject:
         """An answer that comes in pieces although nobody asked for that, as one.
@@ -199,8 +197,8 @@ class ServiceProvider(LLMProvider):
             return False
 
     async def _served(self, path: str, options: LLMOptions) -> bool:
-        connections = await self._connections()
-        async with connections.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
+        client = await self._connections()
+        async with client.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
             return response.is_success
 
     def read(self, reply: Reply, shape: type[Shape]) -> Shape:
@@ -220,9 +218,9 @@ class ServiceProvider(LLMProvider):
 
     async def _once(self, path: str, body: JsonObject) -> Reply:
         url, headers = self.base_url + path, dict(self.headers())
-        connections = await self._connections()
+        client = await self._connections()
         try:
-            async with connections.stream("POST", url, json=body, headers=headers) as response:
+            async with client.stream("POST", url, json=body, headers=headers) as response:
                 data, problem = await content(response)
         except httpx.TransportError as error:
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
@@ -262,13 +260,7 @@ class ServiceProvider(LLMProvider):
         """The connections of this event loop; those of another one cannot be used here, nor closed."""
         loop = current_token().native_token
         if self._pool is None or self._pool[0] is not loop:
-            trusted = True if self._transport is not None else await to_thread.run_sync(_trusted)
-            client = httpx.AsyncClient(
-                transport=self._transport,
-                verify=trusted,
-                timeout=httpx.Timeout(None, connect=_CONNECT),  # calls have their deadline
-                headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip"},
-            )
+            client = await connections(self._transport)
             if self._pool is None or self._pool[0] is not loop:  # nobody else made them meanwhile
                 self._pool = loop, client
         return self._pool[1]
@@ -280,9 +272,3 @@ class ServiceProvider(LLMProvider):
 def _is_stream(response: httpx.Response) -> bool:
     kind: str = response.headers.get("content-type", "")
     return kind.startswith("text/event-stream")
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are trusted; to read them takes a moment, in which an event loop should do something else."""
-    return httpx.create_ssl_context()
