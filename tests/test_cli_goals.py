@@ -132,3 +132,25 @@ def test_why_a_run_has_ended_is_said_once(folder: Path) -> None:
     assert done.returncode == 1
     assert "✗ aborted: goal_understanding: the model gave no usable goal_understanding in 4 tries" in done.stdout
     assert "requires_human_intervention" not in done.stderr
+
+
+def test_j39_what_runs_anything_is_asked_about(tmp_path: Path) -> None:
+    """A tool that runs whatever it is given takes a person's agreement, unless the file says that it is not dangerous."""
+    run = {"name": "run", "kind": "shell", "command": "sh -c {text}", "parameters": {"text": "string"}}
+    replies: Replies = {
+        "task_decomposition": {"subtasks": [subtask("clear")]},
+        "action_sequence": {"actions": [use("clear", "run", text="echo cleared > log")]},
+    }
+    with ScriptedLLMServer(Service(replies)) as server:
+        (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [run]}), encoding="utf-8")
+        asked = cli(tmp_path, "solve", *GOAL, **server.environ())
+        kept = (tmp_path / "log").exists()
+        (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{**run, "dangerous": False}]}), encoding="utf-8")
+        done = cli(tmp_path, "solve", *GOAL, **server.environ())
+
+    assert (asked.returncode, kept) == (4, False)
+    assert (
+        "note: a person is asked before tool 'run' is used: it runs whatever text it is given with 'sh'" in asked.stderr
+    )
+    assert (done.returncode, lines(tmp_path / "log")) == (0, ["cleared"]), done.stderr
+    assert "note:" not in done.stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from replanning._errors import Problem
-from replanning._plan import JsonObject, Plan
+from replanning._plan import JsonObject, Plan, ToolSpec
 from replanning.tools import check_machine, check_tools
+from replanning.tools._danger import harm_of
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
@@ -103,3 +106,36 @@ def test_what_the_machine_lacks():
         "tools[1]: tool 'b' needs the module 'no_such', which is not found; install it, or put its folder on PYTHONPATH",
         "tools[2]: tool 'c' needs the environment variables ['C'], which are not set",
     ]
+
+
+# What may do harm by what it is (J39)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("sh -c {x}", "it runs whatever text it is given with 'sh'"),
+        ("timeout 5 /usr/bin/python3.11 -ic {x}", "it runs whatever text it is given with 'python3.11'"),
+        ("node -e {x} {y}", "it runs whatever text it is given with 'node'"),
+        ("eval {x}", "it runs whatever text it is given with 'eval'"),
+        ("env A=b {x}", "it runs whatever program it is told to"),
+        ("mkdir -p out && rm -rf {x}", "it uses 'rm'"),
+        ("while read -r f; do rm $f; done", "it uses 'rm'"),
+        ("sudo ls", "it acts as somebody else, with 'sudo'"),
+        ("python3 -c 'import sys' {x}", ""),
+        ("bash -c 'echo $1' _ {x}", ""),
+        ("grep -c {x} sh", ""),
+        ("git rm --cached {x}", ""),
+        ("echo rm {x}", ""),
+        ("sh {x}", ""),
+    ],
+)
+def test_j39_commands_that_may_do_harm(command: str, why: str) -> None:
+    """A command that runs what it is given, deletes, or acts as somebody else counts as dangerous; others do not."""
+    assert harm_of(ToolSpec(name="t", kind="shell", command=command)) == why
+
+
+def test_j39_requests_that_may_do_harm() -> None:
+    """A request that deletes counts as dangerous; one that reads does not."""
+    tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
+    assert [harm_of(tool) for tool in tools] == ["", "it sends DELETE"]

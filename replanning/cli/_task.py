@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from replanning import Goal, Plan
+from replanning import Goal, Plan, ToolSpec
 from replanning._errors import PlanError, Problem, SettingsError
 from replanning._loading import read_document
 from replanning.cli._options import as_text
 from replanning.cli._output import say
 from replanning.planning import TaskRequest
 from replanning.tools import check_machine, check_tools
+from replanning.tools._danger import harm_of
 
 _SHARED = ("tools", "resources", "objects", "mcp")
 """The sections of a file of tools; others, as a plan file has them, are passed over."""
@@ -61,6 +62,11 @@ def read_task(
     if not quiet:
         for note in check_machine(plan):
             say(f"note: {note.message}")
+        for tool in plan.tools:
+            if tool.dangerous and (why := harm_of(tool)):
+                say(
+                    f"note: a person is asked before tool {tool.name!r} is used: {why}; `dangerous: false` says otherwise"
+                )
     return Task(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
 
 
@@ -107,4 +113,10 @@ def _tools_of(text: str, path: Path) -> Plan:
         raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
     if problems := check_tools(plan):
         raise PlanError(problems)
-    return plan
+    return plan.model_copy(update={"tools": tuple(map(_wary, plan.tools))})
+
+
+def _wary(tool: ToolSpec) -> ToolSpec:
+    """A tool that counts as dangerous by what it is, where the file does not say whether it does."""
+    doubtful = "dangerous" not in tool.model_fields_set and harm_of(tool)
+    return tool.model_copy(update={"dangerous": True}) if doubtful else tool

@@ -127,6 +127,17 @@ def programs(command: str) -> list[str]:
     return list(found)
 
 
+def simple_commands(command: str) -> Iterator[list[str]]:
+    """The words of each command in a template, the program first and holes marked, as far as its text says so plainly."""
+    words: list[str] = []
+    for token in [*_plain_words(mark(command)), ";"]:
+        if token not in {"|", "&", ";", "(", "\n"}:
+            words += [token] if words or not (re.match(r"\w+=", token) or token in _RESERVED) else []
+        elif words:
+            yield words
+            words = []
+
+
 def _words(name: str, value: JsonValue) -> list[str]:
     if not isinstance(value, list):
         return [word(name, value)]
