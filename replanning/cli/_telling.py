@@ -64,7 +64,14 @@ def _came_to(phase: str, value: JsonObject) -> str:
     if isinstance(call, dict):  # without planning, where the tool stands in no plan
         said = f"{value['comment']}: " if value.get("comment") else ""
         return f"{phase}: {said}{call.get('name')} {shown(call.get('arguments'))}"
-    return f"{phase}: {value.get('main_objective') or value.get('comment') or 'done'}"
+    return f"{phase}: {value.get('main_objective') or value.get('comment') or _judged(value)}"
+
+
+def _judged(value: JsonObject) -> str:
+    summary = value.get("summary")
+    if isinstance(summary, dict):
+        return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
+    return "it could not be judged" if "not_judged" in value else "done"
 
 
 def phases_apart(document: JsonObject, live: LivePlan) -> JsonObject:
