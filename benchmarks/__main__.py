@@ -7,9 +7,9 @@ tools      agent-shaped plans in which tools are down
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
-readme     renews the tables and plots of the README from benchmarks/results
+readme     renews the tables and plots of the pages from benchmarks/results
 
-The long form on the published data also writes benchmarks/results/, from which the README is renewed.
+The long form on the published data also writes benchmarks/results/, from which the pages are renewed.
 """
 
 from __future__ import annotations

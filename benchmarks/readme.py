@@ -1,4 +1,4 @@
-"""Writes the tables and plots that the README shows, from the committed results, so that they cannot drift."""
+"""Writes the tables and plots that the pages show, from the committed results, so that they cannot drift."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.figures import Report
 from replanning.interfaces import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parent.parent / "README.md"
+PAGES = (Path(__file__).parent.parent / "README.md", Path(__file__).parent / "README.md")
 ORDER = {
     "gpt4": "GPT-4's replans alone",
     "gpt4, verified": "GPT-4's replans, verified by the engine",
@@ -41,7 +41,7 @@ def save(name: str, figures: object, folder: Path = RESULTS) -> Path:
 
 
 def written(text: str, folder: Path = RESULTS) -> str:
-    """A README with the tables between its markers `<!-- benchmarks:NAME -->` renewed.
+    """A page with the tables between its markers `<!-- benchmarks:NAME -->` renewed.
 
     Raises:
         ValueError: a marker names no benchmark, or has no end.
@@ -81,11 +81,12 @@ def drawn(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Renew the README and the plots; what was written."""
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    """Renew the pages and the plots; what was written."""
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name, svg in drawn().items():
         (RESULTS / name).write_text(svg, encoding="utf-8")
-    return [README, *(RESULTS / name for name in drawn())]
+    return [*PAGES, *(RESULTS / name for name in drawn())]
 
 
 def _read(folder: Path, name: str) -> object:
@@ -144,7 +145,7 @@ def _tools(data: object) -> str:
     return outages.table(TypeAdapter(list[outages.Row]).validate_python(data))
 
 
-def _speed(data: object) -> str:
+def _report(data: object) -> str:
     return Report.from_json(data).table()
 
 
@@ -152,5 +153,6 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
-    "speed": _speed,
+    "speed": _report,
+    "planning": _report,
 }

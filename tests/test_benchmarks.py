@@ -223,11 +223,12 @@ def test_plots_are_svg_with_names_as_text():
     assert "Shares &amp; more" in svg
 
 
-def test_the_readme_shows_the_results():
-    """The tables and plots of the README are those of the committed results."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.written(text) == text, "run `python -m benchmarks readme`"
-    assert "<!-- benchmarks:planbench -->" in text
+def test_the_pages_show_the_results():
+    """The tables and plots of the pages are those of the committed results."""
+    for name, page in (("planbench", "README.md"), ("planning", "benchmarks/README.md")):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert readme.written(text) == text, "run `python -m benchmarks readme`"
+        assert f"<!-- benchmarks:{name} -->" in text
     for name, svg in readme.drawn().items():
         assert (readme.RESULTS / name).read_text(encoding="utf-8") == svg, "run `python -m benchmarks readme`"
 
