@@ -175,6 +175,8 @@ async def test_d8_should_override() -> None:
     unsure = desk.manager.parse_decision_response(json.dumps(says("retry", 0.1)), EXECUTION)
     assert desk.manager.should_override(unsure, FETCH) == "confidence"
     assert desk.manager.should_override(unsure) is None
+    contradictory = decision.model_copy(update={"replan_needed": False})
+    assert desk.manager.should_override(contradictory, FETCH) is None
     assert desk.manager.can_replan(EXECUTION, FETCH)
     with pytest.raises(LLMReplyInvalid, match="no JSON object"):
         desk.manager.parse_decision_response("no", EXECUTION)

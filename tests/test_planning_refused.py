@@ -77,6 +77,22 @@ async def test_e3_an_output_that_states_a_failure_is_not_passed_over() -> None:
     assert "the limit of 0 retries of action 'write' is reached" in planning.result.reason
 
 
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_d11_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict: Verdict) -> None:
+    """Between 0.3 and 0.5 a person is asked also where no error was raised, but the output states a failure."""
+    unsure = replan("retry", confidence=0.4)
+    model = Model({"reflection": FAILED, "decision:execution": (unsure, go_on())})
+    gate, desk = ScriptedGate([Answer(verdict, by="eve")]), NotOk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk, gate=gate)
+        assert await planning.execute_with_planning() is (verdict == "approve")
+
+    assert ["its confidence is 0.4" in question.text for question in gate.questions] == [True]
+    assert [tool for _, tool in desk.used] == (["write", "write", "post"] if verdict == "approve" else ["write"])
+    (record,) = [record for record in planning.state.records if record.replan_type == "retry"]
+    assert record.executed is (verdict == "approve")
+
+
 async def test_f1_a_retry_that_a_declared_fallback_supersedes_is_on_record() -> None:
     """Where the model wants a retry of an action that has a fallback, the fallback is used, and the record says so."""
     planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}

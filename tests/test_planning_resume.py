@@ -102,6 +102,40 @@ async def test_cut_off_anywhere(offset: int) -> None:
         ]
 
 
+def twice(prompt: str) -> JsonValue:
+    """Wants new subtasks and gives none, then replans in part; remembers nothing but what it is told."""
+    match kind_of(prompt):
+        case "decision:execution":
+            return replan("partial_replan") if "came to nothing" in prompt else replan("task_redecomposition")
+        case "task_decomposition" if "<why>\n" in prompt:
+            return "I would rather not."
+        case "revision":
+            return revision(action("write", "shout"), action("post", "post"))
+        case kind:
+            return USUAL.get(kind, go_on())
+
+
+@pytest.mark.parametrize("offset", range(STEP))
+async def test_cut_off_where_a_replan_comes_to_nothing(offset: int) -> None:
+    """Wherever it was cut off, a replan of which no plan came is told to the model once, and another takes its place."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        assert await coordinator(twice, clock, desk(), store=store).execute_with_planning(RUN)
+    records = list(store.read(RUN))
+    expected = [(one.replan_type, one.result) for one in PlanningState.of(records).records if one.executed]
+    assert expected == [("task_redecomposition", "failure"), ("partial_replan", "success")]
+    for length in range(1 + offset, len(records), STEP):
+        if acting(records[:length]):
+            continue
+        store = cut(records[:length])
+        async with VirtualClock(records[length - 1].at) as clock:
+            planning = coordinator(twice, clock, desk(), store=store)
+            assert await planning.execute_with_planning(RUN), (length, planning.result.reason)
+        assert broken_promises(list(store.read(RUN))) == []
+        assert [(one.replan_type, one.result) for one in planning.state.records if one.executed] == expected
+        assert planning.state.counts.total == 2
+
+
 async def test_actions_are_told_from_phases() -> None:
     """What the model planned is an action of the run, and the phases are not."""
     store = MemoryStore()

@@ -160,15 +160,17 @@ class Acting:
         """Have it decided how to go on after an action, and change the plan where that is decided."""
         session = self._session
         lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
-        considered = await session.manager.consider(Phase.EXECUTION, given, Cause(action=name, lineage=lineage))
+        cause = Cause(str(given.get("errors", "")), action=name, lineage=lineage)
+        considered = await session.manager.consider(Phase.EXECUTION, given, cause)
         decision, ruling = considered.decision, considered.ruling
         retries = decision is not None and decision.replan_type is ReplanType.RETRY
         if ruling.questions or ruling.escalates or (ruling.kind == "ask" and not retries):
             self._ask(task, considered)
             return
-        if ruling.kind == "ask":  # what succeeded is not done again by a guess
+        asks = ruling.kind == "ask"
+        if asks and not cause.error:  # what succeeded is not done again by a guess
             session.manager.record_decision(considered, executed=False)
-        if decision is None or not ruling.executes:
+        if decision is None or not (ruling.executes or (asks and cause.error)):
             return
         if decision.replan_type is ReplanType.RETRY:
             session.keep_judged(context.attempt_id, considered)

@@ -151,8 +151,8 @@ class ReplanManager:
         return bool(open_types(phase, self.limits, self._counts, cause or Cause()))
 
     def should_override(self, decision: ReplanDecision, cause: Cause | None = None) -> Override | None:
-        """Why a normalised decision would not be followed; None where it would, or wants nothing."""
-        return rule(decision, self.limits, self._counts, cause or Cause()).override
+        """Why a decision would not be followed; None where it would, or wants nothing."""
+        return rule(normalise(decision).decision, self.limits, self._counts, cause or Cause()).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
         """The decision in a reply.
