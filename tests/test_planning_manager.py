@@ -410,7 +410,7 @@ async def test_f1_record() -> None:
         "timestamp": "1970-01-01T00:00:00.000000Z",
         "result": "success",
         "duration": 5.0,
-        "reason": "its confidence is 0.6",
+        "reason": "its confidence is 0.6, below 0.8",
         "notes": ["replan_level was 4, but retry has level 1"],
         "replan_type": "retry",
         "cause": {"error": "HTTP 503", "action": "fetch#1", "lineage": "fetch"},

@@ -80,7 +80,7 @@ async def test_g2_decided() -> None:
         "",
         "**Revision**: retry (retry the action); it goes on with execution",
         "",
-        "**Warning**: its confidence is 0.6",
+        "**Warning**: its confidence is 0.6, below 0.8",
         "",
         "*2023-11-14 22:43:20 UTC*",
         "",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replanning._ids import TaskId
+from replanning._quoting import shortened
 from replanning._states import TaskState
 from replanning._wording import shown
 from replanning.cli._narrator import Line
@@ -19,6 +20,9 @@ from replanning.planning._steps import phase_of
 if TYPE_CHECKING:
     from replanning._entries import Entry
     from replanning._live import LivePlan
+
+_LONGEST: Final = 300
+"""Characters of an error that are shown beside a decision."""
 
 
 def teller(display: Display) -> Callable[[object], None]:
@@ -44,14 +48,24 @@ def _told(kind: str, data: JsonObject) -> str:
         case "output" if isinstance(value, dict):
             return _came_to(str(data.get("phase")), value)
         case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
-            done = "executed" if record.get("executed") else f"not executed ({record.get('reason')})"
-            return f"{record.get('phase')}: {record.get('replan_type')} decided, {done}"
+            return f"{record.get('phase')}: {record.get('replan_type')} {_outcome(record, data.get('considered'))}"
         case "assumed":
             found = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
         case "held":
             return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
+
+
+def _outcome(record: JsonObject, considered: JsonValue) -> str:
+    """What became of a decision to replan."""
+    if record.get("result") == "failure":
+        return f"came to nothing ({shortened(str(record.get('error')), _LONGEST)})"
+    if not record.get("executed"):
+        return f"decided, not executed ({record.get('reason')})"
+    ruling = considered.get("ruling") if isinstance(considered, dict) else None
+    warned = isinstance(ruling, dict) and ruling.get("kind") == "execute_with_warning"
+    return f"decided, executed with a warning ({record.get('reason')})" if warned else "decided, executed"
 
 
 def _came_to(phase: str, value: JsonObject) -> str:

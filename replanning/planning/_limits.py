@@ -345,9 +345,11 @@ def rule(decision: ReplanDecision, limits: Limits, counts: Counts, cause: Cause)
         return Ruling("skip", _too_unsure(decision, limits), "confidence", kept, fingerprint=mark)
     if reason := _repeats(mark, kind, limits, counts):
         return Ruling("skip", reason, "loop", kept, fingerprint=mark)
+    needed = {"execute": "", "ask": f", below {limits.minimum:g}"}.get(band, f", below {limits.immediate:g}")
+    reason = f"its confidence is {decision.confidence:g}{needed}"
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
-    return Ruling(band, f"its confidence is {decision.confidence:g}", questions=questions, fingerprint=mark)
+    return Ruling(band, reason, questions=questions, fingerprint=mark)
 
 
 def _questions(decision: ReplanDecision, limits: Limits, counts: Counts) -> tuple[str, ...]:
