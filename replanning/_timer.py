@@ -70,6 +70,8 @@ class Timer:
         """Sleep and call back, until cancelled."""
         while True:
             when = self._next()
+            if when is None and self._clock.now() < self.soonest < math.inf:
+                when = self.soonest  # it was cancelled; looking then in vain is less work than being woken for each
             if when is None:
                 self.soonest = math.inf
                 self._changed = changed = anyio.Event()
