@@ -155,3 +155,14 @@ def test_j39_what_runs_anything_is_asked_about(tmp_path: Path) -> None:
     )
     assert (done.returncode, lines(tmp_path / "log")) == (0, ["cleared"]), done.stderr
     assert "note:" not in done.stderr
+
+
+def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path) -> None:
+    """Where `plan` needs a decision and nobody can be asked, it ends with code 4, the question, and where it can be answered."""
+    unsure = replan("task_redecomposition", confidence=0.4)
+    with ScriptedLLMServer(Service({**WIPES, "decision:task_decomposition": unsure})) as server:
+        done = cli(folder, "plan", *GOAL, "-q", **server.environ())
+
+    assert done.returncode == 4
+    assert "there is no plan: a person must decide: a task_redecomposition is needed" in done.stderr
+    assert "plan at a terminal, where you are asked" in done.stderr

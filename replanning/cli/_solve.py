@@ -101,21 +101,28 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
         ReplanningError: it cannot be started.
     """
     plans: list[Plan | None] = []
+    asked: list[str] = []
     if save is not None:
         _check_place(save)
 
     async def start(planning: PlanningCoordinator) -> None:
         plans.append(await planning.make_plan())
+        asked.extend(question.text for question in planning.engine.pending(planning.result.run))
 
     summary, _ = _carry_out(task, options, start, {})
-    result = summary.result
-    if not plans or plans[0] is None:
-        if options.json:
-            show_json({"plan": None, "status": result.status, "reason": result.reason})
-        say(f"error: there is no plan: {result.reason}")
-        return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
-    _hand_over(plans[0], save, as_json=options.json)
-    return int(ExitCode.OK)
+    if plans and plans[0] is not None:
+        _hand_over(plans[0], save, as_json=options.json)
+        return int(ExitCode.OK)
+    result, reason = summary.result, summary.result.reason
+    if asked:
+        where = (
+            "plan at a terminal, where you are asked, or use solve, which keeps its questions for `replanning approve`"
+        )
+        reason = f"a person must decide: {'; '.join(asked)} ({where})"
+    if options.json:
+        show_json({"plan": None, "status": result.status, "reason": reason})
+    say(f"error: there is no plan: {reason}")
+    return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
 
 
 def _check_place(save: Path) -> None:
