@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import anyio
 
-from replanning._changes import AbortRun, Alternative, RetryTask, touched
+from replanning._changes import Alternative, RetryTask
 from replanning._completions import LLMOptions
 from replanning._confidence import ConfidenceScorer, PastSuccess
 from replanning._containment import contained, described
-from replanning._draft import Draft
 from replanning._errors import BudgetExceeded, LLMError, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
@@ -26,12 +25,9 @@ from replanning._records import Candidate
 from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer
-from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
+from replanning._triggers import Trigger
+from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded
 from replanning._view import PlanView
-from replanning._world import world_of
-
-UNFOUNDED = "the plan could not be carried out"
-"""How the reason begins for which an alternative is rejected on the facts."""
 
 _MOST_NOTES = 20
 
@@ -216,14 +212,14 @@ class PathGenerator:
         seen.add(print_)
         if print_ in request.tried and not all(isinstance(c, RetryTask) for c in alternative.changes):
             return Candidate(alternative, None, "the same was tried before and did not help")
-        if _declined(print_, alternative, request, setting):
+        if declined(print_, alternative, request, setting):
             return Candidate(alternative, None, "a person was asked about the same already")
-        if limit := _exhausted(alternative, setting, settings):
+        if limit := exhausted(alternative, setting, settings):
             return Candidate(alternative, None, limit)
         draft = setting.live.draft(alternative.changes)
         if draft.problems:
             return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5])))
-        if broken := _unfounded(alternative, draft, request, setting.live):
+        if broken := unfounded(alternative, draft, request, setting.live):
             return Candidate(alternative, None, broken)
         score = self.scorer.score(alternative, request.view, setting.past, time_left=setting.time_left)
         wanted = settings.alternatives
@@ -351,50 +347,3 @@ class _Completion(_Reply):
         found = [(other.alternative, await complete(request, other.alternative, other.rejected)) for other in others]
         # What needed a person needs one still, whoever completes it.
         return [made.model_copy(update={"ask": made.ask or first.ask}) for first, made in found if made is not None]
-
-
-def _unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
-    """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
-
-    What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
-    """
-    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
-        return ""
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
-    world = world_of(live, draft.staging, tasks=named, facts=lost)
-    after = world.standing()
-    if after.valid:
-        return ""
-    before = world_of(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).standing()
-    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
-    elsewhere = {step.id for step in before.stuck} - named if apart else set()
-    left = after.without(elsewhere, frozenset(before.missing) - lost)
-    return "" if left.valid else f"{UNFOUNDED}: {left.why()}"
-
-
-def _facts_of(trigger: Trigger) -> tuple[str, ...]:
-    if isinstance(trigger, ContextChanged):
-        return trigger.facts
-    return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
-
-
-def _declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: Setting) -> bool:
-    """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
-    at = setting.ledger.declined.get(print_)
-    if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
-        return False
-    return all(setting.live.entry(t).started <= at for t in touched(alternative.changes) if t in setting.live)
-
-
-def _exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
-    """Which limit an alternative would exceed, in words; empty when none."""
-    limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
-    # Since the providers were asked, a person may have approved one.
-    if most is not None and setting.ledger.applied >= most:
-        return f"the limit of {most} replans per run is reached"
-    for task_id in touched(alternative.changes):
-        root = live.entry(task_id).root if task_id in live else task_id
-        if setting.ledger.per_root.get(root, 0) >= limit:
-            return f"the limit of {limit} replans per lineage is reached for {root!r}"
-    return ""

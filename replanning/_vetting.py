@@ -1,0 +1,66 @@
+"""What speaks against an alternative before it is scored: limits, people who declined it, and the facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replanning._changes import AbortRun, Alternative, touched
+from replanning._draft import Draft
+from replanning._live import LivePlan
+from replanning._settings import Settings
+from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
+from replanning._world import world_of
+
+if TYPE_CHECKING:
+    from replanning._generator import Setting
+    from replanning._interfaces import ReplanRequest
+
+UNFOUNDED = "the plan could not be carried out"
+"""How the reason begins for which an alternative is rejected on the facts."""
+
+
+def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
+    """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
+
+    What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
+    """
+    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
+        return ""
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
+    world = world_of(live, draft.staging, tasks=named, facts=lost)
+    after = world.standing()
+    if after.valid:
+        return ""
+    before = world_of(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).standing()
+    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
+    elsewhere = {step.id for step in before.stuck} - named if apart else set()
+    left = after.without(elsewhere, frozenset(before.missing) - lost)
+    return "" if left.valid else f"{UNFOUNDED}: {left.why()}"
+
+
+def _facts_of(trigger: Trigger) -> tuple[str, ...]:
+    if isinstance(trigger, ContextChanged):
+        return trigger.facts
+    return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
+
+
+def declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: Setting) -> bool:
+    """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
+    at = setting.ledger.declined.get(print_)
+    if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
+        return False
+    return all(setting.live.entry(t).started <= at for t in touched(alternative.changes) if t in setting.live)
+
+
+def exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
+    """Which limit an alternative would exceed, in words; empty when none."""
+    limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
+    # Since the providers were asked, a person may have approved one.
+    if most is not None and setting.ledger.applied >= most:
+        return f"the limit of {most} replans per run is reached"
+    for task_id in touched(alternative.changes):
+        root = live.entry(task_id).root if task_id in live else task_id
+        if setting.ledger.per_root.get(root, 0) >= limit:
+            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+    return ""
