@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 
 from replanning import Answer, Settings, Task
+from replanning.errors import LLMUnavailable
 from replanning.events import Verdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.planning_parts import SUBTASKS, USUAL, Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.planning_parts import (
+    SUBTASKS,
+    USUAL,
+    Desk,
+    Model,
+    Replies,
+    action,
+    coordinator,
+    go_on,
+    kind_of,
+    replan,
+    revision,
+)
 from tests.planning_rows_parts import AGAIN, because
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +242,50 @@ async def test_f1_what_came_to_nothing_is_a_failure_on_record() -> None:
     assert second.result.status == "needs_human"
     assert model.asked.count("decision:execution") == 2
     assert [record.result for record in second.state.records if record.executed] == ["failure"]
+
+
+# A model that cannot be asked
+
+
+def absent(prompt: str) -> JsonValue:
+    """A model that is not there when an action has failed."""
+    kind = kind_of(prompt)
+    if kind == "decision:execution":
+        raise LLMUnavailable("overloaded")
+    return USUAL.get(kind, go_on())
+
+
+async def test_n2_a_failed_action_waits_for_the_model() -> None:
+    """Where the model cannot be asked about a failure, what was done is kept until somebody says to try again."""
+    store, desk = MemoryStore(), Desk({"post": [MISSING]})
+    async with VirtualClock() as clock:
+        first = coordinator(absent, clock, desk, store=store)
+        assert not await first.execute_with_planning("r")
+        (question,) = first.engine.pending("r")
+        assert "overloaded; once the model can be asked: try 'post' again?" in question.text
+        assert first.result.status == "needs_human"
+        first.engine.answer(question.id, "approve", by="eve")
+        second = coordinator(Model(), clock, desk, store=store)
+        assert await second.execute_with_planning("r")
+
+    assert [tool for _, tool in desk.used] == ["write", "post", "post"]
+
+
+@pytest.mark.parametrize(("escalation", "done"), [("assume", True), ("abort", False)])
+async def test_n2_settings_say_what_is_done_without_the_model(escalation: str, done: bool) -> None:
+    """Where settings say how to go on without an alternative, nobody is waited for when the model cannot be asked."""
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": escalation}})
+    async with VirtualClock() as clock:
+        planning = coordinator(absent, clock, Desk({"post": [MISSING]}), settings=settings)
+        assert await planning.execute_with_planning() is done
+    assert planning.result.status == ("succeeded" if done else "aborted")
+
+
+async def test_n2_who_does_not_want_to_try_again_ends_the_run() -> None:
+    """Whoever declines to try again ends the run, which says so."""
+    gate = ScriptedGate([Answer("reject", by="eve")])
+    async with VirtualClock() as clock:
+        planning = coordinator(absent, clock, Desk({"post": [MISSING]}), gate=gate)
+        assert not await planning.execute_with_planning()
+    assert planning.result.status == "failed"
+    assert (planning.state.completion or {})["status"] == "requires_human_intervention"

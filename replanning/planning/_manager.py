@@ -11,7 +11,15 @@ from typing import Final, NamedTuple, Protocol
 
 from replanning._clock import Environment
 from replanning._completions import Completion, LLMOptions
-from replanning._errors import BudgetExceeded, LLMError, LLMReplyInvalid, StoreError
+from replanning._errors import (
+    BudgetExceeded,
+    LLMError,
+    LLMRejected,
+    LLMReplyInvalid,
+    LLMTimedOut,
+    LLMUnavailable,
+    StoreError,
+)
 from replanning._llm import LLMProvider
 from replanning._plan import JsonObject
 from replanning.history._words import iso
@@ -40,6 +48,9 @@ from replanning.planning._replan_records import (
 _LONGEST_REPLY: Final = 4000
 """Characters of a reply that cannot be used that are shown to the model again."""
 _LONGEST_ERROR: Final = 2000
+
+UNASKABLE: Final = (LLMUnavailable, LLMTimedOut, LLMRejected)
+"""Errors that say nothing of what was asked: the model was not there, or took no request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class Reply(NamedTuple):
 
     decision: ReplanDecision | None
     problem: str = ""
+    unasked: bool = False
+    """Whether the model could not be asked at all, so that there may be a decision later."""
 
 
 Apply = Callable[[ReplanDecision], Awaitable[None]]
@@ -321,7 +334,7 @@ class ReplanManager:
         try:
             completion = await self._llm.complete_detailed(self._prompts.decision(request), options)
         except (LLMError, BudgetExceeded) as error:
-            return Reply(None, str(error)), None
+            return Reply(None, str(error), isinstance(error, UNASKABLE)), None
         try:
             return Reply(self.parse_decision_response(completion.text, request.phase)), None
         except LLMReplyInvalid as error:
@@ -357,6 +370,7 @@ class ReplanManager:
             cause=cause,
             said=None if reply.decision is None else reply.decision.model_dump(mode="json"),
             problem=reply.problem,
+            unasked=reply.unasked,
             ruling=ruling,
             timestamp=iso(began),
             seconds=self._clock.now() - began,

@@ -12,7 +12,7 @@ from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._limits import Cause
 from replanning.planning._people import PlanningFailed, PlanningHeld
 from replanning.planning._phases import Phase, ReplanType
-from replanning.planning._recovery_phases import assumes, tell_declined, way_of
+from replanning.planning._recovery_phases import MOST_TRIES, assumes, tell_declined, way_of
 from replanning.planning._reflecting import reflect, reflected
 from replanning.planning._replan_records import Consideration, DecisionRecord
 from replanning.planning._session import Session
@@ -133,6 +133,8 @@ class ActionRecovery:
     async def _follow(self, task: TaskView, considered: Consideration, given: JsonObject) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
         follows = ruling.executes or ruling.kind == "ask"
+        if considered.unasked and (once_more := self._once_more(task, considered)) is not None:
+            return once_more
         if not ruling.questions and (decision is None or not follows):
             return await self._look_back(task, considered, given)
         self._answered(task, considered)
@@ -152,6 +154,19 @@ class ActionRecovery:
         if other is not None and (other.ruling.executes or other.ruling.kind == "ask" or other.ruling.questions):
             return await self._follow(task, other, given)
         return self._no_way(task, f"the replan failed: {why}")
+
+    def _once_more(self, task: TaskView, considered: Consideration) -> Alternative | None:
+        """The same again, once a person says so, where the model could not be asked; unless settings say what is done."""
+        session = self._session
+        if session.config.escalation.on_no_alternative not in (None, "wait") or task.attempts >= MOST_TRIES:
+            return None
+        way = way_of([RetryTask(task_id=task.id)], f"once the model can be asked: try {task.id!r} again?")
+        risk = self._risk(task, way)
+        text = "\n".join(filter(None, [f"{considered.problem}; {way.reason}", risk]))
+        try:
+            session.hold(task.id, "intervention", text, target=None, considered=None, risk=risk)
+        except PlanningHeld:
+            return way.model_copy(update={"ask": text})
 
     def _asking(self, task: TaskView, considered: Consideration, way: Alternative, target: Phase | None) -> Alternative:
         """The same after a person has agreed, or has answered what is unclear."""

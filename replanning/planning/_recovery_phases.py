@@ -10,6 +10,7 @@ from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, 
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning._view import TaskView
+from replanning.planning._manager import UNASKABLE
 from replanning.planning._outputs import ActionPlan
 from replanning.planning._people import PlanningHeld
 from replanning.planning._phases import Phase
@@ -22,11 +23,10 @@ _SURE: Final = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
 
 
-_UNASKABLE: Final = ("LLMUnavailable", "LLMTimedOut", "LLMRejected")
-"""Failures of a phase that say nothing of the goal: the model was not there, or took no request."""
+MOST_TRIES: Final = 10
+"""How often a task is begun whose model cannot be asked, however often a person wants it."""
 
-_MOST_TRIES: Final = 10
-"""How often a phase is begun whose model cannot be asked, however often a person wants it."""
+_NAMES: Final = tuple(error.__name__ for error in UNASKABLE)
 
 
 class PhaseRecovery:
@@ -67,7 +67,7 @@ class PhaseRecovery:
     def _once_more(self, task: TaskView, held: Held | None) -> Alternative | None:
         """The same again, once a person says so, where the model could not be asked: what was planned so far is kept."""
         failure = task.failure
-        if failure is None or failure.type not in _UNASKABLE or task.attempts >= _MOST_TRIES:
+        if failure is None or failure.type not in _NAMES or task.attempts >= MOST_TRIES:
             return None
         if held is not None and (held.why != "intervention" or held.verdict == "reject"):
             return None

@@ -30,6 +30,7 @@ class Consideration(_Part):
         cause: what it is about.
         said: the decision as the model gave it; None where there is none.
         problem: why there is none.
+        unasked: whether that is because the model could not be asked at all.
         ruling: what becomes of it.
         timestamp: when deciding began, in UTC.
         seconds: how long deciding took.
@@ -41,6 +42,7 @@ class Consideration(_Part):
     cause: Cause
     said: JsonObject | None
     problem: str = ""
+    unasked: bool = False
     ruling: Ruling
     timestamp: str
     seconds: float = 0.0
