@@ -1,161 +1,137 @@
-"""What the forges have in common: issues, comments that are written once, and what is kept of an issue and its repository."""
+"""What the forges have in common: an issue with its comments, and the account that writes there."""
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
 
 import httpx
 
-from replanning import Goal
-from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge import ForgeComment, ForgeError, is_same
-from replanning.exporters._forge_answers import objects, texts
-from replanning.exporters._forge_http import PER_PAGE, Api, Call
-from replanning.exporters._marks import MARK, unmarked
-from replanning.interfaces import JsonObject, JsonValue
+from replanning import Environment, Goal
+from replanning.exporters._forge import ForgeComment, ForgeError, when
+from replanning.exporters._forge_answers import Access, texts
+from replanning.exporters._forge_http import Api, Call
+from replanning.exporters._forge_parts import as_object, checked_token, logins
+from replanning.exporters._posting import Posting
+from replanning.interfaces import JsonObject
 from replanning.planning import IssueComment, TaskRequest
 
-Found = TypeVar("Found")
-Ours = Callable[[Call], Awaitable[list[JsonObject]]]
-"""Reads the comments of the account that writes, as the forge has them now, with one try."""
-
-MOST_COMMENTS: Final = 3_000
-MOST_FILES: Final = 300
-_MOST_PAGES: Final = MOST_COMMENTS // PER_PAGE
-_MOST_NAMES: Final = 200
-_LONGEST_README: Final = 4_000
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
-_DEFUSED: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 
 
-class Posting:
-    """Writes comments, none of them twice.
-
-    Args:
-        api: of the forge.
-        obeys: whether the forge takes a line that begins with a slash for a command, which nothing that is written here
-            is.
+class Variables(NamedTuple):
+    """The variables of the environment that a forge is known by.
 
     Attributes:
-        login: of the account that writes, empty where nobody knows it; None before it was looked for.
+        token: as whom it is asked.
+        trusted: whose word counts besides.
+        urls: where its API is; the first that is set counts.
     """
 
-    def __init__(self, api: Api, *, obeys: bool = False) -> None:
-        self.login: str | None = None
-        self._api, self._obeys = api, obeys
-        self._posted: set[str] = set()
-        self._unsure: dict[str, frozenset[str]] = {}
+    token: str
+    trusted: str
+    urls: tuple[str, ...]
 
-    def __repr__(self) -> str:
-        return f"<Posting to {self._api!r} as {self.login or 'nobody known'}>"
 
-    async def post(self, call: Call, path: str, body: str, ours: Ours) -> str:
-        """Write a comment, and say its id.
+class Place(NamedTuple):
+    """Where an issue is.
 
-        What may have arrived although there was no answer, now or when the same text was last tried, is looked for
-        among what is new since before that, and sent again only where it is not there.
+    Attributes:
+        called: how it is called there.
+        id: how it is called everywhere.
+        path: where the API has it.
+        thread: where it has the comments.
+    """
 
-        Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
-        """
-        text = self._marked(body)
-        unsure = text in self._unsure
-        if not unsure:
-            self._unsure[text] = await self._before(call, path)
-        before = self._unsure[text]
-
-        async def arrived() -> JsonObject | None:
-            new = [one for one in await ours(call) if texts(one, "id") not in before | self._posted]
-            return next((one for one in new if is_same(texts(one, "body"), text)), None)
-
-        try:
-            said = await call.write("POST", path, {"body": text}, done=arrived, unsure=unsure)
-        except ForgeError as error:
-            if error.final:
-                del self._unsure[text]
-            raise
-        del self._unsure[text]
-        comment = texts(said, "id")
-        self._posted.add(comment)
-        self.login = self.login or texts(said, "user", "login") or texts(said, "author", "username")
-        return comment
-
-    async def edit(self, call: Call, method: str, path: str, body: str) -> None:
-        """Put another text in the place of a comment's.
-
-        Raises:
-            ForgeError: it was not done.
-        """
-        await call.write(method, path, {"body": self._marked(body)})
-
-    def read(self, body: str) -> tuple[str, bool]:
-        """The text of a comment, and whether it bears the mark of what is written here."""
-        text = body.replace("\r\n", "\n")
-        text = _DEFUSED.sub(r"\1/", text) if self._obeys else text
-        return unmarked(text)
-
-    async def all_entries(self, call: Call, path: str) -> list[JsonObject]:
-        """All comments, with one try for each page.
-
-        Raises:
-            ForgeError: they cannot be had.
-            FailedTry: they may be had later.
-        """
-        found: list[JsonObject] = []
-        url = call.first(path)
-        for _ in range(_MOST_PAGES):
-            page = await call.page(url, once=True)
-            found += page.entries
-            url = page.next
-            if not url:
-                break
-        return found
-
-    def _marked(self, body: str) -> str:
-        text = self._api.without_token(body)
-        return (_COMMAND.sub(r"\1&#47;", text) if self._obeys else text) + MARK
-
-    async def _before(self, call: Call, path: str) -> frozenset[str]:
-        """The comments that were there before one is written, as they were last read."""
-        first = httpx.URL(call.first(path))
-        kept = [page.entries for url, page in self._api.pages.items() if httpx.URL(url).path == first.path]
-        entries = kept or [await call.entries(path, most=MOST_COMMENTS)]
-        return frozenset(texts(one, "id") for page in entries for one in page)
+    called: str
+    id: str
+    path: str
+    thread: str
 
 
 class ForgeIssue(ABC):
     """One issue of a forge: what it wants, what people say below it, and what is told them there.
 
+    What is public can be read without a token; to write, one is needed that may write comments. A comment of which it
+    is not known whether it arrived is looked for before it is sent again.
+
     Args:
-        called: how the issue is called; also what makes this forge again.
-        api: of the forge.
-        path: where the API has the issue.
-        thread: where it has the comments.
-        obeys: whether the forge takes a line that begins with a slash for a command.
+        issue: its short name, or the address of its page.
+        token: by default the value of the forge's variable.
+        base_url: of the API; by default likewise, or that of the public forge.
+        trusted: names of further people whose word counts; by default likewise, with commas between them.
+        timeout: seconds that a call may take in total, retries included.
+        environment: time and chance.
+        transport: what connects, for tests; by default the network.
+        environ: variables of the environment; by default those of this process.
+        redact: takes secrets out of what errors show of answers.
 
     Attributes:
         name: of the forge.
-        id: of the issue.
+        id: of the issue, with which this can be made again.
         command: how commands begin that people give us there.
+
+    Raises:
+        SettingsError: there is no such name of an issue, or the address is none of the API's.
     """
 
     name: str
     command: ClassVar[str]
+    default_url: ClassVar[str]
+    _variables: ClassVar[Variables]
     _author: ClassVar[tuple[str, str]]
     """Where a comment names who wrote it."""
     _text: ClassVar[str]
     """What the text of an issue is called."""
+    _obeys: ClassVar[bool] = False
+    """Whether the forge takes a line that begins with a slash for a command."""
 
-    def __init__(self, called: str, api: Api, *, path: str, thread: str, obeys: bool = False) -> None:
-        self.id, self._api, self._path, self._thread = called, api, path, thread
-        self._posting = Posting(api, obeys=obeys)
+    def __init__(
+        self,
+        issue: str,
+        *,
+        token: str | None = None,
+        base_url: str | None = None,
+        trusted: Collection[str] | None = None,
+        timeout: float = 30.0,
+        environment: Environment | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        environ: Mapping[str, str] | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
+        known, names = os.environ if environ is None else environ, self._variables
+        addresses = (base_url, *map(known.get, names.urls), self.default_url)
+        url = self._address(next(one for one in addresses if one).strip().rstrip("/"))
+        place = self._located(issue, url)
+        secret = checked_token(known.get(names.token, "") if token is None else token, names.token)
+        access = Access(f"{self.name} {place.called}", url, secret, names.token, self._headers(secret))
+        self.id, self._path, self._thread = place.id, place.path, place.thread
+        self._trusted = logins(known.get(names.trusted, "") if trusted is None else trusted)
+        self._api = Api(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
+        self._posting = Posting(self._api, obeys=self._obeys)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._api!r}>"
+
+    @classmethod
+    def _address(cls, given: str) -> str:
+        """The address of the API, as paths are added to it."""
+        return given
+
+    @abstractmethod
+    def _located(self, issue: str, url: str) -> Place:
+        """Where an issue is.
+
+        Raises:
+            SettingsError: there is no such name of an issue, or the address is none of the API's.
+        """
+
+    @abstractmethod
+    def _headers(self, token: str) -> dict[str, str]:
+        """What is sent along, the token among it."""
 
     async def comments(self) -> Sequence[ForgeComment]:
         """All comments of people and programs, oldest first; cheap when nothing has changed.
@@ -244,9 +220,45 @@ class ForgeIssue(ABC):
             self._posting.login = await self._asked_who(call) if self._api.access.token else ""
         return self._posting.login
 
-    @abstractmethod
     async def _asked_who(self, call: Call) -> str:
         """The same, from the forge."""
+        try:
+            return texts(await call.get("/user"), self._author[-1])
+        except ForgeError as error:
+            if not error.final or error.status == 401:
+                raise
+            return await self._asked_otherwise(call)
+
+    async def _asked_otherwise(self, call: Call) -> str:
+        """The same of a token that belongs to no user."""
+        return ""
+
+    def _comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
+        """A comment as the forge has it.
+
+        Args:
+            entry: what the forge says of it.
+            login: whose the token is.
+            kind: distinguishes ids where the forge counts several kinds of comments apart.
+            where: stands before its text.
+        """
+        author = texts(entry, *self._author)
+        body, marked = self._posting.read(texts(entry, "body"))
+        own = bool(login) and author == login
+        return ForgeComment(
+            id=f"{kind}{texts(entry, 'id')}",
+            author=author or "somebody",
+            body=f"{where}{body}",
+            at=when(texts(entry, "created_at") or texts(entry, "submitted_at")),
+            own=own,
+            notice=marked and (own or not login),
+            bot=self._is_program(entry, author) or (marked and not own),
+            role=texts(entry, "author_association"),
+        )
+
+    @abstractmethod
+    def _is_program(self, entry: JsonObject, author: str) -> bool:
+        """Whether a program wrote a comment."""
 
     @abstractmethod
     async def _comments(self, call: Call) -> list[ForgeComment]:
@@ -259,63 +271,3 @@ class ForgeIssue(ABC):
     @abstractmethod
     def _edited_at(self, comment_id: str) -> tuple[str, str]:
         """With which method, and where, a comment is edited."""
-
-
-async def optional(asked: Awaitable[Found]) -> Found | None:
-    """What is known of a repository; None where the forge does not give it, which is no reason to do without the rest."""
-    try:
-        return await asked
-    except ForgeError:
-        return None
-
-
-async def listed(asked: Awaitable[list[JsonObject]]) -> list[JsonObject]:
-    """The same for a list."""
-    return await optional(asked) or []
-
-
-def logins(names: str | Iterable[str]) -> frozenset[str]:
-    """Accounts by their names, in small letters; also of a text with commas between them."""
-    listed = names.split(",") if isinstance(names, str) else names
-    return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
-
-
-def checked_token(token: str, variable: str) -> str:
-    """A token as it is sent.
-
-    Raises:
-        SettingsError: no token looks like that.
-    """
-    token = token.strip()
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        problem = "it has characters that no token has; was it copied whole, and nothing else?"
-        raise SettingsError([Problem(variable, problem)])
-    return token
-
-
-def is_project(path: str) -> bool:
-    """Whether a path names a project, and does not lead elsewhere."""
-    return all(part.strip(".") for part in path.split("/"))
-
-
-def as_object(value: JsonValue) -> JsonObject:
-    """An object; an empty one where it is none."""
-    return value if isinstance(value, dict) else {}
-
-
-def file_names(entries: JsonValue) -> list[JsonValue]:
-    """The names of files; those of folders end in a slash."""
-    folders = ("dir", "tree")
-    found = [f"{texts(one, 'name')}{'/' if texts(one, 'type') in folders else ''}" for one in objects(entries)]
-    return [*found[:_MOST_NAMES]]
-
-
-def readme(text: str | None) -> str:
-    """The beginning of a file that introduces a project."""
-    said = (text or "").strip()
-    return said if len(said) <= _LONGEST_README else f"{said[:_LONGEST_README]}… [cut: {len(said)} characters in all]"
-
-
-def known(about: JsonObject) -> JsonObject:
-    """What is known, without what is not."""
-    return {name: value for name, value in about.items() if value not in ("", None, [], {})}

@@ -5,55 +5,49 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from replanning.errors import Problem, SettingsError
+from replanning.exporters._forge_issue import ForgeIssue
 from replanning.exporters._notifier import Notifier
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.exporters.notices import HINT
 
 
-class GitHubNotifier(Notifier):
-    """Keeps notices and checklist below an issue or pull request of GitHub.
+class _IssueNotifier(Notifier):
+    """Keeps notices and checklist below an issue.
 
     Args:
-        issue: which, as `owner/repo#12`, or the address of its page.
+        issue: its short name, or the address of its page.
 
     Raises:
         SettingsError: that is no name of an issue.
     """
+
+    _forge: ClassVar[type[ForgeIssue]]
+    _example: ClassVar[str]
+
+    def __init__(self, issue: str = "") -> None:
+        if not issue:
+            example = f"{self.name}={self._example}"
+            raise SettingsError([Problem(self.name, f"name the issue below which notices are to stand: {example}")])
+        super().__init__(self._forge(issue), hint=HINT)
+
+    @classmethod
+    def from_target(cls, target: str) -> Self:
+        """The exporter for what stands behind its name and `=` on the command line: an issue."""
+        return cls(target)
+
+
+class GitHubNotifier(_IssueNotifier):
+    """Keeps notices and checklist below an issue or pull request of GitHub, such as `owner/repo#12`."""
 
     name: ClassVar[str] = "github"
-
-    def __init__(self, issue: str = "") -> None:
-        super().__init__(GitHubIssue(_named("github", issue, "owner/repo#12")), hint=HINT)
-
-    @classmethod
-    def from_target(cls, target: str) -> Self:
-        """The exporter for what stands behind `github=` on the command line: `owner/repo#12`."""
-        return cls(target)
+    _forge = GitHubIssue
+    _example = "owner/repo#12"
 
 
-class GitLabNotifier(Notifier):
-    """Keeps notices and checklist below an issue or merge request of GitLab.
-
-    Args:
-        issue: which, as `group/project#12` or `group/project!7`, or the address of its page.
-
-    Raises:
-        SettingsError: that is no name of an issue.
-    """
+class GitLabNotifier(_IssueNotifier):
+    """Keeps notices and checklist below an issue of GitLab, `group/project#12`, or a merge request, `group/project!7`."""
 
     name: ClassVar[str] = "gitlab"
-
-    def __init__(self, issue: str = "") -> None:
-        super().__init__(GitLabIssue(_named("gitlab", issue, "group/project#12")), hint=HINT)
-
-    @classmethod
-    def from_target(cls, target: str) -> Self:
-        """The exporter for what stands behind `gitlab=` on the command line: `group/project#12`."""
-        return cls(target)
-
-
-def _named(name: str, issue: str, example: str) -> str:
-    if not issue:
-        raise SettingsError([Problem(name, f"name the issue below which notices are to stand: {name}={example}")])
-    return issue
+    _forge = GitLabIssue
+    _example = "group/project#12"

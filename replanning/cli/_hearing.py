@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from replanning.cli._notifying import FORGES
+from replanning.cli._notifying import FORGES, Telling
 from replanning.cli._run import RunOptions
 from replanning.planning import PlanningCoordinator, Steering
+from replanning.planning._steering import Issue
 
 HINT: Final = (
     "*Reply below to answer what is unclear. What needs your agreement takes `{0}approve` or `{0}reject` at the beginning of"
@@ -34,8 +35,7 @@ def steerings(
     """
     found: list[Steering] = []
     for exporter in planning.engine.exporters:
-        forge: Any = getattr(exporter, "forge", None)
-        if hasattr(forge, "may_steer"):
-            exporter.hint = HINT.format(forge.command)  # type: ignore[attr-defined] # what writes to a forge has one
-            found.append(Steering(planning, forge, known=known, tell=tell))
+        if isinstance(exporter, Telling) and isinstance(exporter.forge, Issue):
+            exporter.hint = HINT.format(exporter.forge.command)
+            found.append(Steering(planning, exporter.forge, known=known, tell=tell))
     return found

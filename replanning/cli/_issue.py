@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
 from replanning._errors import Problem, SettingsError
-from replanning._plugins import load
+from replanning.cli._notifying import Telling, made_of
 
 if TYPE_CHECKING:
     from replanning.cli._task import Task
     from replanning.planning import TaskRequest
+    from replanning.planning._steering import Issue
 
 IssueOption = Annotated[
     str | None,
@@ -53,19 +54,20 @@ def read_issue(
     return found, (f"{family}={request.issue_id}",) if comment else ()
 
 
-def _forge(issue: str) -> tuple[Any, str]:
+def _forge(issue: str) -> tuple[Issue, str]:
     """The forge that has an issue, and its name."""
+    from replanning.planning._steering import Issue
+
     text = issue.strip()
     gitlab = text.startswith("gitlab:") or "!" in text or "/-/" in text
     family = "gitlab" if gitlab else "github"
-    plugin: Any = load("exporters", family)  # forges come in as the exporters that write there
-    try:
-        return plugin.from_target(text).forge, family
-    except SettingsError as error:
-        raise SettingsError([Problem("--issue", problem.message) for problem in error.problems]) from None
+    exporter = made_of(family, text, "--issue")  # forges come in as the exporters that write there
+    if not (isinstance(exporter, Telling) and isinstance(exporter.forge, Issue)):
+        raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])
+    return exporter.forge, family
 
 
-async def _read(forge: Any) -> tuple[TaskRequest, tuple[str, ...]]:  # a plugin's
+async def _read(forge: Issue) -> tuple[TaskRequest, tuple[str, ...]]:
     try:
         known = tuple(comment.id for comment in await forge.comments())
         return await forge.issue(), known

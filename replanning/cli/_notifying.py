@@ -36,6 +36,18 @@ class Posting(Protocol):
         ...
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """An exporter that tells people of a run, and how they answer."""
+
+    hint: str
+
+    @property
+    def forge(self) -> object:
+        """Where it tells them."""
+        ...
+
+
 NotifyOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -71,18 +83,27 @@ def unsent(exporters: Sequence[Exporter]) -> list[str]:
 
 def _notifier(target: str) -> Exporter:
     name, _, place = target.partition("=")
-    exporter: Exporter
     if target == "console":
-        exporter = load("exporters", "notices-console")()
-        return exporter
+        console: Exporter = load("exporters", "notices-console")()
+        return console
     if not target:
         raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
     if place and name not in FORGES and name.isidentifier():  # rather a slip than the name of a file
         known = f"there is {' and '.join(f'{forge}=…' for forge in FORGES)}"
         raise SettingsError([Problem("--notify", f"{name!r} is no forge; {known}; for a file write {'./' + target!r}")])
-    plugin: Any = load("exporters", name if name in FORGES else "notices")  # `from_target` is optional
+    return made_of(name if name in FORGES else "notices", place if name in FORGES else target, "--notify")
+
+
+def made_of(name: str, target: str, option: str) -> Exporter:
+    """The exporter of that name for what an option says behind it.
+
+    Raises:
+        SettingsError: it says nothing that there is.
+        PluginError: the exporter cannot be loaded.
+    """
+    plugin: Any = load("exporters", name)  # `from_target` is optional
     try:
-        exporter = plugin.from_target(place if name in FORGES else target)
+        exporter: Exporter = plugin.from_target(target)
     except SettingsError as error:
-        raise SettingsError([Problem("--notify", problem.message) for problem in error.problems]) from None
+        raise SettingsError([Problem(option, problem.message) for problem in error.problems]) from None
     return exporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from replanning._containment import contained, message_of
 from replanning._errors import ReplanningError, StoreError, Unstorable
@@ -15,7 +15,7 @@ from replanning._observations import PersonAsked
 from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, RunOpened, Verdict
 from replanning._run import PlanRun
 from replanning.planning._coordinator import PlanningCoordinator
-from replanning.planning._request import request_of
+from replanning.planning._request import TaskRequest, request_of
 from replanning.planning._state import PlanningState
 
 HEARD: Final = "heard"
@@ -39,23 +39,52 @@ _BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 class Said(Protocol):
     """A comment below an issue: who wrote what when; whether it is a notice of ours, and which question that puts."""
 
-    id: str
-    author: str
-    body: str
-    at: datetime
-    notice: bool
-    question: str
+    @property
+    def id(self) -> str: ...
+    @property
+    def author(self) -> str: ...
+    @property
+    def body(self) -> str: ...
+    @property
+    def at(self) -> datetime: ...
+    @property
+    def notice(self) -> bool: ...
+    @property
+    def question(self) -> str: ...
 
 
 class Listening(Protocol):
     """Where people write, such as a `GitHubIssue`."""
 
-    async def comments(self) -> Sequence[Any]:
+    async def comments(self) -> Sequence[Said]:
         """All comments, oldest first; cheap when nothing has changed."""
         ...
 
     async def may_steer(self, comment: Any) -> bool:  # one of its own
         """Whether whoever wrote a comment may say how work goes on."""
+        ...
+
+
+@runtime_checkable
+class Issue(Listening, Protocol):
+    """An issue that says what is wanted, and below which people are told and heard.
+
+    Attributes:
+        command: how commands begin that people give there.
+    """
+
+    command: ClassVar[str]
+
+    async def issue(self) -> TaskRequest:
+        """What is wanted."""
+        ...
+
+    def cannot_write(self) -> str:
+        """Why nothing can be written there, found without asking; empty where it may be."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
         ...
 
 
