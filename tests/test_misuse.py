@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from replanning import ReplanningEngine, Settings, open_run
+from replanning.errors import NotRunning
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM
@@ -78,6 +79,33 @@ def test_work_of_planning_is_async(wrong, message: str) -> None:
     """Planning mode refuses work that is not async before a model is asked."""
     with pytest.raises(TypeError, match=message):
         PlanningCoordinator(Settings(), ScriptedLLM([]), (), "try it", work=wrong)
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        (({}, ScriptedLLM([]), "try it"), TypeError, "config is {}; expected Settings, such as load_settings"),
+        ((Settings(), "openai", "try it"), TypeError, "llm_client is 'openai'; expected a language model, such as"),
+        ((Settings(), ScriptedLLM([]), None), TypeError, "task is None; expected a goal in words, a Goal or a Task"),
+        ((Settings(), ScriptedLLM([]), "  "), ValueError, "the goal is empty; say what is to be achieved"),
+    ],
+)
+def test_parts_of_planning(parts, error: type[Exception], message: str) -> None:
+    """Planning mode refuses parts that it cannot begin with when they are given, and says what is expected."""
+    config, llm, task = parts
+    with pytest.raises(error) as caught:
+        PlanningCoordinator(config, llm, (), task)
+    assert str(caught.value).startswith(message)
+
+
+async def test_planning_without_work() -> None:
+    """Where nothing executes actions, carrying a plan out is refused before a model is asked; planning alone is not."""
+    model = ScriptedLLM([])
+    planning = PlanningCoordinator(Settings(), model, (), "try it")
+    for method in (planning.execute_with_planning, planning.execute_actions, planning.reflect):
+        with pytest.raises(NotRunning, match="give PlanningCoordinator its `work`"):
+            await method()
+    assert model.asked == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun, RunResult
 from replanning._settings import AlternativeSettings, LimitSettings, Settings
+from replanning._wording import shown
 from replanning.planning._acting import Acting
 from replanning.planning._looping import Looping
 from replanning.planning._making import Making
@@ -59,6 +60,8 @@ class PlanningCoordinator:
 
     Raises:
         PlanError: the tools do not fit together; with everything that is wrong.
+        TypeError: one of the others is something else than it must be.
+        ValueError: the goal is empty.
 
     Attributes:
         environment: time, chance and ids.
@@ -82,6 +85,7 @@ class PlanningCoordinator:
         workers: int = 8,
         patient: bool = True,
     ) -> None:
+        _check(config, llm_client, task)
         if work is not None:
             check_work(work)
         self.settings = config
@@ -148,8 +152,10 @@ class PlanningCoordinator:
             Whether the goal was achieved; else `result` and `state.completion` say why not.
 
         Raises:
+            NotRunning: there is nothing that executes actions, as `work` was not given.
             StoreError: the store does not take the run.
         """
+        self._must_have_work()
         await self._go_on(run_id)
         return self.result.status == "succeeded"
 
@@ -180,11 +186,13 @@ class PlanningCoordinator:
         return ActionPlan.model_validate(plan.action_plan, strict=False) if reached and plan is not None else None
 
     async def execute_actions(self, run_id: str | None = None) -> bool:
-        """Go on until all actions were executed, and pause there; whether they were; else as `understand_goal`."""
+        """Go on until all actions were executed, and pause there; whether they were; else as `execute_with_planning`."""
+        self._must_have_work()
         return await self._through(Phase.EXECUTION, run_id)
 
     async def reflect(self, run_id: str | None = None) -> JsonObject | None:
         """Go on until the run ends, which the last reflection decides; what it came to, as in `state.completion`."""
+        self._must_have_work()
         await self._go_on(run_id)
         return self.state.completion
 
@@ -210,6 +218,11 @@ class PlanningCoordinator:
             return None
         made = with_tools(self._library, plan.goal, [_alone(task, phases) for task in tasks])
         return Plan.model_validate(made.model_dump())
+
+    def _must_have_work(self) -> None:
+        """Refuse what needs actions executed, before a model is paid for planning them."""
+        if self._work is None:
+            raise NotRunning("nothing executes actions: give PlanningCoordinator its `work`, such as a ToolExecutor")
 
     async def _through(self, phase: Phase, run_id: str | None) -> bool:
         """Go on until a phase is done, and pause there; whether it came so far."""
@@ -265,6 +278,24 @@ class PlanningCoordinator:
                 return output
 
             await drive(run, work, self._workers)
+
+
+def _check(config: object, llm: object, task: object) -> None:
+    """Refuse what no run could begin with.
+
+    Raises:
+        TypeError: it is something else than it must be.
+        ValueError: the goal is empty.
+    """
+    if not isinstance(config, Settings):
+        raise TypeError(f"config is {shown(config)}; expected Settings, such as load_settings() gives")
+    if not isinstance(llm, LLMProvider):
+        raise TypeError(f"llm_client is {shown(llm)}; expected a language model, such as create_llm_provider() gives")
+    if not isinstance(task, str | Goal | TaskRequest):
+        raise TypeError(f"task is {shown(task)}; expected a goal in words, a Goal or a TaskRequest")
+    goal = task.goal if isinstance(task, TaskRequest) else task
+    if not (goal if isinstance(goal, str) else goal.objective).strip():
+        raise ValueError("the goal is empty; say what is to be achieved")
 
 
 def _goal(task: str | Goal) -> Goal:
