@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from operator import is_
 from typing import Final, NamedTuple
 
@@ -19,9 +18,9 @@ import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
 from replanning.events import ContextChanged, Trigger
-from replanning.facts import Standing, Step, World, artifact, as_text, finder, holes
-from replanning.interfaces import DraftView, JsonValue, TaskState, TaskView
-from replanning.providers._grounding import Domain, use_key
+from replanning.facts import Standing, Step, World, as_text
+from replanning.interfaces import DraftView, TaskState
+from replanning.providers._domain import domain_of
 from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
 from replanning.providers._splice import Seen, merged, splice
 
@@ -29,8 +28,6 @@ CHECKED: Final = 0.95
 """How sure a repair is that was checked against the facts."""
 
 _SHOWN: Final = 5
-_STUCK = (TaskState.FAILED, TaskState.BLOCKED)
-_ENDED = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
 
 
 class Completed(NamedTuple):
@@ -204,7 +201,7 @@ def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], 
     return Problem(
         facts=tuple(dict.fromkeys([*world.facts, *seen_to])),
         goal=_goal(world, everything, stated=bool(view.goal.facts)),
-        domain=_domain(view, world, (*stuck, *ours, *following)),
+        domain=domain_of(view, world, (*stuck, *ours, *following)),
         rests=rests,
         costs={step.id: _cost(view.tool(step.tool)) for step in everything},
         stuck=tuple(stuck),
@@ -287,74 +284,6 @@ def _goal(world: World, steps: Sequence[Step], *, stated: bool) -> tuple[str, ..
         if world.closed or step.id not in for_others:
             holds.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
     return tuple(dict.fromkeys([*world.goal, *holds]))
-
-
-def _domain(view: Seen, world: World, concerned: Sequence[Step]) -> Domain:
-    tools = tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
-    failed = {use_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed(step.id, view)}
-    failed |= {use_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK}
-    values, types = {}, set(view.original.objects.values())
-    for tool in tools:
-        bound = {name for need in (*tool.requires, *tool.needs) for name in holes(need)} if world.closed else set()
-        for name in tool.parameters or _named(tool):  # those bound by what it needs are found among the facts
-            if name not in bound and tool.parameters.get(name) not in types:
-                values[tool.name, name] = tuple(_given_for(tool, name, view, world, concerned))
-    assumed = frozenset() if world.closed else frozenset(_assumed(view, tools))
-    return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
-
-
-def _failed(task_id: str, view: Seen) -> Iterator[TaskView]:
-    return (part for part in view.lineage(task_id) if part.failure is not None)
-
-
-def _named(tool: ToolSpec) -> list[str]:
-    """The parameters of a tool that states none: those that its patterns name."""
-    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces, tool.command or "", tool.url or "")
-    return list(dict.fromkeys(name for text in texts for name in holes(text)))
-
-
-def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: Sequence[Step]) -> Iterator[JsonValue]:
-    """What tasks give for a parameter: those that are concerned, then those of the same tool, then the others.
-
-    A parameter of which no fact speaks gets the first of these, references and all.
-    """
-    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
-    matters = any(name in holes(text) for text in texts)
-    seen: dict[object, JsonValue] = {}
-    near = [view.task(step.id).task for step in concerned]
-    if not matters:
-        every = sorted((task.task for task in view.tasks()), key=lambda task: task.tool != tool.name)
-        yield from islice((task.arguments[name] for task in (*near, *every) if name in task.arguments), 1)
-        return
-    for step in (*concerned, *(s for s in world.steps if s.tool == tool.name), *world.steps):
-        if name in step.arguments:
-            seen.setdefault(_value_key(step.arguments[name]), step.arguments[name])
-    for task in view.tasks() if world.closed else ():  # the world may be a part of the plan
-        if task.state not in _ENDED and name in task.task.arguments and "${" not in str(task.task.arguments[name]):
-            seen.setdefault(_value_key(task.task.arguments[name]), task.task.arguments[name])
-    yield from seen.values()
-
-
-def _value_key(value: JsonValue) -> object:
-    """By which equal values are recognised: text by itself, which is what most of them are."""
-    return value if isinstance(value, str) else (use_key(None, {"": value}),)
-
-
-def _assumed(view: Seen, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """What tools need that no tool brings about: where facts are not stated, it is taken to hold."""
-    adds = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact, tool.produces))]
-    for tool in tools:
-        for need in (*tool.requires, *map(artifact, tool.needs)):
-            if not any(_may_be(need, added) for added in adds):
-                yield need
-
-
-def _may_be(need: str, added: str) -> bool:
-    """Whether two patterns could stand for the same fact."""
-    if not holes(need):
-        return finder(added, {}).fullmatch(need) is not None
-    one, other = need.partition("{")[0], added.partition("{")[0]
-    return one.startswith(other) or other.startswith(one)
 
 
 def _cost(tool: ToolSpec | None) -> float:
