@@ -297,6 +297,36 @@ async def test_j8_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
     assert scene.passed_over() == ["ada: no question waited for that when it was written"]
 
 
+@both
+async def test_j8_a_notice_that_was_deleted(kind: type[FakeForge]) -> None:
+    """Where somebody deletes a notice that was there, its question can still be decided about."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        scene = Scene(fake, clock, tools=RISKY)
+
+        async def tidy() -> None:
+            while not any("Decision Needed" in body for body in fake.texts()):
+                await clock.sleep(1)
+            await clock.sleep(30)
+            fake.comments = [one for one in fake.comments if "Decision Needed" not in one["body"]]
+            fake.says("ada", f"{scene.forge.command}approve")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(tidy)
+            assert await scene.play()
+    assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
+
+
+@both
+async def test_j8_what_takes_words(kind: type[FakeForge]) -> None:
+    """Where something is to be clarified, agreement is no answer, and why it is passed over is said."""
+    async with VirtualClock() as clock:
+        scene = Scene(kind(clock.now), clock, UNCLEAR)
+        assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
+    assert scene.passed_over() == ["ada: what is asked takes an answer in words"]
+    assert [text for _, _, text in scene.answers()] == ["To all."]
+
+
 async def test_j8_commands_of_others() -> None:
     """A command for another program is no feedback, and an empty comment says nothing."""
     async with VirtualClock() as clock:

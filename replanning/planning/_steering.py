@@ -136,6 +136,7 @@ class Steering:
         self._tell = tell or _nobody
         self._run: RunId | None = None
         self._used: set[str] = set()
+        self._seen: dict[str, datetime] = {}
         self._unsaid: list[tuple[Sequence[str], str]] = []
         self._told = ""
 
@@ -173,6 +174,9 @@ class Steering:
         comments = await self._forge.comments()
         if self._run != run.id:
             self._begin(run, comments)
+        for comment in comments:
+            if comment.question:  # also where somebody deletes it later
+                self._seen.setdefault(comment.question, comment.at)
         for comment in comments:
             if comment.id not in self._used and not comment.notice and not await self._heard(run, comment, comments):
                 break  # it is left for later, and so is what came after it
@@ -228,14 +232,20 @@ class Steering:
         chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
         if chosen:
             said = Heard(said.kind, rest)
-            chosen = [q for q in chosen if _replies(comment, q, comments, sure=False)]
+            chosen = [q for q in chosen if self._replies(comment, q, comments, sure=False)]
         else:
-            chosen = [q for q in waiting if _replies(comment, q, comments, sure=True)]
+            chosen = [q for q in waiting if self._replies(comment, q, comments, sure=True)]
             chosen = [q for q in chosen if q.id not in unclear] or (chosen if said.kind == "reject" else [])
-        if len(chosen) != 1:
-            several = f"{len(chosen)} questions wait: say which, as in /{said.kind} {chosen[0].id}" if chosen else ""
-            return self._pass_over(comment, several or "no question waited for that when it was written")
-        return self._answer(comment, chosen[0], said, by)
+        if len(chosen) == 1:
+            return self._answer(comment, chosen[0], said, by)
+        if chosen:
+            sign = getattr(self._forge, "command", "/")
+            why = f"{len(chosen)} questions wait: say which, as in {sign}{said.kind} {chosen[0].id}"
+        elif unclear and len(unclear) == len(waiting):
+            why = "what is asked takes an answer in words"
+        else:
+            why = "no question waited for that when it was written"
+        return self._pass_over(comment, why)
 
     def _answer(self, comment: Said, question: Question, said: Heard, by: str) -> bool:
         verdict: Verdict = "reject" if said.kind == "reject" else "approve"
@@ -251,8 +261,25 @@ class Steering:
         """The clarification that a comment answers; None where it answers none."""
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state if waiting else PlanningState()
-        fits = (q for q in waiting if state.takes_words(q.id) and _replies(comment, q, comments, sure=False))
+        fits = (q for q in waiting if state.takes_words(q.id) and self._replies(comment, q, comments, sure=False))
         return next(fits, None)
+
+    def _replies(self, comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
+        """Whether a comment was written when its author could know of a question.
+
+        Args:
+            comment: which.
+            question: about what.
+            comments: all of them.
+            sure: whether only the notice counts; else, where there is none yet, the time does.
+        """
+        told = next((one for one in comments if one.question == question.id), None)
+        if told is not None:
+            ids = [one.id for one in comments]
+            return ids.index(comment.id) > ids.index(told.id)
+        if question.id in self._seen:
+            return comment.at > self._seen[question.id]
+        return not sure and comment.at.timestamp() >= int(question.asked_at)
 
     def _use(self, comment: Said, told: str) -> bool:
         self._used.add(comment.id)
@@ -296,22 +323,6 @@ def _first_word(text: str) -> tuple[str, str]:
     """The first word of a text, as the id of a question may be given in it, and the rest."""
     word, rest = [*text.split(maxsplit=1), "", ""][:2]
     return word.strip("`.,:;"), rest
-
-
-def _replies(comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
-    """Whether a comment was written when its author could know of a question.
-
-    Args:
-        comment: which.
-        question: about what.
-        comments: all of them.
-        sure: whether only the notice counts; else, where there is none yet, the time does.
-    """
-    told = next((one for one in comments if one.question == question.id), None)
-    if told is None:
-        return not sure and comment.at.timestamp() >= int(question.asked_at)
-    ids = [one.id for one in comments]
-    return ids.index(comment.id) > ids.index(told.id)
 
 
 def _read_already(records: Sequence[Record], comments: Sequence[Said]) -> Sequence[str]:
