@@ -88,9 +88,11 @@ def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
     with ScriptedLLMServer(Service(WIPES)) as server:
         cli(folder, "solve", *GOAL, *options, **server.environ())
         cli(folder, "approve", "r.q1")
+        cli(folder, "request", "r", "be quick")
         again = cli(folder, "resume", "r", **server.environ())
 
     assert again.returncode == 0, again.stderr
+    assert "asked for replanning: be quick): it is good" in again.stderr
     assert "the plan was made (by planning)" in again.stderr
     assert "reflection: the goal was achieved" in again.stderr
     assert "by planning: the plan was made" in cli(folder, "why", "r").stdout

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from replanning._live import LivePlan
 
 _LONGEST: Final = 300
-"""Characters of an error that are shown beside a decision."""
+"""Characters of an error, or of what somebody said, that are shown beside a decision."""
 
 
 def teller(display: Display) -> Callable[[object], None]:
@@ -49,6 +49,8 @@ def _told(kind: str, data: JsonObject) -> str:
             return _came_to(str(data.get("phase")), value)
         case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
             return f"{record.get('phase')}: {record.get('replan_type')} {_outcome(record, data.get('considered'))}"
+        case "replan" if isinstance(record, dict):
+            return _left_as_it_is(record)
         case "assumed":
             found = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
@@ -66,6 +68,15 @@ def _outcome(record: JsonObject, considered: JsonValue) -> str:
     ruling = considered.get("ruling") if isinstance(considered, dict) else None
     warned = isinstance(ruling, dict) and ruling.get("kind") == "execute_with_warning"
     return f"decided, executed with a warning ({record.get('reason')})" if warned else "decided, executed"
+
+
+def _left_as_it_is(record: JsonObject) -> str:
+    """That what somebody has said changes nothing, and why; empty where nobody has."""
+    cause, decision = _mapping(record.get("cause")), _mapping(record.get("llm_decision"))
+    if not cause.get("error") or cause.get("action"):
+        return ""
+    why, said = decision.get("reasoning") or record.get("reason"), shortened(str(cause["error"]), _LONGEST)
+    return f"{record.get('phase')}: the plan stays as it is ({said}): {why}"
 
 
 def _came_to(phase: str, value: JsonObject) -> str:
