@@ -327,6 +327,17 @@ async def test_j8_what_takes_words(kind: type[FakeForge]) -> None:
     assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
+async def test_j8_a_long_reply() -> None:
+    """Of a reply that is too long its beginning is taken, and whoever reads it is told that it was cut."""
+    async with VirtualClock() as clock:
+        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR)
+        assert await scene.play(("Clarification Needed", "ada", "To all. " + "x" * 60_000))
+    ((_, _, text),) = scene.answers()
+    assert text.startswith("To all. xxx")
+    assert text.endswith("[cut: 60008 characters in all]")
+    assert len(text) < 10_100
+
+
 async def test_j8_commands_of_others() -> None:
     """A command for another program is no feedback, and an empty comment says nothing."""
     async with VirtualClock() as clock:

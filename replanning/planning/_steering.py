@@ -12,6 +12,7 @@ from replanning._errors import ReplanningError, StoreError, Unstorable
 from replanning._ids import RunId
 from replanning._interfaces import Question
 from replanning._observations import PersonAsked
+from replanning._quoting import shortened
 from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, RunOpened, Verdict
 from replanning._run import PlanRun
 from replanning.planning._coordinator import PlanningCoordinator
@@ -304,7 +305,7 @@ def _nobody(_: str) -> None:
 
 def _understood(body: str) -> Heard:
     """What a comment says; a command stands at its beginning, or after what it quotes there."""
-    text = _QUOTED.sub("", body, count=1).strip()[:_LONGEST]
+    text = shortened(_QUOTED.sub("", body, count=1).strip(), _LONGEST)
     found = _COMMAND.fullmatch(text)
     if found is None:
         return Heard("text", text)
