@@ -159,6 +159,47 @@ async def test_d11_an_unsure_replan_with_a_question(
     assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
 
 
+@pytest.mark.parametrize("question", [{}, {"clarification_needed": True, "clarification_questions": ["Which?"]}])
+async def test_d5_agreement_exceeds_no_limit(question: JsonObject) -> None:
+    """Of two replans that a person agrees to, only so many are done as the limit leaves; the model is told of the other."""
+    names = ("write", "post", "end")
+    subtasks: list[JsonValue] = [{"id": name, "description": name} for name in names[:2]]
+    subtasks.append({"id": "end", "description": "end", "dependencies": ["write", "post"]})
+    planned: list[JsonValue] = [action(name, "write") for name in names]
+    unsure: JsonObject = {"confidence": 0.4, **question}
+    wanted = (
+        replan("partial_replan", issues_found=["a"], **unsure),
+        replan("partial_replan", issues_found=["b"], **unsure),
+    )
+    replies: Replies = {
+        "task_decomposition": {"subtasks": subtasks},
+        "action_sequence": {"actions": planned},
+        "decision:execution": (*wanted, go_on()),
+        "revision": (revision(action("end", "shout")), revision(action("more", "shout"))),
+    }
+    limits: JsonObject = {"replanning": {"execution": {"max_partial_replans": 1}}}
+    settings = Settings.model_validate({"judge_on": "every_action", "planning": limits})
+    model, gate = Model(replies), ScriptedGate([Answer("approve", by="eve", comment="yes")] * 2)
+    async with VirtualClock() as clock:
+
+        class Steady(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(1)
+                return await super().__call__(task, context)
+
+        planning = coordinator(model, clock, Steady(), settings=settings, gate=gate)
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    assert len(gate.questions) == 2
+    assert (len(planning.state.plans), planning.state.counts.partial_replans, model.asked.count("revision")) == (
+        2,
+        1,
+        1,
+    )
+    refused = next(one for one in planning.state.records if one.override_reason == "limit")
+    assert any(one.instead_of == refused.replan_id for one in planning.state.records)
+
+
 # Replans of which no plan comes
 
 MISSING = FileNotFoundError("no such file: news.txt")

@@ -12,7 +12,7 @@ from replanning._view import PlanView
 from replanning.planning._building import known_arguments, tasks_of
 from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._dividing import divide
-from replanning.planning._otherwise import otherwise, what_there_is
+from replanning.planning._otherwise import otherwise, refused, what_there_is
 from replanning.planning._outputs import (
     ActionPlan,
     CompletionReply,
@@ -88,9 +88,12 @@ class Making:
     async def _output_if_any(self, phase: Phase, task: Task) -> JsonObject | None:
         """What a phase comes to; nothing in it where another replan has taken its place, None where what there is counts."""
         try:
-            return await self._output(phase, task)
+            instead = await refused(self._session, task, phase)
+            if instead is None:
+                return await self._output(phase, task)
         except NoUsableReply as error:
-            return {} if await otherwise(self._session, task, phase, error) else None
+            instead = await otherwise(self._session, task, phase, error)
+        return {} if instead else None
 
     async def _output(self, phase: Phase, task: Task) -> JsonObject:
         match phase:

@@ -1,4 +1,4 @@
-"""What is done where a replan has come to nothing, because the model gave no plan that can be used (E3)."""
+"""What is done where a replan has come to nothing, as the model gave no usable plan, or cannot be any more (E1, E3)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,26 @@ async def otherwise(session: Session, task: Task, phase: Phase, error: PlanningF
         raise error
     if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
         session.manager.came_to_nothing(failed, str(error))
-    other = await _decided(session, task, failed, str(error))
+    return await _instead(session, task, phase, failed, f"it came to nothing: {error}")
+
+
+async def refused(session: Session, task: Task, phase: Phase) -> bool | None:
+    """The same for a replan that a person has agreed to, and that a limit forbids by now; None where none does.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends.
+    """
+    replan, state = about(task).get("replan"), session.state
+    record = next((one for one in state.records if one.replan_id == replan), None)
+    held = next((one for one in state.held.values() if one.considered and one.considered.replan_id == replan), None)
+    if record is None or record.override_reason not in ("limit", "loop") or held is None or held.considered is None:
+        return None
+    return await _instead(session, task, phase, held.considered, record.reason)
+
+
+async def _instead(session: Session, task: Task, phase: Phase, failed: Consideration, why: str) -> bool:
+    other = await _decided(session, task, failed, why)
     if other is not None and other.ruling.executes and not other.ruling.questions:
         record = await session.execute(other, lambda decision: _put(session, task, phase, other.replan_id, decision))
         if record.result == "success":
@@ -41,7 +60,7 @@ async def otherwise(session: Session, task: Task, phase: Phase, error: PlanningF
         session.manager.leave(other)
         if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
             return False  # the model can go on without it; a failed action is never passed over so
-    session.no_way(task.id, f"the replan came to nothing: {error}")
+    session.no_way(task.id, f"the replan cannot be done: {why}")
     return False
 
 
@@ -56,16 +75,16 @@ def what_there_is(session: Session, task: Task, phase: Phase) -> JsonObject | No
     return None
 
 
-async def _decided(session: Session, task: Task, failed: Consideration, error: str) -> Consideration | None:
+async def _decided(session: Session, task: Task, failed: Consideration, why: str) -> Consideration | None:
     """What the model decides instead; not asked again where the run was interrupted after that."""
     subject = f"{task.id}~otherwise"
     known = session.state.judged.get(subject)
     if known is not None:
         return known
-    given: JsonObject = {**session.basis(task), "errors": error}
+    given: JsonObject = {**session.basis(task), "errors": why}
     # The action that failed is not in the plan any more, and cannot be retried.
     told = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
-    other = await session.manager.escalate(told, given, f"it came to nothing: {error}")
+    other = await session.manager.escalate(told, given, why)
     if other is not None:
         session.keep_judged(subject, other)
     return other

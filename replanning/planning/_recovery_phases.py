@@ -85,7 +85,8 @@ class PhaseRecovery:
             return [SkipTask(task_id=task.id, reason="it is assumed" if more.get("assumed") else "it is answered")]
         if held.target is None:
             return [ReplaceTask(task_id=task.id, tasks=(accepted(live, task),))]
-        replan: JsonObject = {} if held.considered is None else {"replan": held.considered.replan_id}
+        agreed = held.considered is not None and not (held.unsure and more)
+        replan: JsonObject = {"replan": held.considered.replan_id} if held.considered and agreed else {}
         said: JsonObject = {"reason": held.text, "after": task.id, **replan, **more}
         phase = phase_of(task)
         if phase is Phase.REFLECTION:
