@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
     assert "asked for replanning: be quick): it is good" in again.stderr
     assert "the plan was made (by planning)" in again.stderr
     assert "reflection: the goal was achieved" in again.stderr
-    assert "by planning: the plan was made" in cli(folder, "why", "r").stdout
+    assert "by planning: the plan was made" in cli(folder, "why", "r", "2").stdout
     assert "planned and judged by openai (" in again.stderr
     assert lines(folder / "log") == ["a", "b"]
 
