@@ -100,7 +100,8 @@ class FileForge:
         try:
             with self._reported("written"):
                 self._read()
-                self._new().unlink()
+                with self._replacement():
+                    pass
         except ForgeError as error:
             return str(error)
         return ""
@@ -123,23 +124,24 @@ class FileForge:
         return [*pieces, text[end:]] if text[end:] else pieces
 
     def _write(self, pieces: Sequence[str | _Part]) -> None:
-        new = self._new()
-        try:
+        with self._replacement() as new:
             new.write_text("".join(map(str, pieces)), encoding="utf-8")
             new.replace(self.path.resolve())
-        finally:
-            new.unlink(missing_ok=True)
 
-    def _new(self) -> Path:
-        """An empty file beside this one, with its permissions, which is to take its place."""
+    @contextmanager
+    def _replacement(self) -> Iterator[Path]:
+        """An empty file beside this one, with its permissions, which may take its place; else it is gone afterwards."""
         path = self.path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
-        new.write_text("")
-        if path.exists():
-            shutil.copymode(path, new)
-            new.open("a").close()  # nor is a file written to that may only be read
-        return new
+        try:
+            new.write_text("")
+            if path.exists():
+                shutil.copymode(path, new)
+                new.open("a").close()  # nor is a file written to that may only be read
+            yield new
+        finally:
+            new.unlink(missing_ok=True)
 
     @contextmanager
     def _reported(self, what: str) -> Iterator[None]:

@@ -123,6 +123,15 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         await FileForge(tmp_path / "taken" / "notices.md").post("x")
 
 
+def test_finding_out_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Whether a file can be written is found out without writing it, or anything beside it."""
+    there = tmp_path / "there.md"
+    there.write_text("my notes")
+    assert [FileForge(path).cannot_write() for path in (there, tmp_path / "new.md")] == ["", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.md"]
+    assert there.read_text() == "my notes"
+
+
 async def test_console_lines() -> None:
     """The console has a line for each notice, and one whenever the plan has come further."""
     stream = io.StringIO()
