@@ -362,15 +362,18 @@ async def _tools(job: Job, engine: ReplanningEngine) -> AsyncIterator[tuple[Tool
         kinds={"shell": shell},
     )
     async with executor:
-        plan = await executor.discover(job.plan)
-        note_servers(executor, quiet=job.options.quiet)
+        plan = await discovered(executor, job.plan, quiet=job.options.quiet)
         yield executor, plan, shell
 
 
-def note_servers(executor: ToolExecutor, *, quiet: bool) -> None:
-    """Say which MCP servers are not there."""
+async def discovered(executor: ToolExecutor, plan: Plan, *, quiet: bool) -> Plan:
+    """The plan with the tools that its MCP servers have; says who is waited for, and which of them are not there."""
+    if plan.mcp and not quiet:
+        say(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
+    found = await executor.discover(plan)
     for name, reason in {} if quiet else executor.unavailable_servers.items():
         say(f"note: MCP server {name!r} is not there: {reason}")
+    return found
 
 
 def _judged(tools: ToolExecutor, model: LLMProvider | None) -> JudgedWork:

@@ -24,7 +24,7 @@ from replanning.cli._output import plain, say, show_json
 from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json
-from replanning.cli._run import RunOptions, _find, _gate, _story, note_servers, pairs, report, stopping_signals
+from replanning.cli._run import RunOptions, _find, _gate, _story, discovered, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import open_store
 from replanning.cli._task import Task
@@ -251,8 +251,7 @@ async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[Pl
     """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
     shell, timeout = TellingShell(), parts.settings.timeout.task
     async with ToolExecutor(parts.task.tools, default_timeout=timeout, kinds={"shell": shell}) as work:
-        library = await work.discover(parts.task.tools)
-        note_servers(work, quiet=parts.options.quiet)
+        library = await discovered(work, parts.task.tools, quiet=parts.options.quiet)
         if not library.tools:
             raise SettingsError([Problem("--tools", "there are no tools: none is described, and no server has any")])
         planning = _coordinator(parts, library, work)

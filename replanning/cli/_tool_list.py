@@ -40,6 +40,8 @@ def list_tools(plan: Plan, *, as_json: bool) -> int:
 
 async def _asked(plan: Plan) -> tuple[Plan, dict[str, str]]:
     """The plan with the tools of its servers, and the servers that are not there and why."""
+    if plan.mcp:
+        say(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
     async with ToolExecutor(plan) as executor:
         return await executor.discover(plan), dict(executor.unavailable_servers)
 
