@@ -159,35 +159,46 @@ async def test_d11_an_unsure_replan_with_a_question(
     assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
 
 
-@pytest.mark.parametrize("question", [{}, {"clarification_needed": True, "clarification_questions": ["Which?"]}])
+QUESTION: JsonObject = {"clarification_needed": True, "clarification_questions": ["Which?"]}
+AT_ONCE: Replies = {
+    "task_decomposition": {
+        "subtasks": [
+            {"id": "write", "description": "write"},
+            {"id": "post", "description": "post"},
+            {"id": "end", "description": "end", "dependencies": ["write", "post"]},
+        ]
+    },
+    "action_sequence": {"actions": [action("write", "write"), action("post", "write"), action("end", "write")]},
+    "revision": (revision(action("end", "shout")), revision(action("more", "shout"))),
+}
+"""Two actions at once, and one after them."""
+
+
+def steady(clock: VirtualClock) -> Desk:
+    """A desk at which each use of a tool takes as long as any other."""
+
+    class Steady(Desk):
+        async def __call__(self, task: Task, context: object) -> JsonValue:
+            await clock.sleep(1)
+            return await super().__call__(task, context)
+
+    return Steady()
+
+
+def both(**said: JsonValue) -> tuple[JsonObject, ...]:
+    """Decisions that want two replans for two causes, and nothing more."""
+    return (*(replan("partial_replan", issues_found=[issue], **said) for issue in ("a", "b")), go_on())
+
+
+@pytest.mark.parametrize("question", [{}, QUESTION], ids=["approval", "question"])
 async def test_d5_agreement_exceeds_no_limit(question: JsonObject) -> None:
     """Of two replans that a person agrees to, only so many are done as the limit leaves; the model is told of the other."""
-    names = ("write", "post", "end")
-    subtasks: list[JsonValue] = [{"id": name, "description": name} for name in names[:2]]
-    subtasks.append({"id": "end", "description": "end", "dependencies": ["write", "post"]})
-    planned: list[JsonValue] = [action(name, "write") for name in names]
-    unsure: JsonObject = {"confidence": 0.4, **question}
-    wanted = (
-        replan("partial_replan", issues_found=["a"], **unsure),
-        replan("partial_replan", issues_found=["b"], **unsure),
-    )
-    replies: Replies = {
-        "task_decomposition": {"subtasks": subtasks},
-        "action_sequence": {"actions": planned},
-        "decision:execution": (*wanted, go_on()),
-        "revision": (revision(action("end", "shout")), revision(action("more", "shout"))),
-    }
     limits: JsonObject = {"replanning": {"execution": {"max_partial_replans": 1}}}
     settings = Settings.model_validate({"judge_on": "every_action", "planning": limits})
-    model, gate = Model(replies), ScriptedGate([Answer("approve", by="eve", comment="yes")] * 2)
+    model = Model({**AT_ONCE, "decision:execution": both(confidence=0.4, **question)})
+    gate = ScriptedGate([Answer("approve", by="eve", comment="yes")] * 2)
     async with VirtualClock() as clock:
-
-        class Steady(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(1)
-                return await super().__call__(task, context)
-
-        planning = coordinator(model, clock, Steady(), settings=settings, gate=gate)
+        planning = coordinator(model, clock, steady(clock), settings=settings, gate=gate)
         assert await planning.execute_with_planning(), planning.result.reason
 
     assert len(gate.questions) == 2
@@ -198,6 +209,30 @@ async def test_d5_agreement_exceeds_no_limit(question: JsonObject) -> None:
     )
     refused = next(one for one in planning.state.records if one.override_reason == "limit")
     assert any(one.instead_of == refused.replan_id for one in planning.state.records)
+
+
+@pytest.mark.parametrize(
+    ("said", "answered"),
+    [
+        ({"confidence": 0.4}, True),  # agreement is waited for, and never assumed
+        ({**QUESTION, "confidence": 0.4}, True),
+        ({**QUESTION, "confidence": 0.4}, False),
+        (QUESTION, True),
+        (QUESTION, False),
+    ],
+)
+async def test_e4_of_two_questions_at_once_each_is_asked(said: JsonObject, answered: bool) -> None:
+    """Where two actions raise a question at once, both are asked; the run goes on when both are declined, or are assumed."""
+    gate = ScriptedGate([Answer("reject", by="eve")] * 2) if answered else None
+    model = Model({**AT_ONCE, "decision:execution": both(**said)})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, steady(clock), settings=EACH, gate=gate)
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    wanted = [one for one in planning.state.records if one.replan_type == "partial_replan"]
+    assert [one.executed for one in wanted] == ["confidence" not in said] * 2
+    if gate is not None:
+        assert len(gate.questions) == 2
 
 
 # Replans of which no plan comes

@@ -168,7 +168,7 @@ class Making:
         if ruling.executes and target is not None:
             await session.execute(considered)
         elif ruling.executes or (ruling.kind == "ask" and target is None):
-            session.manager.record_decision(considered, executed=False)
+            session.manager.leave(considered)
         why: Why = "clarification" if ruling.questions else "approval"
         reason = "" if decision is None else reason_of(decision)
         text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); replan?"

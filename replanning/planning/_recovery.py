@@ -49,7 +49,7 @@ class Recovery:
         tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
         for task in tasks:
             if task.state in STUCK:
-                found = phases.way(task) if phase_of(task.task) else await actions.failed(task)
+                found = phases.way(task, stuck=is_stuck(request)) if phase_of(task.task) else await actions.failed(task)
                 if found is not None or not is_stuck(request):  # else nothing helps this one, but perhaps another
                     return [found] if found is not None else []
         for trigger in request.triggers:

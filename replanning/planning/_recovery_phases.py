@@ -17,7 +17,7 @@ from replanning.planning._phases import Phase
 from replanning.planning._plan_parts import in_words
 from replanning.planning._session import Session
 from replanning.planning._state import Held
-from replanning.planning._steps import about, accepted, again, again_step, phase_of, round_of
+from replanning.planning._steps import about, accepted, again, again_step, asking, phase_of, round_of
 
 _SURE: Final = 0.9
 """What is proposed has been ruled on already; the engine need not weigh it again."""
@@ -42,8 +42,13 @@ class PhaseRecovery:
     def __repr__(self) -> str:
         return f"<PhaseRecovery of {self._session.run!r}>"
 
-    def way(self, task: TaskView) -> Alternative | None:
-        """A phase that waits for a person, or has come to nothing."""
+    def way(self, task: TaskView, *, stuck: bool) -> Alternative | None:
+        """A phase that waits for a person, or has come to nothing.
+
+        Args:
+            task: the phase.
+            stuck: whether that is looked at because nothing goes on without it.
+        """
         held = self._session.state.held.get(task.id)
         if (once_more := self._once_more(task, held)) is not None:
             return once_more
@@ -52,6 +57,8 @@ class PhaseRecovery:
             if self._session.state.completion is None:  # else it says already how the run ends
                 self._session.intervene(f"{task.id} came to nothing: {reason}")
             return way_of([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
+        if held.verdict in ("", "withdrawn") and stuck and about(task.task).get("asks"):
+            return self._asked_anew(task.task)
         if held.verdict in ("", "withdrawn"):  # in the latter case, what it was about has changed, and is asked anew
             return way_of(self._agreed(task.task, held), held.text, ask=self._asked(task, held))
         return self._declined(task.task, held)
@@ -63,6 +70,13 @@ class PhaseRecovery:
             return held.text
         plan = ActionPlan.model_validate(output["action_plan"], strict=False)
         return f"{held.text}\n{in_words(plan, {name for name, tool in tools.items() if tool.dangerous})}"
+
+    def _asked_anew(self, task: Task) -> Alternative:
+        """A question that was passed by for another, as a new one: what is declined when nothing goes on is the end."""
+        session = self._session
+        one = asking(session.run.live, str(about(task).get("asks")))
+        session.keep_judged(one.id, session.state.judged[task.id])
+        return way_of([ReplaceTask(task_id=task.id, tasks=(one,))], "a person is asked how to go on")
 
     def _once_more(self, task: TaskView, held: Held | None) -> Alternative | None:
         """The same again, once a person says so, where the model could not be asked: what was planned so far is kept."""
