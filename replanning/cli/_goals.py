@@ -154,6 +154,8 @@ def add_goal_commands(app: typer.Typer) -> None:
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
-            "replanning run plan.yaml    carries it out",
+            "replanning run plan.yaml    carries it out, and asks nobody about tools that may do harm",
+            "[bold]Exit codes[/bold]",
+            "0 there is a plan · 1 none came about · 2 wrong usage, tools or settings · 4 a person must decide something",
         ),
     )(plan)
