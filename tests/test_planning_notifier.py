@@ -325,6 +325,19 @@ async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.
     assert "there is no issue owner/repo#12" in caplog.text
 
 
+async def test_one_notifier_for_several_engines() -> None:
+    """Engines with stores of their own may share a notifier: the past of a resumed run is found wherever it is."""
+    records, expected = await whole()
+    issue = Issue()
+    async with VirtualClock() as clock:
+        notifier, own, other = Notifier(issue, every=0), cut(records), MemoryStore()
+        for store in (own, other):
+            notifier.attach(Surroundings(store, clock))
+        await notifier.export(RUN, records[-1])
+        await notifier.aclose()
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
 class Choosy(Issue):
     """Does not take what has a word in it."""
 
