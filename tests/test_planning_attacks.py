@@ -103,6 +103,17 @@ async def test_j39_people_see_the_arguments_that_they_agree_to() -> None:
     assert 'wipe {"text": "news"}' in asked
 
 
+async def test_j39_people_see_every_action_that_they_agree_to() -> None:
+    """Whoever is asked about a plan with dangerous tools sees its other actions, too, cut where they are long."""
+    long = action("write", "write", arguments={"text": "x" * 900})
+    harmful = action("post", "wipe", fallback_strategy="use write")
+    _, _, (asked,) = await attacked({"action_sequence": {"actions": [long, harmful]}}, "approve")
+    _, first, second = asked.splitlines()
+    assert first.startswith('  1. write: write {"text": "xxx')
+    assert first.endswith("x [… 712 characters more]")
+    assert second == '  2. post: wipe {"text": "news"} (may do harm), else use write'
+
+
 async def test_j39_arguments_found_later_are_agreed_to_as_well() -> None:
     """Arguments of a dangerous tool that a model finds in the execution only take a person's agreement, and count then."""
     call = {"current_task": "post", "function_call": {"name": "remove", "arguments": {"mode": "all"}}}
