@@ -80,9 +80,6 @@ class Tries:
         self._deadline = deadline
         self._given_up = given_up
 
-    def __repr__(self) -> str:
-        return f"<Tries until {self._deadline:g}>"
-
     async def made_by(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """What one try comes to; those that fail with a `FailedTry` are followed by others.
 
