@@ -114,7 +114,7 @@ class Notifier(Exporter):
             await self._send(account)
             await self._distance(account)
         if account.over:
-            del self._accounts[run]  # if it goes on all the same, everything is read again
+            self._accounts.pop(run, None)  # if it goes on all the same, everything is read again
 
     async def aclose(self) -> None:
         """Post what is left, and let go of connections.
@@ -125,7 +125,7 @@ class Notifier(Exporter):
         """
         self._edited = -math.inf  # nothing comes after this
         try:
-            for account in self._accounts.values():
+            for account in list(self._accounts.values()):
                 if not account.ended:  # it was not told everything
                     self._look_ahead(account)
                 account.pending.extend(account.refused)
