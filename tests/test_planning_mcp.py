@@ -70,6 +70,17 @@ def test_tools_are_listed(tmp_path: Path) -> None:
     assert "MCP server 'gone' is not there: the program 'no-such-server' is not found" in shown.stderr
 
 
+def test_j39_what_counts_as_dangerous_is_listed(tmp_path: Path) -> None:
+    """Of a file of tools, what deletes is listed as dangerous, as a model may plan with it; of a plan, what the plan says."""
+    tools = "tools:\n- {name: clear, kind: shell, command: rm -f log}\n"
+    (tmp_path / "tools.yaml").write_text(tools, encoding="utf-8")
+    (tmp_path / "plan.yaml").write_text(
+        f"goal: {{objective: x}}\n{tools}tasks: [{{id: a, tool: clear}}]", encoding="utf-8"
+    )
+    listed = [answer(tmp_path, "tools", name)["tools"][0]["dangerous"] for name in ("tools.yaml", "plan.yaml")]
+    assert listed == [True, False]
+
+
 def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
     """`validate` starts no server; `run` uses their tools, and what they say on stderr is not mixed into ours."""
     servers(tmp_path, more="goal: {objective: find}\n").rename(tmp_path / "plan.yaml")

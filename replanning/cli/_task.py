@@ -84,24 +84,25 @@ class _WrongTools(PlanError):
     summary = "the tools are not valid"
 
 
-def read_tools(path: Path, argument: str = "--tools") -> Plan:
+def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) -> Plan:
     """The tools of a file, as a plan without tasks.
 
     Args:
         path: the file.
         argument: how the command line names it.
+        planning: whether a model plans with them; else those of a plan that has tasks count as it says.
 
     Raises:
         SettingsError: it cannot be read.
         PlanError: its tools are not valid.
     """
     try:
-        return _tools_of(_text(path, argument), path)
+        return _tools_of(_text(path, argument), path, planning=planning)
     except PlanError as error:
         raise _WrongTools(error.problems) from None
 
 
-def _tools_of(text: str, path: Path) -> Plan:
+def _tools_of(text: str, path: Path, *, planning: bool) -> Plan:
     document = read_document(text, format="json" if path.suffix == ".json" else "yaml", source=str(path))
     if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
         problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
@@ -113,7 +114,8 @@ def _tools_of(text: str, path: Path) -> Plan:
         raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
     if problems := check_tools(plan):
         raise PlanError(problems)
-    return plan.model_copy(update={"tools": tuple(map(_wary, plan.tools))})
+    wary = planning or not document.get("tasks")
+    return plan.model_copy(update={"tools": tuple(map(_wary, plan.tools))}) if wary else plan
 
 
 def _wary(tool: ToolSpec) -> ToolSpec:

@@ -16,7 +16,7 @@ def tools(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     from replanning.cli._task import read_tools
     from replanning.cli._tool_list import list_tools
 
-    raise typer.Exit(list_tools(read_tools(plan, "PLAN"), as_json=as_json))
+    raise typer.Exit(list_tools(read_tools(plan, "PLAN", planning=False), as_json=as_json))
 
 
 def add_tool_commands(app: typer.Typer) -> None:
