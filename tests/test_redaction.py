@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from replanning import Goal, Plan, Task
+from replanning import Goal, Plan, Task, _secrets
 from replanning._errors import Unstorable
 from replanning._ids import TaskId
-from replanning import _secrets
 from replanning._redaction import MASK, Redactor, problem_with
 from replanning.changes import ModifyTask
 
