@@ -12,12 +12,14 @@ from replanning.exporters._forge import MAX_BODY
 from replanning.interfaces import Redactor
 
 _APART: Final = "\u200b"
-"""Stands, unseen, where forges would otherwise make a link of what is before and behind it, and call somebody."""
+"""Stands, unseen, where forges would otherwise make something else of what is before and behind it: a link, a picture, a
+call of somebody."""
 
 _REFERENCES: Final = re.compile(
     r"@|(?<=:)(?=//)"  # somebody; an address
     r"|[#!%~&$^](?=[\w\"{])"  # issues, merge requests, milestones, labels, epics, snippets, alerts
-    r"|\b(?:GH-(?=\d)|www(?=\.))",
+    r"|\b(?:GH-(?=\d)|www(?=\.))"
+    r"|:(?=[a-z+-][\w+-]*:)",  # pictures that stand for words
     re.IGNORECASE,
 )
 _EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -322,6 +323,14 @@ def test_words_are_left_as_they_are() -> None:
     """Ordinary text, with names of files and code, is readable as it stands."""
     words = "Rename parse_text in src/app.py (2.5 s, 100% of users), then run it"
     assert f"- [ ] **a**: {words}\n" in checklist_of([made(1, ("a", words, False))], "r")
+
+
+@pytest.mark.parametrize("text", [":tada: is a word", "std:map:x", "mark it :+1: please"])
+def test_words_are_no_pictures(text: str) -> None:
+    """No word between colons becomes a picture, and what is seen is the text."""
+    body = checklist_of([made(1, ("a", text, False))], "r")
+    assert not re.search(r":[\w+-]+:", body.partition("**: ")[2].splitlines()[0])
+    assert text in body.replace("\u200b", "")
 
 
 # Size
