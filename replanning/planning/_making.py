@@ -5,35 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from replanning._changes import AddTask
-from replanning._errors import BudgetExceeded, LLMError, PlanError
+from replanning._errors import BudgetExceeded, LLMError
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue, Task
 from replanning._view import PlanView
-from replanning.planning._building import known_arguments, tasks_of
 from replanning.planning._decision import ReplanDecision, reason_of
 from replanning.planning._dividing import divide
+from replanning.planning._installing import put_in_place
 from replanning.planning._otherwise import otherwise, refused, what_there_is
-from replanning.planning._outputs import (
-    ActionPlan,
-    CompletionReply,
-    PlanningReply,
-    Summary,
-    TaskDecomposition,
-    parse_planning,
-    parse_reply,
-)
+from replanning.planning._outputs import CompletionReply, PlanningReply, Summary, parse_planning, parse_reply
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
-from replanning.planning._sequencing import finished_before, sequence
+from replanning.planning._sequencing import sequence
 from replanning.planning._session import REPAIRS, NoUsableReply, Session
 from replanning.planning._standing import finished
-from replanning.planning._state import LIKELY, PlanVersion, Why
-from replanning.planning._steps import about, again, install, phase_of, phase_task, round_of, use_of
+from replanning.planning._state import LIKELY, Why
+from replanning.planning._steps import about, again, phase_of, phase_task, round_of
 
 _NOT_JUDGED: Final = "whether the goal was achieved could not be judged"
-_MOST_SHOWN: Final = 20
-"""Uses of dangerous tools that a person is shown at once."""
 
 
 class Making:
@@ -82,7 +72,7 @@ class Making:
         if not accepted and not await self._goes_on(task, phase, output):
             return output
         if phase is Phase.ACTION_SEQUENCE:
-            self._install(task, output)
+            put_in_place(session, task, output)
         return output
 
     async def _output_if_any(self, phase: Phase, task: Task) -> JsonObject | None:
@@ -227,72 +217,6 @@ class Making:
         session.no_way(task.id, f"the replan failed: {why}")
         return False
 
-    def _install(self, task: Task, output: JsonObject) -> None:
-        """Put the planned actions into the live plan."""
-        session, state = self._session, self._session.state
-        if any(about(entry.task).get("by") == task.id for entry in session.run.live):
-            return  # they were, before the run was interrupted
-        number, finished = 1 + sum(plan.task != task.id for plan in state.plans), finished_before(session, task)
-        action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
-        subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
-        prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
-        while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
-            prefix = f"v{number}.{prefix}"
-        try:
-            made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-        except PlanError:
-            if about(task).get("accept") and state.plan is not None:
-                return  # another plan has come between while a person was asked, and counts
-            raise
-        if any(one.id in live for one in made):  # such as a subtask that is called like a phase
-            prefix = f"v{number}.{prefix}"
-            made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-        planned = [self._marked(one, task) for one in made]
-        self._check_danger(task, planned)
-        found = install(live, planned, prefix, finished, by=task.id)
-        version = PlanVersion(
-            number=number,
-            task=task.id,
-            reason=str(about(task).get("reason", "")),
-            decomposition=subtasks.model_dump(mode="json"),
-            action_plan=action_plan.model_dump(mode="json"),
-            tasks=found.tasks,
-            kept=tuple(finished),
-            lineage=str(about(task).get("lineage", "")),
-        )
-        if version not in state.plans:  # it is there already where the run was interrupted right after it
-            session.note("plan", version.model_dump(mode="json"))
-        session.run.apply(found.changes, reason=version.reason or "the plan was made")
-
-    def _marked(self, one: Task, by: Task) -> Task:
-        """An action with the phase that planned it, and with the time that its tool may take where it names none."""
-        unasked: JsonObject = (
-            {"unasked": True} if self._session.complete else {}
-        )  # nobody agrees to what is only planned
-        metadata: JsonObject = {**one.metadata, "planning": {**about(one), "by": by.id, **unasked}}
-        spec = self._session.tools.get(str(about(one).get("tool")))
-        limit = spec.timeout if spec is not None and one.tool is None and one.timeout is None else one.timeout
-        asked = self._session.llm.timeout if one.tool is None and limit is not None else 0
-        changed: dict[str, object] = {"metadata": metadata, "timeout": None if limit is None else limit + asked}
-        return one.model_copy(update=changed)
-
-    def _check_danger(self, task: Task, planned: list[Task]) -> None:
-        """Have a person agree before something dangerous comes into the plan (J39), unless nothing is carried out of it."""
-        if self._session.complete:
-            return
-        tools, held = self._session.tools, self._session.state.held.get(str(about(task).get("accept")))
-        if held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify"):
-            return  # whoever has agreed to something else was not asked about this
-        uses = [(str(about(body).get("tool", body.tool)), body) for one in planned for body in _bodies(one)]
-        dangerous = [
-            use_of(name, known_arguments(body)) for name, body in uses if name in tools and tools[name].dangerous
-        ]
-        if dangerous:
-            shown = "; ".join(dict.fromkeys(dangerous[:_MOST_SHOWN]))
-            more = f"; and {len(dangerous) - _MOST_SHOWN} more" if len(dangerous) > _MOST_SHOWN else ""
-            text = f"the plan uses tools that may do harm: {shown}{more}; carry it out?"
-            self._session.hold(task.id, "dangerous", text, target=None, considered=None)
-
     async def _conclude(self, task: Task, output: JsonObject, *, accepted: bool) -> JsonObject:
         """Judge what was achieved: revise the plan, end, or leave it to a person (E5, J36)."""
         session = self._session
@@ -322,10 +246,6 @@ class Making:
         outcomes = summary.get("key_outcomes") if isinstance(summary, dict) else ()
         wanted = decision.recommended_actions if decision is not None else ()
         self._session.leave_to_person(task.id, reason, wanted, _texts(outcomes))
-
-
-def _bodies(task: Task) -> tuple[Task, ...]:
-    return (task, *(Task(id=task.id, **dict(fallback)) for fallback in task.fallbacks))
 
 
 def _texts(value: JsonValue | tuple[()]) -> tuple[str, ...]:

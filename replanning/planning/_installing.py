@@ -1,0 +1,91 @@
+"""Puts a plan that was made into the live plan, once a person agrees to what may do harm (G8, J39)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replanning._errors import PlanError
+from replanning._plan import JsonObject, Task
+from replanning.planning._building import known_arguments, tasks_of
+from replanning.planning._outputs import ActionPlan, TaskDecomposition
+from replanning.planning._sequencing import finished_before
+from replanning.planning._session import Session
+from replanning.planning._state import PlanVersion
+from replanning.planning._steps import about, install, use_of
+
+_MOST_SHOWN: Final = 20
+"""Uses of dangerous tools that a person is shown at once."""
+
+
+def put_in_place(session: Session, task: Task, output: JsonObject) -> None:
+    """Put what the phase of a task has planned into the live plan; nothing happens where that was done before.
+
+    Raises:
+        PlanningHeld: a person must agree to it first.
+        PlanError: it does not fit together.
+    """
+    state = session.state
+    if any(about(entry.task).get("by") == task.id for entry in session.run.live):
+        return  # they were, before the run was interrupted
+    number, finished = 1 + sum(plan.task != task.id for plan in state.plans), finished_before(session, task)
+    action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+    subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
+    prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
+    while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
+        prefix = f"v{number}.{prefix}"
+    try:
+        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+    except PlanError:
+        if about(task).get("accept") and state.plan is not None:
+            return  # another plan has come between while a person was asked, and counts
+        raise
+    if any(one.id in live for one in made):  # such as a subtask that is called like a phase
+        prefix = f"v{number}.{prefix}"
+        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+    planned = [_marked(session, one, task) for one in made]
+    _check_danger(session, task, planned)
+    found = install(live, planned, prefix, finished, by=task.id)
+    version = PlanVersion(
+        number=number,
+        task=task.id,
+        reason=str(about(task).get("reason", "")),
+        decomposition=subtasks.model_dump(mode="json"),
+        action_plan=action_plan.model_dump(mode="json"),
+        tasks=found.tasks,
+        kept=tuple(finished),
+        lineage=str(about(task).get("lineage", "")),
+    )
+    if version not in state.plans:  # it is there already where the run was interrupted right after it
+        session.note("plan", version.model_dump(mode="json"))
+    session.run.apply(found.changes, reason=version.reason or "the plan was made")
+
+
+def _marked(session: Session, one: Task, by: Task) -> Task:
+    """An action with the phase that planned it, and with the time that its tool may take where it names none."""
+    unasked: JsonObject = {"unasked": True} if session.complete else {}  # nobody agrees to what is only planned
+    metadata: JsonObject = {**one.metadata, "planning": {**about(one), "by": by.id, **unasked}}
+    spec = session.tools.get(str(about(one).get("tool")))
+    limit = spec.timeout if spec is not None and one.tool is None and one.timeout is None else one.timeout
+    asked = session.llm.timeout if one.tool is None and limit is not None else 0
+    changed: dict[str, object] = {"metadata": metadata, "timeout": None if limit is None else limit + asked}
+    return one.model_copy(update=changed)
+
+
+def _check_danger(session: Session, task: Task, planned: list[Task]) -> None:
+    """Have a person agree before something dangerous comes into the plan (J39), unless nothing is carried out of it."""
+    if session.complete:
+        return
+    tools, held = session.tools, session.state.held.get(str(about(task).get("accept")))
+    if held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify"):
+        return  # whoever has agreed to something else was not asked about this
+    uses = [(str(about(body).get("tool", body.tool)), body) for one in planned for body in _bodies(one)]
+    dangerous = [use_of(name, known_arguments(body)) for name, body in uses if name in tools and tools[name].dangerous]
+    if dangerous:
+        shown = "; ".join(dict.fromkeys(dangerous[:_MOST_SHOWN]))
+        more = f"; and {len(dangerous) - _MOST_SHOWN} more" if len(dangerous) > _MOST_SHOWN else ""
+        text = f"the plan uses tools that may do harm: {shown}{more}; carry it out?"
+        session.hold(task.id, "dangerous", text, target=None, considered=None)
+
+
+def _bodies(task: Task) -> tuple[Task, ...]:
+    return (task, *(Task(id=task.id, **dict(fallback)) for fallback in task.fallbacks))
