@@ -46,8 +46,14 @@ VARIABLES: Final[tuple[tuple[str, str], ...]] = (
 )
 """Short names of variables, and the settings they are read for; these go before the long names that every key has."""
 
-OTHERS: Final = ("REPLANNING_CONTEXT", "REPLANNING_FEEDBACK", "REPLANNING_IDEMPOTENCY_KEY", "REPLANNING_STORE")
-"""Variables that are no settings: an option of the command line, and what tools are given."""
+OTHERS: Final = (
+    "REPLANNING_CONTEXT",
+    "REPLANNING_FEEDBACK",
+    "REPLANNING_IDEMPOTENCY_KEY",
+    "REPLANNING_MCP_SERVER",
+    "REPLANNING_STORE",
+)
+"""Variables that are no settings: an option of the command line, and what tools and servers are given."""
 
 _FAMILIES: Final = ("REPLANNING_", "PLANNING_", "MUSUBI_")
 _NEAR: Final = 0.8
