@@ -128,7 +128,11 @@ def _count(found: Told, streak: Counter[str], done: JsonObject, approved: bool) 
 def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[str]:
     """The limits that were exceeded, in words that begin with their names; or those that were just reached."""
     replanning = settings.planning.replanning
-    revisions = min(settings.planning.revision.max_revisions, replanning.reflection.max_plan_revisions)
+    revisions, most_replans = settings.planning.revision.max_revisions, replanning.overall.max_total_replans
+    if replanning.enabled:
+        revisions = min(revisions, replanning.reflection.max_plan_revisions)
+    else:
+        most_replans = min(revisions, most_replans)  # nothing but revisions is left
     most = {
         "clarifications": replanning.goal_understanding.max_clarification_requests,
         "asked": replanning.goal_understanding.max_clarification_requests,
@@ -136,7 +140,7 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
         "regenerations": replanning.action_sequence.max_regeneration_attempts,
         "partial_replans": replanning.execution.max_partial_replans,
         "plan_revisions": revisions,
-        "total": replanning.overall.max_total_replans if replanning.enabled else 0,
+        "total": most_replans,
     }
     found = [(name, seen.counts[name], limit) for name, limit in most.items()]
     each = {

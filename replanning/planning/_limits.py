@@ -48,7 +48,7 @@ class Limits:
     """How often may be replanned in a run, and how sure a model must be.
 
     Attributes:
-        enabled: whether is replanned at all.
+        enabled: whether is replanned at all; without it, only a plan that was carried out may be revised.
         clarifications: how often the user is asked (D1).
         redecompositions: how often the goal is decomposed again (D2).
         regenerations: how often the action plan is made again (D3).
@@ -248,7 +248,7 @@ def _counted(kind: ReplanType, target: Phase | None) -> _Counted | None:
 
 def _used_up(kind: ReplanType, target: Phase | None, limits: Limits, counts: Counts, cause: Cause) -> str:
     """Which limit stands in the way of a replan, in words; empty where none does."""
-    if not limits.enabled:
+    if not limits.enabled and kind is not ReplanType.PLAN_REVISION:
         return "replanning is switched off"
     if counts.total >= limits.total:
         return f"the limit of {limits.total} replans in total is reached"
