@@ -98,6 +98,26 @@ async def test_e4_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
     assert "nobody answered: Which?" in assumed.assumptions
 
 
+@pytest.mark.parametrize("answered", [True, False])
+async def test_e4_an_answer_counts_also_where_the_replan_beside_the_question_cannot_be(answered: bool) -> None:
+    """What is meant is answered, or assumed, and told where the phase is done again, also after a replan that loops."""
+    looping = because("task_redecomposition", 0)
+    decision = looping["replan_decision"]
+    assert isinstance(decision, dict)
+    asks: JsonObject = {
+        "replan_decision": {**decision, "clarification_needed": True, "clarification_questions": ["Which?"]}
+    }
+    model = Model({"decision:task_decomposition": (looping, looping, asks, "hm", go_on())})
+    gate = ScriptedGate([Answer("approve", by="eve", comment="the first")]) if answered else None
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, gate=gate)
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    assert ["Which?" in prompt for prompt in model.told("task_decomposition")] == [False, False, False, True]
+    assert ("the first" in model.told("task_decomposition")[-1]) is answered
+    assert planning.state.counts.redecompositions == 2
+
+
 async def test_e4_only_what_is_unclear_is_assumed() -> None:
     """What may do harm when it is done again waits for a person also after nobody has said what was meant."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which?"])

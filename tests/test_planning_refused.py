@@ -235,6 +235,24 @@ async def test_e4_of_two_questions_at_once_each_is_asked(said: JsonObject, answe
         assert len(gate.questions) == 2
 
 
+async def test_e1_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged() -> None:
+    """Where limits were lowered before an agreement is heard, the plan stays as it is, and the goal is judged all the same."""
+    lowered = Settings.model_validate({"planning": {"replanning": {"reflection": {"max_plan_revisions": 0}}}})
+    model = Model({"decision:reflection": (replan("plan_revision", confidence=0.4), go_on())})
+    store, desk = MemoryStore(), Desk()
+    async with VirtualClock() as clock:
+        first = coordinator(model, clock, desk, store=store)
+        assert not await first.execute_with_planning("r")
+        (question,) = first.engine.pending("r")
+        first.engine.answer(question.id, "approve", by="eve")
+        second = coordinator(model, clock, desk, settings=lowered, store=store)
+        assert await second.execute_with_planning("r")
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert model.asked.count("decision:reflection") == 2
+    assert (second.state.completion or {})["status"] == "success"
+
+
 # Replans of which no plan comes
 
 MISSING = FileNotFoundError("no such file: news.txt")
@@ -268,13 +286,20 @@ async def test_e3_another_replan_takes_the_place_of_one_that_came_to_nothing(
     assert planning.state.counts.lineages == {"write": 2}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "kind", "replies"),
+    [
+        ("partial_replan", "revision", (BAD,)),
+        ("goal_revision", "goal_understanding", (USUAL["goal_understanding"], "no")),
+    ],
+)
 @pytest.mark.parametrize(("escalation", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")])
-async def test_e3_without_another_way_it_is_escalated(escalation: str, verdict: Verdict | None) -> None:
+async def test_e3_without_another_way_it_is_escalated(
+    escalation: str, verdict: Verdict | None, wanted: str, kind: str, replies: tuple[JsonValue, ...]
+) -> None:
     """Where no plan comes of a replan and the model knows no other way, a person decides, or the rest is gone on with."""
-    model, desk = (
-        Model({"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD}),
-        Desk({"write": [MISSING]}),
-    )
+    model = Model({"decision:execution": (replan(wanted), go_on()), kind: replies})
+    desk = Desk({"write": [MISSING]})
     settings = Settings.model_validate({"escalation": {"on_no_alternative": escalation}})
     gate = None if verdict is None else ScriptedGate([Answer(verdict, by="eve")])
     async with VirtualClock() as clock:
@@ -283,7 +308,7 @@ async def test_e3_without_another_way_it_is_escalated(escalation: str, verdict: 
 
     assert [task for task, _ in desk.used] == (["write"] if verdict == "reject" else ["write", "post"])
     assert model.asked.count("decision:execution") == 2
-    assert model.asked.count("revision") == 4
+    assert model.asked.count(kind) == 4 + len(replies) - 1
 
 
 @pytest.mark.parametrize("phase", ["goal_understanding", "task_decomposition", "action_sequence", "reflection"])

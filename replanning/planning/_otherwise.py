@@ -44,10 +44,12 @@ async def refused(session: Session, task: Task, phase: Phase) -> bool | None:
     """
     replan, state = about(task).get("replan"), session.state
     record = next((one for one in state.records if one.replan_id == replan), None)
-    held = next((one for one in state.held.values() if one.considered and one.considered.replan_id == replan), None)
-    if record is None or record.override_reason not in ("limit", "loop") or held is None or held.considered is None:
+    if phase not in MAKING or record is None or record.override_reason not in ("limit", "loop"):
         return None
-    return await _instead(session, task, phase, held.considered, record.reason)
+    # Only to what is unsure does a person agree; beside any other replan they are asked what is meant, and no more.
+    asked = [one.considered for one in state.held.values() if one.unsure]
+    agreed = next((one for one in asked if one is not None and one.replan_id == replan), None)
+    return None if agreed is None else await _instead(session, task, phase, agreed, record.reason)
 
 
 async def _instead(session: Session, task: Task, phase: Phase, failed: Consideration, why: str) -> bool:

@@ -154,7 +154,8 @@ def accepted(live: LivePlan, task: Task) -> Task:
     """A phase once more that takes what it came to before as it is."""
     phase = phase_of(task)
     assert phase is not None
-    said = {name: value for name, value in about(task).items() if name in ("keeps", "target", "reason", "lineage")}
+    kept = ("keeps", "target", "reason", "replan", "lineage")
+    said = {name: value for name, value in about(task).items() if name in kept}
     return phase_task(phase, PlanView(live).fresh_id(TaskId(f"{task.id}{_AGREED}")), (), {**said, "accept": task.id})
 
 
