@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
-from replanning._config_keys import Given, flat, keys, types
+from replanning._config_keys import Given, flat, keys, tables, types
 from replanning._errors import Problem
 from replanning._plan import JsonValue
 from replanning._settings import Settings
@@ -19,6 +19,8 @@ from replanning._wording import place
 
 _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
+_WITH_COMMAS: Final = ("patterns",)
+"""Lists of what may hold commas itself: a pattern in two halves would find none of the secrets that it is for."""
 
 VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     # An alias stands before the name that goes before it.
@@ -77,7 +79,7 @@ class _Variables(EnvSettingsSource):
         super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # only its fields are looked at
         self.env_vars = {name.lower(): text for name, text in variables.items()}
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> JsonValue:
+    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: str) -> JsonValue:
         """What a list or section is: JSON, or names with commas between them.
 
         What is neither is left as it is, to be told with everything else that is wrong.
@@ -85,8 +87,9 @@ class _Variables(EnvSettingsSource):
         decoded = _decoded(value)
         if isinstance(decoded, (list, dict)) or decoded is None:
             return decoded
-        is_list = "tuple[" in str(field.annotation)
-        return [name for part in value.split(",") if (name := part.strip())] if is_list else value
+        if field is None or "tuple[" not in str(field.annotation):
+            return value
+        return [value] if field_name in _WITH_COMMAS else [name for part in value.split(",") if (name := part.strip())]
 
 
 def _decoded(text: str) -> JsonValue:
@@ -114,6 +117,8 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
     """A text as its setting takes it, where it can; else as JSON, or as the text that it is."""
     if value == "null":
         return None
+    if key in tables():
+        return _read(value)
     if not isinstance(value, str) or key not in types():
         return value
     try:
@@ -123,10 +128,19 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
     return typed
 
 
-def _variable_of(steps: tuple[str, ...], read: Mapping[str, str]) -> str:
-    """The variable that says what a setting is: its own, or that of a section around it."""
-    longs = (variable(steps[:length]) for length in range(len(steps), 0, -1))
-    return next(read[long] for long in longs if long in read)
+def _read(value: JsonValue) -> JsonValue:
+    """A mapping of which a part may be made of variables, with what its texts are."""
+    if isinstance(value, dict):
+        return {name: _read(item) for name, item in value.items()}
+    return _decoded(value) if isinstance(value, str) else value
+
+
+def _variable_of(steps: Sequence[str], read: Mapping[str, str]) -> str:
+    """The variable that says what a setting is: its own, that of a section around it, or the first of those within it."""
+    by_long = {long.lower(): name for long, name in read.items()}
+    longs = [variable(steps[:length]).lower() for length in range(len(steps), 0, -1)]
+    own = next((long for long in longs if long in by_long), None)
+    return by_long[own or next(long for long in by_long if long.startswith(longs[0] + _DELIMITER))]
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -137,16 +151,21 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     for name in sorted(environ):
         upper = name.upper()
         ours = upper.startswith(_FAMILIES)
-        if name in (*short, *long) or name.startswith(_INNER) or not environ[name].strip():
+        is_told = name.isupper() and name.startswith(_INNER)
+        if name in (*short, *long) or is_told or not environ[name].strip():
             continue
         near = meant.get(upper) or meant.get(f"{_PREFIX}{upper}") or _nearest(upper, [*short, *long] if ours else short)
         if near:
             yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    cutoff = _NEAR if name.startswith(_FAMILIES) else _VERY_NEAR
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is meant; what stands before all names of a family makes none of them alike."""
+    family = next((one for one in _FAMILIES if name.startswith(one)), "")
+    rests = {one.removeprefix(family): one for one in known if one.startswith(family)}
+    cutoff = _NEAR if family else _VERY_NEAR
+    near = difflib.get_close_matches(name.removeprefix(family), rests, n=1, cutoff=cutoff)
+    return rests[near[0]] if near else ""
 
 
 _INNER: Final = tuple(f"{variable(key.split('.'))}{_DELIMITER}" for key, is_section in keys().items() if is_section)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from replanning._errors import Problem
+from replanning._errors import Problem, Unstorable
 from replanning._plan import JsonObject, JsonValue
 from replanning._redaction import Redactor
 from replanning._settings import Settings
@@ -93,10 +93,12 @@ def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
     if given.value is None and (is_section or key in tables()):
         return False  # a section with nothing in it
     if is_section is False:
-        return True
+        if not (is_text := _is_text(given.value)):
+            problems.append(_problem(key, given, "it holds what is no text in UTF-8"))
+        return is_text
     if is_section:
         inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
-        problems.append(_problem(key, given, f"expected a section with {inner}; got {shown(given.value)}"))
+        problems.append(_problem(key, given, f"expected a section with {inner}; got {_got(given.value)}"))
     elif _CREDENTIAL.search(key):
         advice = (
             "keys of API services are taken from the environment alone; remove it here, and consider it known to others"
@@ -105,6 +107,15 @@ def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
     else:
         problems.append(_problem(key, given, f"there is no such setting; {_hint(key, known)}"))
     return False
+
+
+def _is_text(value: JsonValue) -> bool:
+    """Whether a value can be written down; what the system gives may be no text, and stands as half characters."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _hint(key: str, known: Collection[str]) -> str:
@@ -158,7 +169,7 @@ def _problem(key: str, given: Given, message: str) -> Problem:
 
 def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
     """What is wrong with a value, and what would be right."""
-    got = Redactor().text(shown(error["input"]))
+    got = _got(error["input"])
     match error["type"]:
         case "value_error":
             return f"{error['msg'].removeprefix('Value error, ')}; got {got}"
@@ -167,6 +178,15 @@ def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
         case "extra_forbidden":
             return "there is no such setting"
     return f"expected {_allowed(steps)}, got {got}"
+
+
+def _got(value: JsonValue) -> str:
+    """What was given, without secrets; these are found while they are whole, and so before it is cut."""
+    redactor = Redactor()
+    try:
+        return redactor.text(shown(redactor.value(value)))
+    except Unstorable as error:
+        return str(error)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from replanning import Settings
 from replanning._config_environment import OTHERS, VARIABLES
 from replanning._config_keys import keys, values
 from replanning.errors import SettingsError
-from replanning.settings import LoadedSettings, load_settings
+from replanning.settings import LoadedSettings, PriceSettings, load_settings
 
 PACKAGE = Path(__file__).parents[1] / "replanning"
 FORM = 'expected {"status": "success", "data": {"planning": {…}}}'
@@ -145,6 +146,7 @@ OF_ITS_OWN = {
     "llm.base_url": ("http://localhost:1/v1", "http://localhost:1/v1"),
     "llm.prices": ('{"o3.X": {"input": 1, "output": 2.5}}', {"o3.X": {"input": 1, "output": 2.5}}),
     "budget.money": ("null", None),
+    "redaction.patterns": (r"card-\d{2,4}", [r"card-\d{2,4}"]),
     "judge.timeout_seconds": ("100", 100),
 }
 
@@ -203,13 +205,51 @@ def test_h_sections_from_variables() -> None:
     assert "sk-1234567890" not in problem
 
 
+def test_patterns_from_a_variable() -> None:
+    """A pattern is not cut at its commas, with which it would find other things; several stand as JSON."""
+    for text, patterns in ((r"card-\d{2,4}", (r"card-\d{2,4}",)), ('["a{1,2}", "b"]', ("a{1,2}", "b"))):
+        loaded = load_settings(environ={"REPLANNING_REDACTION__PATTERNS": text})
+        assert loaded.settings.redaction.patterns == patterns
+
+
+def test_prices_from_variables_of_their_own() -> None:
+    """The price of a model may be a variable, or two; what is wrong is told with the name of the one that says it."""
+    name = "REPLANNING_LLM__PRICES__O3"
+    for environ in ({name: '{"input": 2, "output": 8}'}, {f"{name}__INPUT": "2", f"{name}__OUTPUT": "8"}):
+        loaded = load_settings(environ=environ)
+        assert loaded.settings.llm.prices == {"o3": PriceSettings(input=2, output=8)}
+        assert loaded.sources == {"llm.prices": f"environment {next(iter(environ))}"}
+    assert problems(environ={name: "much"}) == [
+        f"environment {name} llm.prices o3: expected a section with input, output, got 'much'"
+    ]
+
+
+@pytest.mark.parametrize("name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"])
+@pytest.mark.parametrize("form", ["{}", '["{}"]', '[{{"password": "{}"}}]'])
+def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
+    """A key that was put where it does not belong is not told, nor a part of it, however long it is."""
+    told = "; ".join(problems(environ={name: form.format(f"sk-{'a' * 20}{'b' * 200}")}))
+    assert name in told
+    assert "bbb" not in told
+
+
+@pytest.mark.parametrize("name", ["REPLANNING_LLM_MODEL", "REPLANNING_PROVIDER", "REPLANNING_TIMEOUT__TASK"])
+def test_variable_that_is_no_text(name: str) -> None:
+    """Bytes that are no text are told with the name of the variable that holds them."""
+    (problem,) = problems(environ={name: os.fsdecode(b"caf\xe9")})
+    assert problem.startswith(f"environment {name} ")
+    assert problem.endswith("it holds what is no text in UTF-8")
+
+
 @given(
     st.dictionaries(
-        st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "PRICES", "PROVIDER", "X", ""]).flatmap(
+        st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]).flatmap(
             lambda lead: st.text("AX_.[ é", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
         )
         | st.sampled_from([f"REPLANNING_{key.replace('.', '__').upper()}" for key in keys() if "override" not in key]),
-        st.sampled_from(["", "{", '{"a.b": {"c": 1}}', '{"max_count": NaN}', "[]", "null", "1e999", "a,,b", "\x00"]),
+        st.sampled_from(
+            ["", "{", "\udcff", '{"a.b": {"c": 1}}', '{"max_count": NaN}', "[]", "null", "1e999", "a,,b", "\x00"]
+        ),
         max_size=4,
     )
 )
@@ -508,6 +548,10 @@ def test_address_of_an_override(address: str, message: str) -> None:
             "REPLANNING_TIMEOUTS__TASK",
             "nothing is read from it; did you mean 'REPLANNING_TIMEOUT__TASK'?",
         ),
+        (
+            "REPLANNING_TIMEOUT__task",
+            "nothing is read from it; did you mean 'REPLANNING_TIMEOUT__TASK'?",
+        ),
     ],
 )
 def test_h_misspelt_variable(name: str, told: str) -> None:
@@ -522,6 +566,10 @@ def test_h_misspelt_variable(name: str, told: str) -> None:
     [
         *OTHERS,
         "REPLANNING_OF_SOMEBODY_ELSE",
+        "REPLANNING_HOME",
+        "REPLANNING_VERSION",
+        "REPLANNING_SETTINGS",
+        "REPLANNING_DATABASE_URL",
         "PLANNING_POKER_ROOM",
         "SCANNING_ENABLED",
         "MAX_CONNECTIONS",
