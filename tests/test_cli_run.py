@@ -79,6 +79,18 @@ def test_no_replan_leaves_the_plan_alone(tmp_path: Path) -> None:
     assert "'pack' failed" in result["reason"]
 
 
+def test_a_run_that_failed_says_how_to_begin_again(tmp_path: Path) -> None:
+    """The summary of a run that failed names the command that takes its plan up in a new run, and that command works."""
+    write_plan(tmp_path, {"fragile": "test -e cure"}, "id: only, tool: fragile")
+
+    failed = cli(tmp_path, "run", "plan.yaml", "--run-id", "r")
+    assert failed.returncode == 1
+    assert "replanning resume r --from REVISION" in failed.stdout
+
+    (tmp_path / "cure").touch()
+    assert cli(tmp_path, "resume", "r", "--from", "0").returncode == 0
+
+
 def test_observe_changes_nothing(tmp_path: Path) -> None:
     """With --observe what would be changed is told and recorded, and the plan stays as it is."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)

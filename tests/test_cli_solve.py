@@ -245,7 +245,8 @@ def test_j26_without_planning_tools_are_used_one_by_one(repository: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--tools", "tools.yaml"), "error: --goal: give the goal"),
+        (("--tools", "tools.yaml"), "error: --goal: give the goal in words with --goal, or in a FILE\n"),
+        (("--goal", "x", "goal.txt", "--tools", "tools.yaml"), "in a FILE, and not both"),
         (("--goal", "x"), "--tools: name a YAML file"),
         (("--goal", "x", "--tools", "none.yaml"), "error: --tools: none.yaml cannot be read: No such file"),
         (("none.txt", "--tools", "tools.yaml"), "error: FILE: none.txt cannot be read: No such file"),

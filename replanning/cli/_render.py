@@ -263,6 +263,9 @@ def _next_steps(summary: Summary) -> list[tuple[str, str]]:
         steps.append((summary.command("diff", run), "the plan before and after"))
     elif result.status in ("failed", "aborted"):
         steps.append((summary.command("why", run), "what was considered, and why the plan was kept"))
+    if result.status in ("failed", "aborted"):
+        again = summary.command("resume", run, *summary.resume, "--from", "REVISION")
+        steps.append((again, "a new run from a revision of this one (0 is the first), once the cause is gone"))
     return steps
 
 

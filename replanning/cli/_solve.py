@@ -77,7 +77,7 @@ def resume_solving(run: str, options: RunOptions, revision: int | None = None) -
         store.close()
     if revision is None and info.status in ("succeeded", "aborted"):
         how = "succeeded" if info.status == "succeeded" else "was aborted"
-        raise NotRunning(f"run {info.run!r} is over: it {how}; solve the goal anew, or use --from")
+        raise NotRunning(f"run {info.run!r} is over: it {how}; solve the goal anew, or use --from REVISION")
     request = request_of(opened.plan) or TaskRequest(goal=opened.plan.goal)
     task = Task(request, opened.plan, next(iter(options.providers), None) or named)
 

@@ -48,7 +48,7 @@ def read_task(
         PlanError: a file cannot be read, or its tools are not valid.
     """
     if (goal is None) == (file is None):
-        what = "give the goal either in words with --goal or in a file, and not both"
+        what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
         raise SettingsError([Problem("--goal", what)])
     if tools is None:
         problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from replanning.cli._carrying import PLANS, PlanArgument, paragraphs
+from replanning.cli._carrying import PLANS, paragraphs
 from replanning.cli._options import JsonOption
 
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")]
 
-def tools(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
+
+def tools(file: FileArgument, *, as_json: JsonOption = False) -> None:
     """List the tools of a plan or of a file of tools, with those that its MCP servers have.
 
     The servers are started to ask them, and ended again; no tool is used.
@@ -16,7 +21,7 @@ def tools(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     from replanning.cli._task import read_tools
     from replanning.cli._tool_list import list_tools
 
-    raise typer.Exit(list_tools(read_tools(plan, "PLAN", planning=False), as_json=as_json))
+    raise typer.Exit(list_tools(read_tools(file, "FILE", planning=False), as_json=as_json))
 
 
 def add_tool_commands(app: typer.Typer) -> None:
