@@ -32,8 +32,8 @@ def prune(
 ) -> None:
     """Move the planning history of runs that finished long ago into the archive, or remove it where there is none.
 
-    It stands in planning_history, one file for each run, beside the store, of which nothing is removed. Runs that are
-    not finished stay, however old they are.
+    It stands in the folder planning_history, one file for each run; of the store nothing is removed. Runs that are not
+    finished stay, however old they are.
     """
     from replanning.cli._settings import read_settings
     from replanning.planning import PlanningHistoryStore
