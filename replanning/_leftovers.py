@@ -23,8 +23,11 @@ IDEMPOTENCY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 LIMIT: Final = 5.0
 """Seconds that killed processes have to be gone; only the system itself can hold one up for longer."""
 
-_ROUNDS: Final = 10
+_ROUNDS: Final = 20
 """How often processes are looked for that others start while they are being killed."""
+
+_IN_VAIN: Final = 3
+"""After how many looks in vain none is left: one that ends during a look may have started another behind it."""
 
 _PROCESSES: Final = Path("/proc")
 _DEAD: Final = ("Z", "X")
@@ -99,9 +102,12 @@ def kill_marked(mark: bytes) -> None:
     Args:
         mark: the variable, as `NAME=value`; nobody else may have that value.
     """
+    in_vain = 0
     for _ in range(_ROUNDS):
-        found = [pid for pid in _all() if mark in _environment(pid)]
-        if not sum(_kill_one(pid, mark) for pid in found):
+        newest_first = sorted(_all(), reverse=True)  # so that the youngest have the least time to start another
+        killed = [pid for pid in newest_first if mark in _environment(pid) and _kill_one(pid, mark)]
+        in_vain = 0 if killed else in_vain + 1
+        if in_vain == _IN_VAIN:
             return
 
 

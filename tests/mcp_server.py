@@ -1,9 +1,9 @@
 """A server of the Model Context Protocol, made with its official SDK: over stdin and stdout, or over HTTP.
 
-Run it as `python mcp_server.py [--http] [--down FILE] [--pulse PIPE] [--child] [--apart] [--changing]`. While FILE exists, it
-ends as soon as it is started. The pipe is held open as long as it lives, and shows what it is doing. With `--child` it starts
-a process that outlives it and holds the pipe as well; with `--apart` that is one in a session of its own. With `--changing`
-its tools change. Over HTTP it says its port in the first line that it prints.
+Run it as `python mcp_server.py [--http] [--down FILE] [--pulse PIPE] [--child] [--apart] [--restless] [--changing]`. While
+FILE exists, it ends as soon as it is started. The pipe is held open as long as it lives, and shows what it is doing. With `--child` it starts
+a process that outlives it and holds the pipe as well; with `--apart` that is one in a session of its own, and with
+`--restless` one that goes on as another all the time. With `--changing` its tools change. Over HTTP it says its port in the first line that it prints.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
+
+RESTLESS = """
+import os, time
+end = time.monotonic() + 30
+while time.monotonic() < end and not os.fork():
+    time.sleep(0.002)
+"""
 
 
 def made(pulse: int | None, *, changing: bool = False) -> MCPServer:
@@ -82,6 +89,7 @@ def main() -> None:
     parser.add_argument("--pulse", type=Path)
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--restless", action="store_true")
     parser.add_argument("--changing", action="store_true")
     options = parser.parse_args()
     if options.down is not None and options.down.exists():
@@ -89,7 +97,7 @@ def main() -> None:
     pulse = os.open(options.pulse, os.O_WRONLY) if options.pulse is not None else None
     if options.child:
         held = () if pulse is None else (pulse,)
-        sleep = ["sleep", "1000"]
+        sleep = [sys.executable, "-S", "-c", RESTLESS] if options.restless else ["sleep", "1000"]
         subprocess.Popen(sleep, stdin=subprocess.DEVNULL, pass_fds=held, start_new_session=options.apart)
     server = made(pulse, changing=options.changing)
     if options.http:
