@@ -18,6 +18,9 @@ EXCERPT: Final = 300
 _LIMIT_WAIT: Final = 60.0
 """Seconds for which a forge is left alone that is asked too often and does not say until when."""
 
+_MOST_DIGITS: Final = 15
+"""Of a number in a header; what is longer is none."""
+
 _LIMITED: Final = ("rate limit", "abuse detection", "too many requests")
 _REASONS: Final[Mapping[int, str]] = {
     400: "it does not understand the request",
@@ -155,6 +158,6 @@ def _complaint(body: bytes) -> str:
 def _whole(headers: Mapping[str, str], *names: str) -> int | None:
     for name in names:
         value = headers.get(name, "")
-        if value.isdecimal():
+        if value.isdecimal() and len(value) <= _MOST_DIGITS:
             return int(value)
     return None

@@ -243,14 +243,12 @@ class Call:
 
     def _next(self, url: str, headers: Mapping[str, str]) -> str:
         """The address of the page after this one, which must be of the same forge; empty where there is none."""
-        number = headers.get("x-next-page", "")
-        following = ""
-        if number:
-            following = str(httpx.URL(url).copy_merge_params({"page": number}))
-        elif link := headers.get("link"):
+        if number := headers.get("x-next-page", ""):
+            return str(httpx.URL(url).copy_merge_params({"page": number}))
+        if link := headers.get("link"):
             response = httpx.Response(200, headers={"link": link})
-            following = _joined(url, response.links.get("next", {}).get("url", "") or "")
-        return following if following and _origin(following) == _origin(url) else ""
+            return _joined(url, response.links.get("next", {}).get("url", "") or "")
+        return ""
 
     # One request
 
@@ -279,7 +277,7 @@ class Call:
         answer = await self._once(method, url, body, headers or {})
         while answer.status in _MOVED and hops < _HOPS:
             there = _joined(url, answer.headers.get("location", ""))
-            if not there or _origin(there) != _origin(url):  # the token stays with whom it was meant for
+            if not there:  # the token stays with whom it was meant for
                 break
             url, hops = there, hops + 1
             answer = await self._once(method, url, body, headers or {})
@@ -292,7 +290,7 @@ class Call:
         try:
             async with self._client.stream(method, url, json=body, headers=dict(headers)) as response:
                 data, problem = await content(response)
-        except httpx.RequestError as error:
+        except (httpx.RequestError, UnicodeError) as error:  # the latter where it sends us to what is no host
             excerpt = self._api.excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             what = "the connection was lost" if unsure else "it cannot be reached"
@@ -326,12 +324,13 @@ def _following(url: str) -> str:
 
 
 def _joined(url: str, place: str) -> str:
-    """The address of a place, as an answer names it; empty where it names none, or the same."""
+    """The address of a place, as an answer names it; empty where it names none, the same, or one of somebody else."""
     try:
         there = str(httpx.URL(url).join(place))
-    except httpx.InvalidURL:
+        is_ours = _origin(there) == _origin(url)
+    except (httpx.InvalidURL, ValueError):  # the latter for names of hosts that there cannot be
         return ""
-    return "" if there == url else there
+    return there if is_ours and there != url else ""
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

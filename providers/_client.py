@@ -222,7 +222,7 @@ class ServiceProvider(LLMProvider):
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
                 data, problem = await content(response)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, UnicodeError) as error:  # the latter where it sends us to what is no host
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             raise FailedTry(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
         request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")

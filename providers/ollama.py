@@ -66,7 +66,7 @@ class OllamaProvider(ServiceProvider):
             host = "127.0.0.1" if url.host in ("", "0.0.0.0") else url.host  # noqa: S104 - nothing listens here
             port = url.port if whole == plain or _NAMES_PORT.search(plain) else _PORT
             return str(url.copy_with(host=host, port=port)).rstrip("/")
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, ValueError):
             return plain
 
     def needs_key(self) -> bool:

@@ -17,6 +17,8 @@ from anyio import to_thread
 from replanning._clock import Environment
 from replanning._version import __version__
 
+__all__ = ["LARGEST", "TRIES", "FailedTry", "Tries", "connections", "content", "wanted_wait", "wrong_address"]
+
 Result = TypeVar("Result")
 
 LARGEST: Final = 8_000_000
@@ -32,6 +34,8 @@ _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 8.0
 _GZIP: Final = 47
 """For zlib: gzip as well as its own form."""
+_PACKINGS: Final = ("gzip", "x-gzip", "deflate")
+_LAST_PORT: Final = 65_535
 _SCALES: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 
 
@@ -151,7 +155,17 @@ def _trusted() -> ssl.SSLContext:
 
 
 async def content(response: httpx.Response) -> tuple[bytes, str]:
-    """The bytes of an answer, and why they cannot be read, if that is so."""
+    """Read an answer, as far as it is bounded: no more than `LARGEST` bytes, packed or not.
+
+    Args:
+        response: which is still to be read, as `stream` of a client gives it.
+
+    Returns:
+        Its bytes, and why they cannot be had; one of both is empty.
+
+    Raises:
+        httpx.TransportError: the connection was lost.
+    """
     if response.is_stream_consumed:  # a transport for tests made it whole
         return (response.content, "") if len(response.content) <= LARGEST else (b"", _TOO_LARGE)
     read, too_many = bytearray(), False
@@ -170,14 +184,19 @@ async def content(response: httpx.Response) -> tuple[bytes, str]:
 
 
 def _unpacked(data: bytes, packing: str) -> tuple[bytes, str]:
-    if packing == "identity":
+    packing = packing.strip().lower()
+    if not data or packing in ("", "identity"):
         return data, ""
     unpacking = zlib.decompressobj(_GZIP)
     try:
-        whole = unpacking.decompress(data, LARGEST)
+        whole = unpacking.decompress(data, LARGEST + 1) if packing in _PACKINGS else b""
     except zlib.error:
+        whole = b""
+    if len(whole) > LARGEST:
+        return b"", _TOO_LARGE
+    if not unpacking.eof or unpacking.unused_data:  # half of it, or something behind it, is not what was meant
         return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
-    return (b"", _TOO_LARGE) if unpacking.unconsumed_tail else (whole, "")
+    return whole, ""
 
 
 def wanted_wait(headers: Mapping[str, str], now: float) -> float:
@@ -205,10 +224,13 @@ def wrong_address(given: str) -> str:
     """What is wrong with the address of a service; empty where nothing is."""
     try:
         url = httpx.URL(given)
-    except httpx.InvalidURL:
+        host, port = url.host, url.port or 0
+    except (httpx.InvalidURL, ValueError):  # the latter for names of hosts that there cannot be
         return "is no URL"
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not host:
         return "does not begin with http:// or https:// and a host"
+    if port > _LAST_PORT:
+        return f"has a port above {_LAST_PORT}"
     if url.userinfo:
         return "holds a login, which would end in logs"
-    return "has parameters, to which no path can be added" if url.query or url.fragment else ""
+    return "has parameters, to which no path can be added" if "?" in given or "#" in given else ""

@@ -70,6 +70,14 @@ async def test_lost_connections(error) -> None:
     assert caught.value.__cause__ is error
 
 
+async def test_sent_to_no_host() -> None:
+    """A service that sends us to what cannot be the name of a host fails like one that cannot be reached."""
+    async with VirtualClock() as clock:
+        network = Network(fails(307, location="https://xn--/"), FOUR, clock=clock)
+        assert await openai(network).complete("2 + 2?") == "four"
+        assert network.moments == [0, 0.5]
+
+
 async def test_waits_are_spread_by_chance() -> None:
     """The wait doubles each time, and chance makes it half as long or half as long again."""
     for factor, moments in ((0.5, [0, 0.25, 0.75, 1.75, 3.75]), (1.5, [0, 0.75, 2.25, 5.25, 11.25])):
@@ -202,8 +210,10 @@ async def test_packed_answers() -> None:
         return Network(lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(data)))
 
     assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
-    with pytest.raises(LLMReplyInvalid, match="packed with 'gzip' and cannot be unpacked"):
-        await openai(packed(b"not zip")).complete("2 + 2?")
+    whole = gzip.compress(FOUR.content)
+    for data in (b"not zip", whole[:-1], whole[: len(whole) // 2], whole + gzip.compress(b"more")):
+        with pytest.raises(LLMReplyInvalid, match="packed with 'gzip' and cannot be unpacked"):
+            await openai(packed(data)).complete("2 + 2?")
     with pytest.raises(LLMReplyInvalid, match="larger than 8,000,000 bytes"):
         await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")
 

@@ -257,6 +257,23 @@ async def test_g1_the_limit_of_gitlab() -> None:
 
 
 @both
+async def test_g1_a_limit_that_is_no_number(kind: type[FakeForge]) -> None:
+    """A limit that ends at a moment with a thousand digits is told as one, and does not keep the forge away for ever."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        fake.faults = [
+            Fault("GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000})
+            for lead in ("", "x-")
+        ]
+        with pytest.raises(ForgeError, match="asked too often"):
+            await forge.comments()
+        await clock.sleep(3_600)
+        fake.faults.clear()
+        assert await forge.comments() == []
+
+
+@both
 @pytest.mark.parametrize(("status", "says"), [(401, "accept the token"), (403, "let this token"), (404, "no such")])
 async def test_g1_what_does_not_pass(kind: type[FakeForge], status: int, says: str) -> None:
     """A refusal is an error at once that says why, where to look, and which request it was."""
@@ -386,7 +403,7 @@ def test_g1_no_token(forge: type[GitHubIssue | GitLabIssue], token: str) -> None
 
 @pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b"]
+    "url", ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b", "http://xn--/"]
 )
 def test_g1_no_address(forge: type[GitHubIssue | GitLabIssue], url: str) -> None:
     """What is no address of an API is refused, with one that would do."""
@@ -419,9 +436,10 @@ async def test_g1_moved() -> None:
     forge = on(FakeGitHub(), transport=httpx.MockTransport(moved))
     assert await forge.comments() == []
     assert seen == ["/user", "/repositories/5/issues/12", "/repositories/5/issues/12/comments"]
-    there = "https://evil.example/"
-    with pytest.raises(ForgeError, match="elsewhere now, and the token is not sent on"):
-        await forge.comments()
+    for elsewhere in ("https://evil.example/", "http://api.github.com/", "https://evil.example:443/"):
+        there = elsewhere
+        with pytest.raises(ForgeError, match="elsewhere now, and the token is not sent on"):
+            await forge.comments()
     assert len(seen) == 3
 
 
