@@ -18,8 +18,10 @@ _RUNNING: Final = {
 }
 """The programs that run what stands behind an option of one letter."""
 
-_DELETING: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?")
+_DELETING: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-delete")
 _OTHERS: Final = re.compile(r"sudo|doas|su")
+_STARTING: Final = re.compile(r"find|xargs|timeout|nohup|setsid|busybox")
+"""The programs that start another, which may stand anywhere behind them; -delete is what one of them does itself."""
 
 
 def harm_of(tool: ToolSpec) -> str:
@@ -33,15 +35,21 @@ def harm_of(tool: ToolSpec) -> str:
 
 def _harms(command: str) -> Iterator[str]:
     for words in simple_commands(command):
-        name = words[0].rpartition("/")[2]
         if MARK in words[0]:
             yield "it runs whatever program it is told to"
         elif runner := _runs_an_argument(words):
             yield f"it runs whatever text it is given with {runner!r}"
-        elif _DELETING.fullmatch(name):
-            yield f"it uses {name!r}"
-        elif _OTHERS.fullmatch(name):
-            yield f"it acts as somebody else, with {name!r}"
+        for name in _started(words):
+            if _DELETING.fullmatch(name):
+                yield f"it uses {name!r}"
+            elif _OTHERS.fullmatch(name):
+                yield f"it acts as somebody else, with {name!r}"
+
+
+def _started(words: list[str]) -> list[str]:
+    """The names of what may be started: the program, and where that starts others, all that could be one."""
+    names = [word.rpartition("/")[2] for word in words]
+    return names if _STARTING.fullmatch(names[0]) else names[:1]
 
 
 def _runs_an_argument(words: list[str]) -> str:
