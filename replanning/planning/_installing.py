@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from replanning._errors import PlanError
 from replanning._plan import JsonObject, Task
 from replanning.planning._building import known_arguments, tasks_of
 from replanning.planning._outputs import ActionPlan, TaskDecomposition
-from replanning.planning._sequencing import finished_before
+from replanning.planning._sequencing import fitted_in
 from replanning.planning._session import Session
 from replanning.planning._state import PlanVersion
 from replanning.planning._steps import about, install, use_of
@@ -27,24 +28,21 @@ def put_in_place(session: Session, task: Task, output: JsonObject) -> None:
     state = session.state
     if any(about(entry.task).get("by") == task.id for entry in session.run.live):
         return  # they were, before the run was interrupted
-    number, finished = 1 + sum(plan.task != task.id for plan in state.plans), finished_before(session, task)
-    action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+    number = 1 + sum(plan.task != task.id for plan in state.plans)
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
-    prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
-    while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
-        prefix = f"v{number}.{prefix}"
+    action_plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+    action_plan, finished = fitted_in(session, task, action_plan, subtasks)
+    if state.plan is not None and not action_plan.actions:
+        return  # another plan has come between, and does all of it
     try:
-        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        made, prefix = _tasks(session, number, action_plan, subtasks, finished)
     except PlanError:
         if about(task).get("accept") and state.plan is not None:
             return  # another plan has come between while a person was asked, and counts
         raise
-    if any(one.id in live for one in made):  # such as a subtask that is called like a phase
-        prefix = f"v{number}.{prefix}"
-        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
     planned = [_marked(session, one, task) for one in made]
     _check_danger(session, task, planned)
-    found = install(live, planned, prefix, finished, by=task.id)
+    found = install(session.run.live, planned, prefix, finished, by=task.id)
     version = PlanVersion(
         number=number,
         task=task.id,
@@ -58,6 +56,20 @@ def put_in_place(session: Session, task: Task, output: JsonObject) -> None:
     if version not in state.plans:  # it is there already where the run was interrupted right after it
         session.note("plan", version.model_dump(mode="json"))
     session.run.apply(found.changes, reason=version.reason or "the plan was made")
+
+
+def _tasks(
+    session: Session, number: int, action_plan: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]
+) -> tuple[tuple[Task, ...], str]:
+    """The planned actions as tasks under ids that no other task has, and what these ids begin with."""
+    prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
+    while prefix and any(entry.id.startswith(prefix) for entry in live):  # such as a subtask that is called so
+        prefix = f"v{number}.{prefix}"
+    made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+    if any(one.id in live for one in made):  # such as a subtask that is called like a phase
+        prefix = f"v{number}.{prefix}"
+        made = tasks_of(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+    return made, prefix
 
 
 def _marked(session: Session, one: Task, by: Task) -> Task:

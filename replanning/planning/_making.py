@@ -17,7 +17,7 @@ from replanning.planning._outputs import CompletionReply, PlanningReply, Summary
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import Consideration
-from replanning.planning._sequencing import sequence
+from replanning.planning._sequencing import is_superseded, sequence
 from replanning.planning._session import REPAIRS, NoUsableReply, Session
 from replanning.planning._standing import finished
 from replanning.planning._state import LIKELY, Why
@@ -79,6 +79,8 @@ class Making:
         """What a phase comes to; nothing in it where another replan has taken its place, None where what there is counts."""
         try:
             instead = await refused(self._session, task, phase)
+            if instead is None and is_superseded(self._session, task):
+                return None
             if instead is None:
                 return await self._output(phase, task)
         except NoUsableReply as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from replanning._errors import LLMReplyInvalid
+from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning.planning._building import missing_arguments, problems_of, revised
 from replanning.planning._outputs import (
@@ -83,9 +84,38 @@ def _decomposition(session: Session, task: Task) -> TaskDecomposition:
 
 def finished_before(session: Session, task: Task) -> dict[str, str]:
     """The live tasks of subtasks that a plan need not do again, by the names of the subtasks."""
+    return finished_tasks(session.run.live, _earlier(session, task), _target(task))
+
+
+def fitted_in(
+    session: Session, task: Task, planned: ActionPlan, subtasks: TaskDecomposition
+) -> tuple[ActionPlan, dict[str, str]]:
+    """An action plan as the live plan takes it, and the tasks of subtasks that it need not do (G8).
+
+    Since it was planned, another plan may have begun some of its subtasks: they are left to that one. What was being done
+    then and has failed since stays in place: that failure is dealt with by itself.
+    """
+    finished, earlier = finished_before(session, task), _earlier(session, task)
+    served = {action.task_id for action in planned.actions}
+    left = [one.id for one in subtasks.subtasks if one.id not in served and one.id in earlier]
+    return unfinished(planned, finished), {**finished, **{name: earlier[name] for name in left}}
+
+
+def _earlier(session: Session, task: Task) -> dict[str, str]:
+    """The live tasks of the plans before that of a phase, by the names of their subtasks."""
     plans = [plan for plan in session.state.plans if plan.task != task.id]
-    earlier = {name: live for plan in plans for name, live in plan.tasks.items()}
-    return finished_tasks(session.run.live, earlier, _target(task))
+    return {name: live for plan in plans for name, live in plan.tasks.items()}
+
+
+def is_superseded(session: Session, task: Task) -> bool:
+    """Whether a plan has come between that does without the failed action in whose place a phase is to plan anew."""
+    said, live, plans = about(task), session.run.live, session.state.plans
+    after = TaskId(str(said.get("after")))
+    if not said.get("keeps") or after not in live:
+        return False
+    root = live.entry(after).root
+    planned = [root in plan.tasks.values() for plan in plans]
+    return any(planned) and not planned[-1]
 
 
 def _problems(
@@ -129,14 +159,20 @@ def _target(task: Task) -> Phase:
     return Phase(str(about(task).get("target", Phase.GOAL_UNDERSTANDING)))
 
 
-def _without(planned: ActionPlan, finished: Mapping[str, str]) -> ActionPlan:
-    """A plan without what is done already.
+def unfinished(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
+    """A plan without what is done already."""
+    actions = tuple(action for action in planned.actions if action.task_id not in finished)
+    order = tuple(name for name in planned.execution_order if name not in finished)
+    return planned.model_copy(update={"actions": actions, "execution_order": order})
+
+
+def _without(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
+    """The same for what a model plans.
 
     Raises:
         LLMReplyInvalid: nothing would be left.
     """
-    actions = tuple(action for action in planned.actions if action.task_id not in finished)
-    order = tuple(name for name in planned.execution_order if name not in finished)
-    if not actions:
+    left = unfinished(planned, finished)
+    if not left.actions:
         raise LLMReplyInvalid("every task of this plan is done already; plan what is to be done instead of what failed")
-    return planned.model_copy(update={"actions": actions, "execution_order": order})
+    return left

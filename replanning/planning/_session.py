@@ -195,8 +195,7 @@ class Session(People):
         for record in reversed(state.records):
             if record.replan_id == considered.replan_id and record.executed:
                 return record
-        begun = state.stage == "applying" and state.latest is not None
-        begun = begun and state.latest is not None and state.latest.replan_id == considered.replan_id
+        begun = considered.replan_id in state.begun
         return await self.manager.execute_replan(considered, apply or _nothing, resumed=begun)
 
     async def settle(self) -> None:
