@@ -112,7 +112,7 @@ def kill_marked(mark: bytes) -> None:
 
 
 def _kill_one(pid: int, mark: bytes) -> bool:
-    """Kill a process that holds a mark, and nobody who got its number meanwhile; whether there was one."""
+    """Kill a process that holds a mark, and nobody who got its number meanwhile; whether one is gone by that."""
     try:
         end = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -123,12 +123,11 @@ def _kill_one(pid: int, mark: bytes) -> bool:
         signal.pidfd_send_signal(end, signal.SIGKILL)
         waiting = select.poll()
         waiting.register(end, select.POLLIN)
-        waiting.poll(LIMIT * 1000)
+        return bool(waiting.poll(LIMIT * 1000))
     except OSError:
         return False
     finally:
         os.close(end)
-    return True
 
 
 def _all() -> Iterator[int]:
