@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Answer, Settings
-from replanning.interfaces import JsonObject
+from replanning import Answer, Settings, Task
+from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import ScriptedGate
-from tests.planning_parts import ACTIONS, SUBTASKS, Desk, Replies, action, go_on, replan
+from tests.planning_parts import ACTIONS, SUBTASKS, Desk, Replies, action, go_on, replan, revision
 from tests.planning_rows_parts import MISSING, run
 
 pytestmark = pytest.mark.anyio
@@ -49,3 +49,27 @@ async def test_j32_new_subtasks_that_cannot_be_had_are_put_before_a_person() -> 
     assert planning.result.status == "succeeded", planning.result.reason
     assert desk.used[-1] == ("v2.other", "shout")
     assert ["proposed instead: shout" in question.text for question in gate.questions] == [True]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.4], ids=["sure", "asked"])
+async def test_d14_what_replaces_a_stated_failure_inherits(confidence: float) -> None:
+    """Where outputs state the failures, what is planned instead under other names has the same three replans, too."""
+
+    class NotOk(Desk):
+        async def __call__(self, task: Task, context: object) -> JsonValue:
+            said = await super().__call__(task, context)
+            return {"ok": False} if task.tool == "write" else said
+
+    most: JsonObject = {"execution": {"max_partial_replans": 9}, "global": {"infinite_loop_detection": False}}
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "abort"}, "planning": {"replanning": most}})
+    wanted = tuple(replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde")
+    replies: Replies = {
+        "reflection": {"reflection": {"action_id": "write", "status": "failure"}},
+        "decision:execution": wanted,
+        "revision": tuple(revision(action(name, "write"), action("post", "post")) for name in "abcde"),
+    }
+    gate = ScriptedGate([Answer("approve", by="eve")] * 9)
+    planning, _, desk = await run(replies, NotOk(), settings, gate)
+
+    assert [task for task, _ in desk.used if "post" not in task] == ["write", "v2.a", "v3.b", "v4.c"]
+    assert planning.state.counts.lineages == {"write": 3}

@@ -179,7 +179,7 @@ class Acting:
         async def apply(decision: ReplanDecision) -> None:
             live = session.run.live
             assert decision.target_phase is not None
-            said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id}
+            said: JsonObject = {"reason": reason_of(decision), "replan": considered.replan_id, **_after(considered)}
             tasks = again(live, decision.target_phase, said=said, depends_on=[task.id])
             changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=self._waiting())]
             session.run.apply(changes, reason=reason_of(decision))
@@ -195,9 +195,14 @@ class Acting:
     def _ask(self, task: Task, considered: Consideration) -> None:
         """Have it decided about a replan that needs a person, or cannot be (E1); what comes after the action waits."""
         session = self._session
-        one = asking(session.run.live, considered.replan_id, depends_on=[task.id])
+        one = asking(session.run.live, considered.replan_id, depends_on=[task.id], said=_after(considered))
         session.keep_judged(one.id, considered)
         session.run.apply([AddTask(task=one, before=self._waiting())], reason="a person is asked how to go on")
+
+
+def _after(considered: Consideration) -> JsonObject:
+    """After whose failure is planned anew, where the output of an action states one (D14)."""
+    return {"lineage": considered.cause.lineage} if considered.cause.error else {}
 
 
 def _json(output: object) -> JsonValue:

@@ -74,7 +74,7 @@ class PhaseRecovery:
     def _asked_anew(self, task: Task) -> Alternative:
         """A question that was passed by for another, as a new one: what is declined when nothing goes on is the end."""
         session = self._session
-        one = asking(session.run.live, str(about(task).get("asks")))
+        one = asking(session.run.live, str(about(task).get("asks")), said=round_of(task))
         session.keep_judged(one.id, session.state.judged[task.id])
         return way_of([ReplaceTask(task_id=task.id, tasks=(one,))], "a person is asked how to go on")
 

@@ -138,10 +138,10 @@ def again(
     return tuple(tasks)
 
 
-def asking(live: LivePlan, asks: str, *, depends_on: Sequence[TaskId] = ()) -> Task:
+def asking(live: LivePlan, asks: str, *, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
     """A task at which a person decides about a replan, or answers a question, before what comes after it."""
     name = PlanView(live).fresh_id(TaskId(Phase.ACTION_SEQUENCE))
-    task = phase_task(Phase.ACTION_SEQUENCE, name, depends_on, {"asks": asks})
+    task = phase_task(Phase.ACTION_SEQUENCE, name, depends_on, {**(said or {}), "asks": asks})
     return task.model_copy(update={"goal": "Have a person decide how to go on"})
 
 
