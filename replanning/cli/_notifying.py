@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_checkable
 
@@ -67,13 +68,19 @@ def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
         SettingsError: an option names nothing that there is, or nothing can be written there.
         PluginError: an exporter cannot be loaded.
     """
-    found: dict[str, Exporter] = {}
+    found: dict[tuple[str, str], Exporter] = {}
     for target in targets:
         exporter = _notifier(target.strip())
         if isinstance(exporter, Posting) and (problem := exporter.cannot_write()):
             raise SettingsError([Problem("--notify", problem)])
-        found.setdefault(f"{exporter.name} {getattr(exporter, 'endpoint', '')}".lower(), exporter)
+        found.setdefault(_place(exporter), exporter)
     return list(found.values())
+
+
+def _place(exporter: Exporter) -> tuple[str, str]:
+    """Where an exporter writes, however that was written; forges, other than files, do not tell capitals apart."""
+    place = str(getattr(exporter, "endpoint", ""))
+    return exporter.name, place.lower() if exporter.name in FORGES else os.path.realpath(place)
 
 
 def unsent(exporters: Sequence[Exporter]) -> list[str]:
