@@ -235,7 +235,7 @@ def test_each_place_is_told_once(
 ) -> None:
     """However a place is written, it is told once, and what are two files is not taken for one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_TOKEN", "none that is used")
+    monkeypatch.setenv("GITHUB_TOKEN", "not-used")
     assert len(open_notifiers(targets)) == places
 
 
