@@ -19,6 +19,10 @@ from replanning._wording import place
 
 _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
+_LONGEST: Final = 200
+"""Characters of a name; no setting has so many."""
+_DEEPEST: Final = 20
+"""Levels of JSON that is read as such; no setting has so many."""
 _WITH_COMMAS: Final = ("patterns",)
 """Lists of what may hold commas itself: a pattern in two halves would find none of the secrets that it is for."""
 
@@ -98,13 +102,18 @@ def _decoded(text: str) -> JsonValue:
         value: JsonValue = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return value
+    return text if _is_deeper(value, _DEEPEST) else value
+
+
+def _is_deeper(value: JsonValue, levels: int) -> bool:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return any(levels == 0 or _is_deeper(item, levels - 1) for item in inner)
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """What variables say, by key; an empty one says nothing."""
     given = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
-    read = {name: name for name in given if name.startswith(_PREFIX)}
+    read = {name: name for name in given if name.startswith(_PREFIX) and len(name) <= _LONGEST}
     read |= {variable(key.split(".")): name for name, key in VARIABLES if name in given}
     found = _Variables({long: given[name] for long, name in read.items()})()
     return {
@@ -138,7 +147,7 @@ def _read(value: JsonValue) -> JsonValue:
 def _variable_of(steps: Sequence[str], read: Mapping[str, str]) -> str:
     """The variable that says what a setting is: its own, that of a section around it, or the first of those within it."""
     by_long = {long.lower(): name for long, name in read.items()}
-    longs = [variable(steps[:length]).lower() for length in range(len(steps), 0, -1)]
+    longs = [f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower() for length in range(len(steps), 0, -1)]
     own = next((long for long in longs if long in by_long), None)
     return by_long[own or next(long for long in by_long if long.startswith(longs[0] + _DELIMITER))]
 

@@ -187,8 +187,9 @@ def test_h_sections_from_variables() -> None:
         "alternatives.max_count": f"environment {name}",
         "alternatives.min_confidence": f"environment {name}__MIN_CONFIDENCE",
     }
-    deep = "[" * 100_000
+    deep, whole = "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300
     for text, told in (
+        (whole, f"environment {name} alternatives: expected a section with max_count, "),
         (
             '{"max_count": "many"}',
             f"environment {name} alternatives.max_count: expected a whole number from 1 to 20, got 'many'",
@@ -244,7 +245,7 @@ def test_variable_that_is_no_text(name: str) -> None:
 @given(
     st.dictionaries(
         st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]).flatmap(
-            lambda lead: st.text("AX_.[ é", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
+            lambda lead: st.text("AX_.[ éẞ", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
         )
         | st.sampled_from([f"REPLANNING_{key.replace('.', '__').upper()}" for key in keys() if "override" not in key]),
         st.sampled_from(
@@ -262,6 +263,12 @@ def test_h_any_variables(environ: dict[str, str]) -> None:
     else:
         told = []
     assert all(line.startswith("environment REPLANNING_") for line in told)
+
+
+def test_variable_of_many_sections() -> None:
+    """A name that goes deeper than any setting is nobody's, and does no harm."""
+    loaded = load_settings(environ={f"REPLANNING_TIMEOUT{'__X' * 5_000}": "1"})
+    assert (loaded.settings, loaded.warnings) == (Settings(), ())
 
 
 def test_h_short_names_go_before_long_ones() -> None:
