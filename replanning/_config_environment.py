@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
-from replanning._config_keys import Given, flat, keys, tables, types
+from replanning._config_keys import Given, flat, is_too_deep, keys, tables, types
 from replanning._errors import Problem
 from replanning._plan import JsonValue
 from replanning._settings import Settings
@@ -21,8 +21,6 @@ _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
 _LONGEST: Final = 200
 """Characters of a name; no setting has so many."""
-_DEEPEST: Final = 20
-"""Levels of JSON that is read as such; no setting has so many."""
 _WITH_COMMAS: Final = ("patterns",)
 """Lists of what may hold commas itself: a pattern in two halves would find none of the secrets that it is for."""
 
@@ -102,12 +100,7 @@ def _decoded(text: str) -> JsonValue:
         value: JsonValue = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if _is_deeper(value, _DEEPEST) else value
-
-
-def _is_deeper(value: JsonValue, levels: int) -> bool:
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return any(levels == 0 or _is_deeper(item, levels - 1) for item in inner)
+    return text if is_too_deep(value) else value
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:

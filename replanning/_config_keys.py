@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # In the file and to people on the left; the field that a plan has, too, on the right.
 _RENAMED: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
 _SHOWN: Final[Mapping[str, str]] = {field: key for key, field in _RENAMED.items()}
+_DEEPEST: Final = 20
+"""Levels of a value; no setting has so many."""
 _CREDENTIAL: Final = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$")
 
 
@@ -93,9 +95,9 @@ def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
     if given.value is None and (is_section or key in tables()):
         return False  # a section with nothing in it
     if is_section is False:
-        if not (is_text := _is_text(given.value)):
-            problems.append(_problem(key, given, "it holds what is no text in UTF-8"))
-        return is_text
+        if problem := _unwritable(given.value):
+            problems.append(_problem(key, given, problem))
+        return not problem
     if is_section:
         inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
         problems.append(_problem(key, given, f"expected a section with {inner}; got {_got(given.value)}"))
@@ -109,13 +111,21 @@ def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
     return False
 
 
-def _is_text(value: JsonValue) -> bool:
-    """Whether a value can be written down; what the system gives may be no text, and stands as half characters."""
+def _unwritable(value: JsonValue) -> str:
+    """Why a value cannot be written down; empty where it can."""
+    if is_too_deep(value):
+        return f"nested more than {_DEEPEST} deep"
     try:
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError:  # what the system gives may be no text, and stands as half characters
+        return "it holds what is no text in UTF-8"
+    return ""
+
+
+def is_too_deep(value: JsonValue, levels: int = _DEEPEST) -> bool:
+    """Whether a value is nested deeper than that of any setting."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return any(levels == 0 or is_too_deep(item, levels - 1) for item in inner)
 
 
 def _hint(key: str, known: Collection[str]) -> str:

@@ -265,6 +265,16 @@ def test_h_any_variables(environ: dict[str, str]) -> None:
     assert all(line.startswith("environment REPLANNING_") for line in told)
 
 
+def test_values_that_are_nested_deep() -> None:
+    """A value that is nested deeper than any setting is told with its key and where it comes from."""
+    deep: object = 1
+    for _ in range(400):
+        deep = [deep]
+    assert problems(environ={}, arguments={"llm.model": deep}) == ["argument llm.model: nested more than 20 deep"]
+    (problem,) = problems(environ={}, override=lambda: own(strategy=deep))
+    assert problem == "override planning.strategy: nested more than 20 deep"
+
+
 def test_variable_of_many_sections() -> None:
     """A name that goes deeper than any setting is nobody's, and does no harm."""
     loaded = load_settings(environ={f"REPLANNING_TIMEOUT{'__X' * 5_000}": "1"})
