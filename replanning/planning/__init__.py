@@ -10,6 +10,7 @@ from replanning.planning._building import (
     tasks_of,
 )
 from replanning.planning._coordinator import PlanningCoordinator
+from replanning.planning._deciding import DecisionPrompts, DecisionRequest, Reply
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
 from replanning.planning._journals import Journals
@@ -24,7 +25,7 @@ from replanning.planning._limits import (
     open_types,
     rule,
 )
-from replanning.planning._manager import Apply, DecisionPrompts, DecisionRequest, ReplanManager, Reply
+from replanning.planning._manager import Apply, ReplanManager
 from replanning.planning._outputs import (
     Action,
     ActionPlan,

@@ -11,7 +11,7 @@ from replanning.planning._limits import Cause, Counts, Limits, is_open
 from replanning.planning._phases import LEVELS, TARGETS, ReplanType
 
 if TYPE_CHECKING:
-    from replanning.planning._manager import DecisionRequest
+    from replanning.planning._deciding import DecisionRequest
     from replanning.planning._replan_records import DecisionRecord
 
 

@@ -1,29 +1,23 @@
 """Asks a model after each phase whether to replan, and keeps to what the rules make of its answer.
 
-The rules are in `_limits`; here is who is asked, how often, and what is put on record before anything is done.
+The rules are in `_limits`, and how a model is asked in `_deciding`; here is how often, and what is put on record before
+anything is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Final
 
 from replanning._clock import Environment
-from replanning._completions import Completion, LLMOptions
-from replanning._errors import (
-    BudgetExceeded,
-    LLMError,
-    LLMRejected,
-    LLMReplyInvalid,
-    LLMTimedOut,
-    LLMUnavailable,
-    StoreError,
-)
+from replanning._completions import LLMOptions
+from replanning._errors import StoreError
 from replanning._llm import LLMProvider
 from replanning._plan import JsonObject
 from replanning.history._words import iso
-from replanning.planning._decision import ReplanDecision, decision_model, normalise, parse_decision
+from replanning.planning._deciding import Deciding, DecisionPrompts, DecisionRequest, Reply
+from replanning.planning._decision import ReplanDecision, normalise, parse_decision
 from replanning.planning._limits import (
     Cause,
     Counts,
@@ -45,63 +39,8 @@ from replanning.planning._replan_records import (
     statistics,
 )
 
-_LONGEST_REPLY: Final = 4000
-"""Characters of a reply that cannot be used that are shown to the model again."""
 _LONGEST_ERROR: Final = 2000
-
-UNASKABLE: Final = (LLMUnavailable, LLMTimedOut, LLMRejected)
-"""Errors that say nothing of what was asked: the model was not there, or took no request."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionRequest:
-    """What a decision prompt is made of.
-
-    Attributes:
-        phase: what was done.
-        given: what the phase came to, and what it is to be judged by.
-        cause: what the decision is about.
-        open: the replans that limits leave.
-        counts: what was spent so far.
-        limits: how much there is.
-        earlier: the decisions so far, oldest first.
-        refused: why what the model wanted cannot be done; it is asked for another way. Empty at first.
-        reply: its reply that could not be used, cut short; empty at first.
-        problem: what is wrong with that reply.
-    """
-
-    phase: Phase
-    given: JsonObject
-    cause: Cause
-    open: tuple[ReplanType, ...]
-    counts: Counts
-    limits: Limits
-    earlier: tuple[DecisionRecord, ...] = ()
-    refused: str = ""
-    reply: str = ""
-    problem: str = ""
-
-
-class DecisionPrompts(Protocol):
-    """Writes what a model is asked."""
-
-    def system(self) -> str:
-        """What the model is told about its role."""
-        ...
-
-    def decision(self, request: DecisionRequest) -> str:
-        """The question whether to replan; with `refused` for another way, with `problem` for a usable reply."""
-        ...
-
-
-class Reply(NamedTuple):
-    """What came of asking a model: its decision, or why there is none."""
-
-    decision: ReplanDecision | None
-    problem: str = ""
-    unasked: bool = False
-    """Whether the model could not be asked at all, so that there may be a decision later."""
-
+"""Characters of an error that are kept."""
 
 Apply = Callable[[ReplanDecision], Awaitable[None]]
 """Carries out a replan; an exception says that it failed."""
@@ -141,13 +80,13 @@ class ReplanManager:
         environment: Environment | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self._llm, self._prompts = llm, prompts
+        self._deciding = Deciding(llm, prompts, options or LLMOptions())
         self._counts, self._records = counts or Counts(), list(records)
-        self._note, self._options = note, options or LLMOptions()
+        self._note = note
         self._clock = (environment or Environment()).clock
 
     def __repr__(self) -> str:
-        return f"<ReplanManager {self._llm.name} {self._counts.total} of {self.limits.total} replans>"
+        return f"<ReplanManager {self._deciding.llm.name} {self._counts.total} of {self.limits.total} replans>"
 
     @property
     def counts(self) -> Counts:
@@ -224,7 +163,7 @@ class ReplanManager:
         began = self._clock.now()
         self._tell("deciding")
         request = replace(self._request(refused.phase, given, refused.cause), refused=reason)
-        reply, _ = await self._asked(request)
+        reply = await self._deciding.ask_once(request)
         if reply.decision is None:
             self._tell("idle")
             return None
@@ -235,11 +174,7 @@ class ReplanManager:
 
     async def request_llm_decision(self, request: DecisionRequest) -> Reply:
         """Ask for a decision; the model is told once what was wrong with its reply. Nothing usable is no decision."""
-        reply, text = await self._asked(request)
-        if reply.decision is not None or text is None:
-            return reply
-        again = replace(request, reply=text[:_LONGEST_REPLY], problem=reply.problem)
-        return (await self._asked(again))[0]
+        return await self._deciding.ask(request)
 
     async def execute_replan(self, considered: Consideration, apply: Apply, *, resumed: bool = False) -> DecisionRecord:
         """Carry out a replan: that its ruling lets be executed, or that the user agreed to.
@@ -328,18 +263,6 @@ class ReplanManager:
         left = open_types(phase, self.limits, self._counts, cause)
         return DecisionRequest(phase, given, cause, left, self._counts, self.limits, self.records)
 
-    async def _asked(self, request: DecisionRequest) -> tuple[Reply, str | None]:
-        """What a single call comes to, and the text of the reply where it cannot be used."""
-        options = replace(self._options, system=self._prompts.system(), schema=decision_model(request.phase))
-        try:
-            completion = await self._llm.complete_detailed(self._prompts.decision(request), options)
-        except (LLMError, BudgetExceeded) as error:
-            return Reply(None, str(error), isinstance(error, UNASKABLE)), None
-        try:
-            return Reply(self.parse_decision_response(completion.text, request.phase)), None
-        except LLMReplyInvalid as error:
-            return Reply(None, explained(completion, str(error))), completion.text
-
     def _ruling(self, reply: Reply, cause: Cause, questions: tuple[str, ...] = ()) -> Ruling:
         """What becomes of a reply; questions that are still to be asked, and are counted, stay with it."""
         if reply.decision is None:
@@ -382,10 +305,3 @@ class ReplanManager:
     ) -> None:
         if self._note is not None:
             self._note(ReplanNote(stage=stage, counts=self._counts, considered=considered, record=record))
-
-
-def explained(completion: Completion, problem: str) -> str:
-    """What is wrong with a reply, for the model; one that was cut off is that first of all."""
-    if completion.finish != "length":
-        return problem
-    return f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"

@@ -22,7 +22,7 @@ from replanning.planning._decision_prompt import decision_data, open_in_words
 from replanning.planning._phases import Phase
 
 if TYPE_CHECKING:
-    from replanning.planning._manager import DecisionRequest
+    from replanning.planning._deciding import DecisionRequest
 
 SIZE: Final = 24_000
 """Characters of a prompt, if nothing else is said."""

@@ -10,7 +10,7 @@ from replanning._changes import AbortRun, Alternative, PlanChange, ReplaceTask, 
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning._view import TaskView
-from replanning.planning._manager import UNASKABLE
+from replanning.planning._deciding import UNASKABLE
 from replanning.planning._outputs import ActionPlan
 from replanning.planning._people import PlanningHeld
 from replanning.planning._phases import Phase

@@ -16,9 +16,10 @@ from replanning._llm import LLMProvider
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._run import PlanRun
 from replanning._settings import Settings
+from replanning.planning._deciding import explained
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._limits import Cause, Limits
-from replanning.planning._manager import Apply, ReplanManager, explained
+from replanning.planning._manager import Apply, ReplanManager
 from replanning.planning._people import People, PlanningFailed
 from replanning.planning._phases import Phase
 from replanning.planning._prompts import PLAN_TOKENS, TOKENS, ReplanPromptBuilder
