@@ -31,7 +31,8 @@ class Journals:
         return f"<Journals in {len(self._attached) + len(self._given)} stores>"
 
     def add(self, store: RunStore) -> None:
-        """Look in another store, too."""
+        """Look in another store, too, and before all others."""
+        self._attached.pop(store, None)
         self._attached[store], self._latest = None, store
 
     def after(self, run: RunId, seq: int = 0) -> list[Record]:
