@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -25,7 +26,8 @@ Three things go wrong on the way:
   · {first}
   · the step 'duplicates' asks a question that takes hours, and has 3 seconds
   · the plan assumes that all files are plain ASCII; the step 'scan' finds out that they are not
-The plan is repaired each time, while everything else goes on. The plan is {plan}; it can be changed and run again.
+The plan is repaired each time, while everything else goes on. The plan can be changed and run again:
+  {again}
 """
 _ABSENT: Final = "the step 'pack' wants the program zpaq, which is not on this machine"
 _PRESENT: Final = "(the step 'pack' wants the program zpaq; you have it, so that this time it works)"
@@ -45,7 +47,10 @@ def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) 
     plan = place / "plan.yaml"
     if not quiet:
         first = _PRESENT if shutil.which("zpaq") else _ABSENT
-        say(_INTRODUCTION.format(first=first, plan=plan))
+        again = (
+            f"cd {shlex.quote(str(place))} && replanning run {plan.name}"  # its commands look for files where it runs
+        )
+        say(_INTRODUCTION.format(first=first, again=again))
     store = str(place / ".replanning" / "history.db")
     options = RunOptions(store=store, providers=["repair"], trace=trace, json=json, quiet=quiet)
     # Its python3 is the one that runs this, so that the demo needs nothing else on the PATH.
