@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from replanning._errors import Problem, Unstorable
+from replanning._errors import Problem
 from replanning._plan import JsonObject, JsonValue
 from replanning._redaction import Redactor
 from replanning._settings import Settings
@@ -94,11 +94,11 @@ def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
     is_section = known.get(key)
     if given.value is None and (is_section or key in tables()):
         return False  # a section with nothing in it
-    if is_section is False:
-        if problem := _unwritable(given.value):
-            problems.append(_problem(key, given, problem))
-        return not problem
-    if is_section:
+    if is_section is not None and (problem := _unwritable(given.value)):
+        problems.append(_problem(key, given, problem))
+    elif is_section is False:
+        return True
+    elif is_section:
         inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
         problems.append(_problem(key, given, f"expected a section with {inner}; got {_got(given.value)}"))
     elif _CREDENTIAL.search(key):
@@ -193,10 +193,7 @@ def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
 def _got(value: JsonValue) -> str:
     """What was given, without secrets; these are found while they are whole, and so before it is cut."""
     redactor = Redactor()
-    try:
-        return redactor.text(shown(redactor.value(value)))
-    except Unstorable as error:
-        return str(error)
+    return redactor.text(shown(redactor.value(value)))
 
 
 @cache

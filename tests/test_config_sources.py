@@ -270,7 +270,8 @@ def test_values_that_are_nested_deep() -> None:
     deep: object = 1
     for _ in range(400):
         deep = [deep]
-    assert problems(environ={}, arguments={"llm.model": deep}) == ["argument llm.model: nested more than 20 deep"]
+    for key in ("llm", "llm.model", "llm.prices"):
+        assert problems(environ={}, arguments={key: deep}) == [f"argument {key}: nested more than 20 deep"]
     (problem,) = problems(environ={}, override=lambda: own(strategy=deep))
     assert problem == "override planning.strategy: nested more than 20 deep"
 
