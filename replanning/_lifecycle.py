@@ -20,6 +20,7 @@ from replanning._ledger import Ledger
 from replanning._live import LivePlan
 from replanning._observations import ConditionEvaluated, Failure, RunQuiescent
 from replanning._plan import Task
+from replanning._quoting import shortened
 from replanning._recorder import Recorder
 from replanning._records import Record, RunEnded, RunStatus, TriggerDropped
 from replanning._settings import Settings
@@ -235,7 +236,7 @@ class Lifecycle(Recorder):
     def _why_failed(self) -> str:
         live = self.live
         stuck = [
-            f"{e.id!r} {e.state.lower()}" + (f" ({e.failure.message[:200]})" if e.failure else "")
+            f"{e.id!r} {e.state.lower()}" + (f" ({shortened(e.failure.message, 200)})" if e.failure else "")
             for e in map(live.entry, live.stuck)
         ]
         if stuck:

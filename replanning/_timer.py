@@ -5,11 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 import anyio.lowlevel
 
 from replanning._interfaces import Clock
+
+
+_SOON: Final = 60.0
+"""Seconds for which an alarm that was cancelled is slept for all the same: providers have less, people more."""
 
 
 class Alarm:
@@ -70,7 +75,7 @@ class Timer:
         """Sleep and call back, until cancelled."""
         while True:
             when = self._next()
-            if when is None and self._clock.now() < self.soonest < math.inf:
+            if when is None and 0 < self.soonest - self._clock.now() <= _SOON:
                 when = self.soonest  # it was cancelled; looking then in vain is less work than being woken for each
             if when is None:
                 self.soonest = math.inf

@@ -102,9 +102,9 @@ def test_what_the_machine_lacks():
             f"tools[0]: tool 'a' needs the program 'no-such-{number}', which is not on the PATH"
             for number in (1, 2, 3, 4)
         ),
-        "tools[0]: tool 'a' needs the environment variables ['B'], which are not set",
+        "tools[0]: tool 'a' needs the environment variables B, which are not set",
         "tools[1]: tool 'b' needs the module 'no_such', which is not found; install it, or put its folder on PYTHONPATH",
-        "tools[2]: tool 'c' needs the environment variables ['C'], which are not set",
+        "tools[2]: tool 'c' needs the environment variables C, which are not set",
     ]
 
 

@@ -276,7 +276,7 @@ async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch):
         ({"command": "true", "cwd": "/no/where"}, "its working directory '/no/where' does not exist"),
         (
             {"command": "true", "env": {"A": "{env:NO_SUCH}"}},
-            "it needs the environment variables ['NO_SUCH'], which are",
+            "it needs the environment variables NO_SUCH, which are",
         ),
         ({"command": ["sh", "-c", "echo first >&2; echo last >&2"]}, "it ended before it answered: last"),
         ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),

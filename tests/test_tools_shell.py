@@ -262,7 +262,7 @@ async def test_secrets_are_hidden_in_errors():
 async def test_unset_variable():
     """A tool that refers to variables that are not set says which, before it runs."""
     attempt = Attempt()
-    with pytest.raises(ToolUnavailable, match=r"the environment variables \['ONE', 'TWO'\]; which are not set"):
+    with pytest.raises(ToolUnavailable, match=r"the environment variables ONE, TWO; which are not set"):
         await use(shell("true", env={"A": "{env:ONE}", "B": "{env:TWO}{env:ONE}"}), attempt=attempt, environ={})
     assert attempt.noted == []
 

@@ -77,7 +77,7 @@ def _missing_of_servers(plan: Plan, environ: Mapping[str, str]) -> Iterator[Prob
             needs = f"the program {program!r}, which is not on the PATH"
             yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
         if unset := unset_variables(server, environ):
-            needs = f"the environment variables {unset}, which are not set"
+            needs = f"the environment variables {', '.join(unset)}, which are not set"
             yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
 
 
@@ -157,4 +157,4 @@ def _missing_module(tool: ToolSpec) -> Iterator[str]:
 
 def _missing_variables(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
     if unset := unset_variables(tool, environ):
-        yield f"the environment variables {unset}, which are not set"
+        yield f"the environment variables {', '.join(unset)}, which are not set"

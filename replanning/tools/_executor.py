@@ -160,7 +160,7 @@ class ToolExecutor:
         if problems := argument_problems(tool, task.arguments):
             raise InvalidArguments(tool.name, problems)
         if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(tool.name, f"the environment variables {unset}", "which are not set")
+            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         call = self._call(tool, task, context)
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
         async with self._alone(context.idempotency_key):
@@ -186,7 +186,7 @@ class ToolExecutor:
         own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
         tool = ToolSpec(name="acceptance", kind="shell", command=command, cwd=own.cwd, env=own.env)
         if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(tool.name, f"the environment variables {unset}", "which are not set")
+            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         if missing := missing_arguments([command], task.arguments):
             raise InvalidArguments(tool.name, [f"{name!r} is missing" for name in missing])
         call = self._call(tool, task, context)

@@ -187,7 +187,7 @@ async def opened(
         OSError: it cannot be started.
     """
     if unset := unset_variables(server, environ):
-        raise CannotStart(f"it needs the environment variables {unset}, which are not set")
+        raise CannotStart(f"it needs the environment variables {', '.join(unset)}, which are not set")
     way = _started(server, line, environ, cwd) if server.command is not None else _reached(server, line)
     async with way as (read, write):
         yield _Watched(read, line.ended), write
