@@ -12,7 +12,6 @@ import anyio.lowlevel
 
 from replanning._interfaces import Clock
 
-
 _SOON: Final = 60.0
 """Seconds for which an alarm that was cancelled is slept for all the same: providers have less, people more."""
 
