@@ -145,7 +145,19 @@ class PathGenerator:
         alarm = setting.timer.at(request.deadline, scope.cancel)
         meter = RunMeter(name, spending, setting.charge, setting.spans, reply.note)
         charge = partial(setting.charge, provider=name)
-        request = replace(request, charge=charge, meter=meter, check=check, note=reply.note)
+        # As `replace` would make it, which takes several times as long.
+        request = ReplanRequest(
+            triggers=request.triggers,
+            view=request.view,
+            max_alternatives=request.max_alternatives,
+            deadline=request.deadline,
+            tried=request.tried,
+            charge=charge,
+            meter=meter,
+            earlier=request.earlier,
+            check=check,
+            note=reply.note,
+        )
         try:
             with setting.spans.provider(name) as answered:
                 with scope:

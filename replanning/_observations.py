@@ -46,10 +46,11 @@ class Usage:
     unpriced: bool = False
 
     def __post_init__(self) -> None:
+        if 0 <= self.calls < math.inf and 0 <= self.tokens < math.inf and 0 <= self.money < math.inf:
+            return
         amounts = {"calls": self.calls, "tokens": self.tokens, "money": self.money}
         wrong = {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}
-        if wrong:
-            raise ValueError(f"usage is counted from 0 up, not {wrong}; say unpriced=True where a price is not known")
+        raise ValueError(f"usage is counted from 0 up, not {wrong}; say unpriced=True where a price is not known")
 
     def __add__(self, other: Usage) -> Usage:
         unpriced = self.unpriced or other.unpriced
