@@ -29,8 +29,8 @@ TOOLS = [
         "command": "printf %s {content} > {path}",
         "parameters": {"path": "string", "content": "string"},
     },
-    {"name": "run-tests", "kind": "shell", "command": f"{sys.executable} -m unittest -q test_sums"},
-    {"name": "see-it-fail", "kind": "shell", "command": f"! {sys.executable} -m unittest -q test_sums"},
+    {"name": "run-tests", "kind": "shell", "command": f"{sys.executable} -B -m unittest -q test_sums"},
+    {"name": "see-it-fail", "kind": "shell", "command": f"! {sys.executable} -B -m unittest -q test_sums"},
     {
         "name": "commit",
         "kind": "shell",
