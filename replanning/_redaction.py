@@ -117,8 +117,6 @@ class Redactor:
         elif isinstance(part, tuple):
             clean = tuple(map(self._part, part))
             return clean if any(map(is_not, clean, part)) else part
-        elif not part or isinstance(part, int | float):
-            return part
         elif isinstance(part, BaseModel):
             return self.document(part)
         else:
