@@ -20,7 +20,7 @@ TOOLS = (
 LIMITED = Settings.model_validate(
     {
         "planning": {"strategy": "simple", "decomposition_level": "minimal", "max_subtasks": 3},
-        "budget": {"calls": 8, "tokens": 60_000, "wall_clock": 120},
+        "budget": {"calls": 5, "tokens": 60_000, "wall_clock": 75},
     }
 )
 
