@@ -1,7 +1,7 @@
 """Settings from arguments, the environment, a person's own and a file, checked as a whole and each with its source.
 
-Variables are read by pydantic-settings, by which every setting has one. The file is not: what is wrong in it, and what
-holds, is told with its line, and `"1"` is no number there.
+The sources are put on top of one another by pydantic-settings, key by key, and what comes of it is checked at last: so
+what is wrong, and what holds, is told with the line or variable that it comes from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
+
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from replanning._config_environment import from_environment, misspelt
 from replanning._config_file import find, from_file
@@ -24,6 +26,27 @@ Kind = Literal["default", "file", "override", "environment", "argument"]
 """What settings come from; each goes before those left of it."""
 
 _ARGUMENT: Final = "argument"
+
+
+class _Sources(BaseSettings):
+    """What each kind of source gives, by key, and as extra fields what the first of them gives that says something."""
+
+    model_config = SettingsConfigDict(extra="allow")
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The kinds in their order, and nothing that pydantic-settings would read by itself."""
+        sources = init_settings()
+        return tuple(
+            InitSettingsSource(settings_cls, sources[kind]) for kind in reversed(get_args(Kind)) if kind in sources
+        )
+
+
+def _first_of(sources: Mapping[str, Mapping[str, Given]]) -> Mapping[str, Given]:
+    """What is given for each key, by the source that goes before all others that say something for it."""
+    return _Sources(**sources).model_extra or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +105,14 @@ def load_settings(
     environ = os.environ if environ is None else environ
     warnings = list(misspelt(environ))
     file = find(path)
-    below = from_file(file, problems)
-    above = from_environment(environ) | _from_arguments(arguments or {}, problems)
-    asked = override or _server(below | above)
-    own = {} if asked is None else from_override(asked, problems, warnings)
-    given = {key: one for key, one in (below | own | above).items() if is_known(key, one, problems)}
+    sources = {
+        "file": from_file(file, problems),
+        "environment": from_environment(environ),
+        "argument": _from_arguments(arguments or {}, problems),
+    }
+    asked = override or _server(_first_of(sources))
+    sources["override"] = {} if asked is None else from_override(asked, problems, warnings)
+    given = {key: one for key, one in _first_of(sources).items() if is_known(key, one, problems)}
     settings = validated(given, problems)
     if problems or settings is None:
         raise SettingsError(problems)
