@@ -24,6 +24,7 @@ WIPES: Replies = {
     "task_decomposition": {"subtasks": [subtask("note"), subtask("clear", "note")]},
     "action_sequence": {"actions": [use("note", "write", text="a"), use("clear", "wipe", text="b")]},
 }
+LOOKS = ("status", "status r", "why r", "history r", "pending")
 GOAL = ("--goal", "Tidy up", "--tools", "tools.yaml", "--llm", "openai")
 
 
@@ -80,6 +81,32 @@ def test_j39_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:
     assert f'the plan uses tools that may do harm: wipe {{"text": "b"}}; carry it out?\n  {listed}' in shown
     assert "action_sequence" not in shown
     assert "PlanningHeld" not in shown
+
+
+def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
+    """What waits for a person is told as that wherever a run is looked at, with what they must decide; an answer ends it."""
+    with ScriptedLLMServer(Service(WIPES)) as server:
+        ended = cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
+        told = {command: cli(folder, *command.split()).stdout for command in LOOKS}
+        held = json.loads(cli(folder, "status", "r", "--json").stdout)["held"]
+        cli(folder, "reject", "r.q1")
+        cli(folder, "resume", "r", **server.environ())
+        over = cli(folder, "status", "r").stdout
+
+    assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
+    assert "question  r.q1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
+    assert "1 pending, 2 done, 1 waiting for a person" in told["status"]
+    assert held == [{"task": "action_sequence", "question": "r.q1"}]
+    for command in ("why r", "history r"):
+        assert (
+            "task 'action_sequence' needs a person's decision: the plan uses tools that may do harm: wipe"
+            in told[command]
+        )
+        assert "a person must decide → ask" in told[command]
+    for said in (*told.values(), ended.stdout, ended.stderr):
+        assert "PlanningHeld" not in said
+        assert "failed" not in said.lower()
+    assert "waiting for a person" not in over
 
 
 def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:

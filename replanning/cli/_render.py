@@ -18,6 +18,7 @@ from replanning.history._words import edited_by, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from replanning import Task
     from replanning._entries import Entry
@@ -163,13 +164,19 @@ def _show_plan(out: Console, story: Story) -> None:
         changed = before is None or before.id in revived or [entry.id for entry in after] != [before.id]
         for number, entry in enumerate(after):
             name, tool = (plain(before.id), plain(before.tool or "")) if before and not number else ("", "")
-            state = Text(str(entry.state), _STATES.get(entry.state, "yellow"))
+            state = _state(entry, waits=entry.id in story.held)
             name_now = "" if before is not None and entry.id == before.id else f"{entry.id}  "
             now = f"{name_now}{entry.task.tool or ''}"
             style = "bold magenta" if changed else ""
             table.add_row(f"  {name}", tool, Text("→" if changed else "", style), Text(plain(now), style), state)
     out.print("\nThe plan before and after\n", style="bold")
     out.print(table)
+
+
+def _state(entry: Entry, *, waits: bool) -> Text:
+    from rich.text import Text
+
+    return Text("waits for a person", "yellow") if waits else Text(entry.state, _STATES.get(entry.state, "yellow"))
 
 
 def _before_and_after(story: Story) -> Iterator[tuple[Task | None, list[Entry]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -88,6 +88,7 @@ def standing_json(stand: RunStanding, now: float) -> JsonObject:
         "revision": stand.revision,
         "replans": stand.replans,
         "tasks": {str(state): number for state, number in stand.counts.items()},
+        "held": [{"task": task.id, "question": task.question} for task in stand.held],
         "running": [
             {"task": task.id, "attempt": task.attempt, "since": iso(task.since), "age": round(now - task.since, 3)}
             for task in stand.running
@@ -140,15 +141,19 @@ def _row(stand: RunStanding, now: float) -> tuple[str, ...]:
     return (
         plain(stand.run),
         "process gone" if _left(stand) else stand.status,
-        _counts(stand.counts),
+        _counts(stand),
         str(stand.revision),
         count(len(stand.questions), "question") if stand.questions else "",
         f"{span(max(0.0, now - stand.updated))} ago",
     )
 
 
-def _counts(counts: Mapping[TaskState, int]) -> str:
-    return ", ".join(f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items()) or "no tasks"
+def _counts(stand: RunStanding) -> str:
+    held = len(stand.held)
+    counts = {**stand.counts, TaskState.FAILED: stand.counts.get(TaskState.FAILED, 0) - held}
+    words = [f"{number} {state.lower().replace('_', ' ')}" for state, number in counts.items() if number]
+    waiting = [f"{held} waiting for a person"] if held else []
+    return ", ".join([*words, *waiting]) or "no tasks"
 
 
 def _lines(stand: RunStanding, waiting: Sequence[Waiting], place: str, now: float) -> Iterator[str]:
@@ -159,7 +164,7 @@ def _lines(stand: RunStanding, waiting: Sequence[Waiting], place: str, now: floa
     yield f"  goal      {plain(stand.objective)}"
     yield f"  started   {moment(stand.started)}, last record {span(max(0.0, now - stand.updated))} ago"
     yield f"  owner     {_owner(stand)}"
-    yield f"  tasks     {_counts(stand.counts)}"
+    yield f"  tasks     {_counts(stand)}"
     yield f"  plan      revision {stand.revision}, after {count(stand.replans, 'replan')}"
     yield f"  spent     {_spent(stand)}"
     for task in stand.running:
@@ -169,9 +174,11 @@ def _lines(stand: RunStanding, waiting: Sequence[Waiting], place: str, now: floa
         yield (
             f"  {what}" if _left(stand) else f"  running   {plain(task.id)}, attempt {task.attempt}, for {since}{left}"
         )
+    asked = {task.question: task.id for task in stand.held}
     for question, answer in waiting:
+        about = f"{plain(asked[question.id])} waits: " if question.id in asked else ""
         said = f" ({answer.payload.get('verdict')} by {plain(answer.by)} waits to be taken)" if answer else ""
-        yield f"  question  {question.id}: {plain(question.text)}{said}"
+        yield f"  question  {question.id}: {about}{plain(question.text)}{said}"
         yield f"            {command(place, 'approve', question.id)}"
     if (stand.status in RESUMABLE or _left(stand)) and all(answer is not None for _, answer in waiting):
         yield f"  go on     {command(place, 'resume', stand.run)}"

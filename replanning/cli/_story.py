@@ -6,16 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from replanning import Plan
+from replanning._ids import QuestionId
 from replanning._live import LivePlan
 from replanning.events import (
     AlternativesConsidered,
     Candidate,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     Revised,
     RunOpened,
     TriggerEvent,
     TriggerFired,
 )
+from replanning.history._standing import held_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,18 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """How the plan was at first, what was changed, and how it came out; `trace` is the id of its trace."""
+    """How the plan was at first, what was changed, and how it came out.
+
+    Attributes:
+        trace: the id of its trace.
+        held: the tasks of planning mode that wait for a person.
+    """
 
     original: Plan
     chapters: tuple[Chapter, ...]
     live: LivePlan
     trace: str = ""
+    held: frozenset[str] = frozenset()
 
 
 def story_of(records: Iterable[Record]) -> Story:
@@ -56,12 +66,17 @@ def story_of(records: Iterable[Record]) -> Story:
     triggers: dict[str, TriggerEvent] = {}
     candidates: dict[str, tuple[Candidate, ...]] = {}
     chapters: list[Chapter] = []
+    questions: dict[QuestionId, QuestionAsked] = {}
     for record in journal:
         body = record.body
         if isinstance(body, TriggerFired):
             triggers[body.trigger.id] = body.trigger
         elif isinstance(body, AlternativesConsidered):
             candidates[body.replan] = body.candidates
+        elif isinstance(body, QuestionAsked):
+            questions[body.question] = body
+        elif isinstance(body, QuestionAnswered):
+            questions.pop(body.question, None)
         elif isinstance(body, Revised):
             known = candidates.get(body.replan or "", ())
             chosen = known[body.chosen] if body.chosen is not None and body.chosen < len(known) else None
@@ -69,4 +84,5 @@ def story_of(records: Iterable[Record]) -> Story:
             chapters.append(Chapter(body, causes, chosen, max(0, len(known) - 1), live.diff(body.changes)))
         live.fold(record)
     trace = (opened.trace or "--").split("-")[1]
-    return Story(opened.plan, tuple(chapters), live, trace)
+    held = frozenset(str(task.id) for task in held_tasks(live, questions.values()))
+    return Story(opened.plan, tuple(chapters), live, trace, held)

@@ -13,8 +13,8 @@ from replanning.cli._narrator import Line
 from replanning.cli._output import plain
 from replanning.cli._progress import Display
 from replanning.events import AttemptFailed, PlanningNoted, TriggerEvent
+from replanning.history._words import HELD
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.planning._people import PlanningHeld
 from replanning.planning._steps import phase_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def teller(display: Display) -> Callable[[object], None]:
     held: set[str] = set()  # tasks that wait for a person: that is how they end, but no failure to tell people of
 
     def tell(event: object) -> None:
-        if isinstance(event, AttemptFailed) and event.failure.type == PlanningHeld.__name__:
+        if isinstance(event, AttemptFailed) and event.failure.type == HELD:
             held.add(event.task)
         elif isinstance(event, TriggerEvent) and event.kind == "task-failed" and held.issuperset(event.tasks):
             return

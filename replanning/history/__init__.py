@@ -20,7 +20,7 @@ from replanning.history._owner import is_free, owner_id
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import text_report, why_report
 from replanning.history._sqlite import SqliteStore
-from replanning.history._standing import RunningTask, RunStanding, open_questions, standing
+from replanning.history._standing import HeldTask, RunningTask, RunStanding, open_questions, standing
 
 __all__ = [
     "Asked",
@@ -29,6 +29,7 @@ __all__ = [
     "DroppedTrigger",
     "FieldChange",
     "GoalEdit",
+    "HeldTask",
     "JsonlStore",
     "MemoryStore",
     "PlanDiff",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from replanning.history._mermaid import mermaid
 from replanning.history._replans import GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._reports import asked_lines, decision_line, effects, metrics_line, timeline
-from replanning.history._words import cause, change_line, edited_by, goal_line, moment, plain, usage
+from replanning.history._words import cause, causes, change_line, edited_by, goal_line, moment, plain, usage
 
 if TYPE_CHECKING:
     from replanning._records import Candidate, Score
@@ -65,9 +65,7 @@ def _entry(entry: ReplanEvent | PlanEdit, effect: str) -> list[str]:
         reason = [f"- **Reason**: {inline(entry.reason)}"] if entry.reason else []
         title = f"## Edit by {edited_by(entry.changes)}{made}"
         return [title, "", f"- **When**: {moment(entry.at)}", *reason, *changes, "", *block]
-    title = (
-        f"## {inline(entry.replan)}: {', '.join(entry.kinds) or 'no trigger'} → {entry.decision or 'undecided'}{made}"
-    )
+    title = f"## {inline(entry.replan)}: {causes(entry.triggers)} → {entry.decision or 'undecided'}{made}"
     lines = [title, "", f"- **When**: {moment(entry.at)}"]
     lines += [f"- **Cause**: {inline(cause(trigger))}" for trigger in entry.triggers]
     lines += [f"- **Asked**: {inline('; '.join(asked_lines(entry.question)))}"] if entry.question else []

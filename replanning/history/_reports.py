@@ -11,10 +11,12 @@ from replanning.history._metrics import Calibration, ReplanMetrics
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._words import (
     cause,
+    causes,
     change_line,
     count,
     edited_by,
     goal_line,
+    is_held,
     moment,
     percent,
     plain,
@@ -125,7 +127,7 @@ def _title(entry: ReplanEvent | PlanEdit) -> str:
         reason = f": {plain(entry.reason)}" if entry.reason else ""
         return f"edit · {moment(entry.at)} · {made} · by {edited_by(entry.changes)}{reason}"
     outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
-    why = ", ".join(entry.kinds) or "no trigger"
+    why = causes(entry.triggers)
     return f"{plain(entry.replan)} · {moment(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
 
 
@@ -151,7 +153,7 @@ def asked_lines(asked: Asked | None) -> list[str]:
 
 
 def _parts(event: ReplanEvent) -> list[tuple[str, list[str]]]:
-    triggers = [f"{trigger.kind}: {cause(trigger)}" for trigger in event.triggers]
+    triggers = [cause(t) if is_held(t) else f"{t.kind}: {cause(t)}" for t in event.triggers]
     candidates = [
         line
         for n, c in enumerate(event.candidates, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from replanning._settings import Settings
 from replanning._states import TaskState
 from replanning.history._owner import is_free
 from replanning.history._rules import Status
+from replanning.history._words import HELD
 
 
 class RunningTask(NamedTuple):
@@ -30,6 +31,13 @@ class RunningTask(NamedTuple):
     deadline: float | None
 
 
+class HeldTask(NamedTuple):
+    """A task of planning mode that waits until a person has answered a question."""
+
+    id: TaskId
+    question: QuestionId
+
+
 @dataclass(frozen=True, slots=True)
 class RunStanding:
     """How a run stands.
@@ -39,6 +47,7 @@ class RunStanding:
         reason: why it ended.
         revision: the number of the last revision.
         counts: how many tasks are in each state, of those that are part of the plan now.
+        held: the tasks of planning mode that wait for a person; their state is FAILED until there is an answer.
         running: the tasks that are being executed.
         questions: what waits for a person.
         replans: how many replans were applied.
@@ -56,6 +65,7 @@ class RunStanding:
     reason: str
     revision: int
     counts: Mapping[TaskState, int]
+    held: tuple[HeldTask, ...]
     running: tuple[RunningTask, ...]
     questions: tuple[Question, ...]
     replans: int
@@ -147,6 +157,7 @@ def standing(store: RunStore, info: RunInfo, now: float) -> RunStanding:
         reason="" if ended is None else ended.reason,
         revision=live.revision,
         counts=_counts(live),
+        held=tuple(held_tasks(live, ledger.questions.values())),
         running=_running(live),
         questions=tuple(question_of(asked, info.run, live, ledger) for asked in ledger.questions.values()),
         replans=ledger.applied,
@@ -173,6 +184,14 @@ def _budget(opened: RunOpened) -> Budget:
 
 def _running(live: LivePlan) -> tuple[RunningTask, ...]:
     return tuple(RunningTask(e.id, e.attempts, e.started, e.deadline) for e in live if e.state is TaskState.RUNNING)
+
+
+def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
+    """The tasks of planning mode that wait for the answers to open questions."""
+    for asked in questions:
+        for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
+            if entry.state is TaskState.FAILED and entry.failure is not None and entry.failure.type == HELD:
+                yield HeldTask(entry.id, QuestionId(asked.question))
 
 
 def _counts(live: LivePlan) -> dict[TaskState, int]:

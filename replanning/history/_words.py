@@ -19,10 +19,13 @@ from replanning._changes import (
 )
 from replanning._observations import Usage
 from replanning._plan import PLANNING_KEY, Goal, Task
-from replanning._triggers import Trigger
+from replanning._triggers import TaskFailed, Trigger
 
 LONGEST: Final = 300
 """How much of a text a report shows, in characters."""
+
+HELD: Final = "PlanningHeld"
+"""The type of a failure by which a task of planning mode waits for a person; it stands so in journals."""
 
 
 def plain(text: str, limit: int = LONGEST) -> str:
@@ -93,8 +96,21 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{share:.0%}"
 
 
+def is_held(trigger: Trigger) -> bool:
+    """Whether a task did not fail, but stopped since a person must decide something first."""
+    return isinstance(trigger, TaskFailed) and trigger.error_type == HELD
+
+
+def causes(triggers: Sequence[Trigger]) -> str:
+    """The kinds of triggers, each once; of what waited for a person, that it did."""
+    return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
+
+
 def cause(trigger: Trigger) -> str:
     """What a trigger is about, in one line."""
+    if isinstance(trigger, TaskFailed) and is_held(trigger):
+        about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
+        return plain(f"task {about} needs a person's decision: {trigger.message}")
     if trigger.reason:
         return plain(trigger.reason)
     about = ", ".join(trigger.tasks[:5])
