@@ -17,7 +17,7 @@ from replanning._confidence import PastSuccess
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TriggerId
-from replanning._moved_past import LASTING, concerned, moved_past
+from replanning._moved_past import moved_past
 from replanning._outcomes import PastOutcomes
 from replanning._policy import Decision, ReplanPolicy
 from replanning._questions import Questions
@@ -38,6 +38,9 @@ from replanning._view import PlanView
 
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
+
+_LASTING = ("task-failed", "timeout", "resource-changed")
+"""Kinds of trigger whose cause stays until the plan is changed where it lies."""
 
 
 class Replanner:
@@ -267,7 +270,7 @@ class Replanner:
         """The triggers that are done with: what was executed may have left out some of the tasks."""
         if decision.kind != "execute" or self._observe_only:
             return triggers
-        left = {t.id: t.tasks for t in triggers if t.kind in LASTING and not moved_past(t, self._run.live)}
+        left = {t.id: t.tasks for t in triggers if t.kind in _LASTING and not moved_past(t, self._run.live)}
         done = set(touched(tuple(changes)))
         # What is considered anew must have become less, so that this comes to an end.
         less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
