@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -38,10 +38,17 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 def check_plan(plan: Plan) -> list[Problem]:
     """Everything that is wrong with a plan whose parts are each valid."""
     scope = _Scope({tool.name: tool for tool in plan.tools}, plan.resources, plan.objects, plan.mcp)
-    findings = [*_check_names(plan), *_check_servers(plan), *_check_tools(plan, scope)]
+    findings = [*_check_names("tool", [tool.name for tool in plan.tools]), *_check_ids(plan.tasks)]
+    findings += [*_check_servers(plan), *_check_tools(plan, scope)]
     for index, task in enumerate(plan.tasks):
         findings += [(("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_body(task, scope)]
-    findings += _Edges(plan, scope.hints).check()
+    findings += _Edges(plan.tasks, scope.hints).check()
+    return [Problem(place(path), text) for path, text in findings]
+
+
+def check_graph(tasks: Sequence[Task]) -> list[Problem]:
+    """What is wrong with how tasks stand to one another: their ids, dependencies, and the results that they read."""
+    findings = [*_check_ids(tasks), *_Edges(tasks, Hints()).check()]
     return [Problem(place(path), text) for path, text in findings]
 
 
@@ -112,14 +119,16 @@ def _texts(value: str | Iterable[str] | Mapping[str, str] | None) -> Iterable[st
     return (value,) if isinstance(value, str) else value or ()
 
 
-def _check_names(plan: Plan) -> Iterator[Finding]:
-    for what, names in (("tool", [t.name for t in plan.tools]), ("task", [t.id for t in plan.tasks])):
-        first: dict[str, int] = {}
-        for index, name in enumerate(names):
-            if (before := first.setdefault(name, index)) != index:
-                key = "id" if what == "task" else "name"
-                text = f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
-                yield (f"{what}s", index, key), text
+def _check_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
+    return _check_names("task", [task.id for task in tasks], "id")
+
+
+def _check_names(what: str, names: Sequence[str], key: str = "name") -> Iterator[Finding]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if (before := first.setdefault(name, index)) != index:
+            text = f"{what} {name!r} is there already, as {what}s[{before}]; each needs its own {key}"
+            yield (f"{what}s", index, key), text
 
 
 def _check_servers(plan: Plan) -> Iterator[Finding]:
@@ -252,13 +261,13 @@ def _mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> str:
 
 
 class _Edges:
-    """How the tasks of a plan stand to one another."""
+    """How tasks stand to one another."""
 
-    def __init__(self, plan: Plan, hints: Hints) -> None:
-        self._tasks = plan.tasks
+    def __init__(self, tasks: Sequence[Task], hints: Hints) -> None:
+        self._tasks = tasks
         self._hints = hints
         self._index: dict[str, int] = {}
-        for index, task in enumerate(plan.tasks):
+        for index, task in enumerate(tasks):
             self._index.setdefault(task.id, index)
 
     def check(self) -> list[Finding]:

@@ -125,7 +125,7 @@ class Redactor:
 
     def _value(self, value: JsonValue) -> JsonValue:
         if isinstance(value, str):
-            return self.text(value)
+            return value if value in self._clean else self.text(value)
         if isinstance(value, list):
             return [self._value(item) for item in value]
         if isinstance(value, dict):
@@ -135,7 +135,7 @@ class Redactor:
     def _members(self, members: dict[str, JsonValue]) -> dict[str, JsonValue]:
         found: dict[str, JsonValue] = {}
         for key, item in members.items():
-            name = clean = self.text(key)
+            name = clean = key if key in self._clean else self.text(key)
             number = 1
             while name in found:  # what differed in a secret alone
                 number += 1

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from replanning.planning._building import (
-    known_arguments,
-    missing_arguments,
-    problems_of,
-    revised,
-    tasks_of,
-)
+from replanning.planning._building import known_arguments, missing_arguments, revised
+from replanning.planning._checking import problems_of, tasks_of
 from replanning.planning._coordinator import PlanningCoordinator
 from replanning.planning._deciding import DecisionPrompts, DecisionRequest, Reply
 from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision

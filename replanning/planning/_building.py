@@ -1,92 +1,20 @@
-"""Makes tasks of what a model planned, and says everything that is in the way of that."""
+"""Makes tasks of what a model planned."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from replanning._checks import check_task
-from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._patterns import holes
-from replanning._plan import Fallback, Goal, JsonObject, JsonValue, Plan, Task, TaskBody, ToolSpec
+from replanning._plan import Fallback, JsonObject, JsonValue, Task, TaskBody, ToolSpec
 from replanning._references import texts_with_references
-from replanning._wording import Hints
 from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_ANY: Final = "${context.asked_for_later}"
-"""Stands for an argument that is not known yet, in checks only: a reference fits every type."""
-
-
-def problems_of(
-    decomposition: TaskDecomposition,
-    action_plan: ActionPlan | None = None,
-    *,
-    tools: Iterable[ToolSpec],
-    max_subtasks: int = 100,
-    finished: Iterable[str] = (),
-    resources: Mapping[str, float] | None = None,
-) -> list[Problem]:
-    """Everything that is wrong with a decomposition and, where there is one, with its action plan.
-
-    Args:
-        decomposition: the subtasks.
-        action_plan: the actions; None where they are not planned yet.
-        tools: the tools that may be used.
-        max_subtasks: how many subtasks there may be beside those that are finished.
-        finished: subtasks that were done before, of this decomposition or not: they may be depended on, and not planned.
-        resources: how much there is of what tools take; None where that is not known.
-    """
-    done = {name: name for name in finished}
-    library = {tool.name: tool for tool in tools}
-    left = left_of(decomposition, done)
-    problems = [*_count(left, max_subtasks), *_subtasks(decomposition, library, done)]
-    if action_plan is None:
-        return problems
-    problems += [*_order(action_plan, left), *_actions(action_plan, left, library, done, resources)]
-    return problems or _references(_built(action_plan, left, library, _Ids("", done)), done)
-
-
-def tasks_of(
-    action_plan: ActionPlan,
-    decomposition: TaskDecomposition,
-    tools: Iterable[ToolSpec],
-    *,
-    prefix: str = "",
-    finished: Mapping[str, str] | None = None,
-) -> tuple[Task, ...]:
-    """The tasks of an action plan, in the order in which they are to run; what is independent may run at once.
-
-    The last action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: what depends on the subtask
-    waits for all of them. A fallback strategy that names a tool becomes a fallback. Where not all arguments of a tool
-    are known, the task names no tool: then its metadata states under `planning` the `tool`, the `arguments` that are
-    known, and which are `missing`.
-
-    Args:
-        action_plan: what is to be done.
-        decomposition: the subtasks that it serves.
-        tools: the tools that may be used.
-        prefix: stands before every id, in references as well, so that no id is used again.
-        finished: subtasks that were done before, each with the id of the task that did it.
-
-    Raises:
-        PlanError: something is wrong; with everything that is.
-    """
-    library, done = {tool.name: tool for tool in tools}, finished or {}
-    left = left_of(decomposition, done)
-    problems = [
-        *_subtasks(decomposition, library, done),
-        *_order(action_plan, left),
-        *_actions(action_plan, left, library, done),
-    ]
-    tasks = () if problems else _built(action_plan, left, library, _Ids(prefix, done))
-    if problems := problems or _references(tasks, done.values()):
-        raise PlanError(problems)
-    return tasks
 
 
 def revised(
@@ -157,108 +85,22 @@ def _literal(value: JsonValue) -> JsonValue:
     return value
 
 
-def _count(subtasks: Sequence[Subtask], most: int) -> Iterator[Problem]:
-    if (count := len(subtasks)) > most:
-        text = f"there are {count} subtasks, at most {most} are allowed; merge those that belong together"
-        yield Problem("task_decomposition.subtasks", text)
+class Ids:
+    """Which ids the tasks have that a model calls by the names of its subtasks.
 
+    Args:
+        prefix: stands before every id.
+        finished: the ids of what was done before, by the names of the subtasks.
+        taken: names that no action may have beside its subtask.
+    """
 
-def _subtasks(
-    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], done: Collection[str]
-) -> Iterator[Problem]:
-    at, hints = "task_decomposition.subtasks", Hints()
-    for index, subtask in enumerate(decomposition.subtasks):
-        for tool in subtask.required_tools:
-            if tool not in library:
-                text = f"subtask {subtask.id!r} requires the tool {tool!r}, which there is not{hints(tool, library)}"
-                yield Problem(f"{at}[{index}].required_tools", text)
-    ids, own = _Ids("", {}), {subtask.id for subtask in decomposition.subtasks}
-    tasks = [Task(id=TaskId(each.id), depends_on=ids.all(each.dependencies)) for each in decomposition.subtasks]
-    for problem in _sound([*tasks, *(Task(id=TaskId(name)) for name in done if name not in own)]):
-        where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
-        yield Problem(where, problem.message.replace(", as tasks[", ", as subtasks["))
-
-
-def _sound(tasks: Iterable[Task]) -> tuple[Problem, ...]:
-    tasks, resources = tuple(tasks), dict[str, float]()
-    for name, amount in (
-        taken for task in tasks for body in (task, *task.fallbacks) for taken in body.resources.items()
-    ):
-        resources[name] = max(amount, resources.get(name, 0))  # whether there is so much is another question
-    try:
-        Plan(goal=Goal(objective=""), tasks=tasks, resources=resources)
-    except PlanError as error:
-        return tuple(error.problems)
-    return ()
-
-
-def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
-    """What an order names that is not there, names too often, or leaves out."""
-    at, hints = "action_plan.execution_order", Hints()
-    known = dict.fromkeys(subtask.id for subtask in subtasks)
-    planned = Counter(action.task_id for action in action_plan.actions)
-    for name, count in Counter(action_plan.execution_order).items():
-        if name not in known:
-            yield Problem(at, f"{name!r} is no subtask that is to be done{hints(name, known)}")
-        elif count > max(1, planned[name]):
-            yield Problem(at, f"{name!r} stands there {count} times and has {planned[name]} actions")
-    placed = frozenset(action_plan.execution_order)
-    for name in known if placed else ():
-        if name not in placed:
-            yield Problem(at, f"{name!r} is left out; every subtask has its place")
-
-
-def _actions(
-    action_plan: ActionPlan,
-    subtasks: Sequence[Subtask],
-    library: Mapping[str, ToolSpec],
-    done: Collection[str],
-    resources: Mapping[str, float] | None = None,
-) -> Iterator[Problem]:
-    hints = Hints()
-    known = dict.fromkeys(subtask.id for subtask in subtasks)
-    capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
-    for index, action in enumerate(action_plan.actions):
-        at, of = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
-        if action.task_id not in known:
-            finished = "a subtask that is finished" if action.task_id in done else ""
-            why = finished or f"no subtask{hints(action.task_id, known)}"
-            yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
-        if (tool := library.get(action.tool)) is None:
-            yield Problem(
-                f"{at}.tool", f"{of} uses the tool {action.tool!r}, which there is not{_known(action, library)}"
-            )
-            continue
-        later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _ANY)
-        body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in check_task(body, library, capacity, {}):
-            yield Problem(f"{at}.arguments", f"{of}: {text}")
-    served = {action.task_id for action in action_plan.actions}
-    for name in known:
-        if name not in served:
-            yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
-
-
-def _known(action: Action, library: Mapping[str, ToolSpec]) -> str:
-    if hint := Hints()(action.tool, library):
-        return hint
-    names = ", ".join(map(repr, [*library][:20])) + (", …" if len(library) > 20 else "")
-    return f"; there is {names}" if names else "; there are no tools at all"
-
-
-def _references(tasks: Sequence[Task], done: Iterable[str]) -> list[Problem]:
-    """References to what is not there, or not there in time; the rest is known to be sound."""
-    whole = [task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
-    before = [Task(id=TaskId(name)) for name in dict.fromkeys(done)]
-    return [Problem("action_plan.actions", problem.message) for problem in _sound([*whole, *before])]
-
-
-class _Ids:
-    """Which ids the tasks have that a model calls by the names of its subtasks."""
-
-    def __init__(self, prefix: str, finished: Mapping[str, str]) -> None:
+    def __init__(self, prefix: str = "", finished: Mapping[str, str] | None = None, taken: Iterable[str] = ()) -> None:
         self.prefix = prefix
-        self.finished = finished
+        self.finished = finished or {}
+        self.taken = frozenset(taken)
+
+    def __repr__(self) -> str:
+        return f"<Ids {self.prefix!r}, {len(self.finished)} finished>"
 
     def one(self, name: str) -> TaskId:
         """The id of the task that does a subtask, or did it."""
@@ -300,10 +142,11 @@ class _Ids:
         return next((name for name in reversed(names) if name in self.finished), names[0] if names else "")
 
 
-def _built(
-    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], ids: _Ids
+def built(
+    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], ids: Ids
 ) -> tuple[Task, ...]:
-    actions, taken = _by_subtask(action_plan), {*(subtask.id for subtask in subtasks), *ids.finished}
+    """The tasks of actions that were checked."""
+    actions, taken = _by_subtask(action_plan), {*(subtask.id for subtask in subtasks), *ids.taken, *ids.finished}
     tasks: list[Task] = []
     for subtask in _sorted(action_plan, subtasks):
         waits, served = ids.all(subtask.dependencies), actions[subtask.id]
@@ -348,7 +191,7 @@ def _names(subtask: str, count: int, taken: set[str]) -> list[str]:
     return [*names, subtask]
 
 
-def _fields(action: Action, library: Mapping[str, ToolSpec], ids: _Ids) -> JsonObject:
+def _fields(action: Action, library: Mapping[str, ToolSpec], ids: Ids) -> JsonObject:
     said: JsonObject = {
         "subtask": action.task_id,
         "action_type": action.action_type,
@@ -362,7 +205,7 @@ def _fields(action: Action, library: Mapping[str, ToolSpec], ids: _Ids) -> JsonO
     }
 
 
-def _use(tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, ids: _Ids) -> JsonObject:
+def _use(tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, ids: Ids) -> JsonObject:
     """Which tool is used and how; where not all of that is known, it stands in the metadata until it is asked for."""
     arguments = {name: ids.renamed(value) for name, value in given.items()}
     if missing := missing_arguments(tool, given):
@@ -375,7 +218,7 @@ def _use(tool: ToolSpec, given: Mapping[str, JsonValue], said: JsonObject, ids: 
     return {"tool": tool.name, "arguments": arguments, "metadata": {"planning": {**said, "tool": tool.name}}}
 
 
-def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _Ids) -> Iterator[Fallback]:
+def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: Ids) -> Iterator[Fallback]:
     """The other tool that a strategy names, with the arguments that both tools take."""
     tool = _named(action.fallback_strategy or "", library)
     if tool is not None and tool.name != action.tool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, Task
-from replanning.planning._building import problems_of
+from replanning.planning._checking import problems_of
 from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase

@@ -7,7 +7,8 @@ from typing import Final
 
 from replanning._errors import PlanError
 from replanning._plan import JsonObject, Task
-from replanning.planning._building import known_arguments, tasks_of
+from replanning.planning._building import known_arguments
+from replanning.planning._checking import tasks_of
 from replanning.planning._outputs import ActionPlan, TaskDecomposition
 from replanning.planning._sequencing import fitted_in
 from replanning.planning._session import Session

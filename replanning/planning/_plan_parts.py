@@ -40,12 +40,6 @@ def parts_of(
     return tuple(tuple(names[start : start + most]) for start in range(0, len(names), most))
 
 
-def within(decomposition: TaskDecomposition, names: Collection[str]) -> TaskDecomposition:
-    """Only those subtasks of a decomposition."""
-    subtasks = tuple(subtask for subtask in decomposition.subtasks if subtask.id in names)
-    return decomposition.model_copy(update={"subtasks": subtasks})
-
-
 def joined(plans: Sequence[ActionPlan]) -> ActionPlan:
     """The action plan whose parts were planned one by one."""
     order = tuple(name for plan in plans for name in placed(plan))

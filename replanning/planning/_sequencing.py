@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from replanning._errors import LLMReplyInvalid
+from replanning._errors import LLMReplyInvalid, Problem
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
-from replanning.planning._building import missing_arguments, problems_of, revised
+from replanning.planning._building import missing_arguments, revised
+from replanning.planning._checking import part_of, problems_of
 from replanning.planning._outputs import (
     ActionPlan,
     PlanningReply,
@@ -17,7 +18,7 @@ from replanning.planning._outputs import (
     parse_reply,
 )
 from replanning.planning._phases import Phase, keeps_finished
-from replanning.planning._plan_parts import joined, parts_of, within
+from replanning.planning._plan_parts import joined, parts_of
 from replanning.planning._prompts import PART
 from replanning.planning._session import REPAIRS, Session
 from replanning.planning._standing import read_as
@@ -39,8 +40,10 @@ async def sequence(session: Session, task: Task) -> JsonObject:
     def read(text: str) -> JsonObject:
         planned = _without(_revision(text) if revises else _actions(text), finished)
         subtasks = revised(decomposition, planned, finished) if revises else decomposition
-        if problems := _problems(session, planned, subtasks, finished):
-            raise LLMReplyInvalid("; ".join(problems))
+        most, capacity = session.settings.max_subtasks + len(finished), session.run.live.pool.capacity
+        tools = session.tools.values()
+        problems = problems_of(subtasks, planned, tools=tools, max_subtasks=most, finished=finished, resources=capacity)
+        _refuse(session, planned, problems)
         return _planned(planned, subtasks)
 
     if revises:
@@ -56,21 +59,24 @@ async def _in_parts(
     given: JsonObject,
 ) -> ActionPlan:
     """The actions of one part of the subtasks after another; the model sees what it has planned so far."""
-    plans, names = list[ActionPlan](), set(finished)
+    plans, earlier = list[ActionPlan](), list[Task]()
     for part in parts:
-        names.update(part)
-        subtasks = within(decomposition, names)
 
-        def read(text: str, subtasks: TaskDecomposition = subtasks) -> ActionPlan:
+        def read(text: str, part: Sequence[str] = part) -> tuple[ActionPlan, Sequence[Task]]:
             planned = _without(_actions(text), finished)
-            if problems := _problems(session, joined([*plans, planned]), subtasks, finished):
-                raise LLMReplyInvalid("; ".join(problems))
-            return planned
+            tools, capacity = session.tools.values(), session.run.live.pool.capacity
+            problems, tasks = part_of(
+                decomposition, planned, part, earlier, tools=tools, finished=finished, resources=capacity
+            )
+            _refuse(session, planned, problems)
+            return planned, tasks
 
         told: JsonObject = {**given, PART: list(part)}
         if plans:
             told["action_plan"] = joined(plans).model_dump(mode="json")
-        plans.append(await session.ask(Phase.ACTION_SEQUENCE, told, PlanningReply, read, repairs=REPAIRS))
+        planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, told, PlanningReply, read, repairs=REPAIRS)
+        plans.append(planned)
+        earlier.extend(tasks)
     return joined(plans)
 
 
@@ -118,23 +124,18 @@ def is_superseded(session: Session, task: Task) -> bool:
     return any(planned) and not planned[-1]
 
 
-def _problems(
-    session: Session, planned: ActionPlan, subtasks: TaskDecomposition, finished: Mapping[str, str]
-) -> list[str]:
-    tools = session.tools
-    most = session.settings.max_subtasks + len(finished)
-    problems = problems_of(
-        subtasks,
-        planned,
-        tools=tools.values(),
-        max_subtasks=most,
-        finished=finished,
-        resources=session.run.live.pool.capacity,
-    )
-    if problems or not session.complete:
-        return list(map(str, problems))
-    lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
-    return [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
+def _refuse(session: Session, planned: ActionPlan, problems: Sequence[Problem]) -> None:
+    """Refuse a plan with problems, or, where every argument must be planned, without some of them.
+
+    Raises:
+        LLMReplyInvalid: with everything that is wrong.
+    """
+    tools, texts = session.tools, list(map(str, problems))
+    if session.complete and not texts:
+        lacking = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
+        texts = [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
+    if texts:
+        raise LLMReplyInvalid("; ".join(texts))
 
 
 def _planned(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:

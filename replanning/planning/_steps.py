@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from replanning._changes import AddTask, PlanChange, SkipTask
+from replanning._changes import AddTask, ModifyTask, PlanChange, SkipTask
 from replanning._entries import Entry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
-from replanning._plan import PLANNING_KEY, Goal, JsonObject, Plan, Task
+from replanning._plan import PLANNING_KEY, Goal, JsonObject, JsonValue, Plan, Task
 from replanning._states import STUCK, WAITING, TaskState
 from replanning._view import PlanView
 from replanning.planning._phases import Phase, carried_over, keeps_finished
@@ -206,18 +206,21 @@ def install(
         finished: the live tasks that are kept, by their names in the plan.
         by: the phase task that made it, for which the new ones wait.
     """
-    ids = {task.id for task in planned}
+    ids = dict.fromkeys(task.id for task in planned)
     tasks = {**finished, **{str(task.id).removeprefix(prefix): str(task.id) for task in planned}}
-    reflection = reflection_of(live)
-    before = () if reflection is None else (reflection,)
     rooted = [
-        task if ids & set(task.depends_on) else task.model_copy(update={"depends_on": (*task.depends_on, by)})
+        task if not ids.keys().isdisjoint(task.depends_on) else task.model_copy(update={"depends_on": (*task.depends_on, by)})
         for task in planned
     ]
     old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
     left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
     skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
-    return Installed((*(AddTask(task=task, before=before) for task in rooted), *skips), tasks)
+    adds: list[PlanChange] = [AddTask(task=task) for task in rooted]
+    reflection = reflection_of(live)
+    if reflection is not None:  # in one change, since each looks at everything that is waited for
+        awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
+        adds.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
+    return Installed((*adds, *skips), tasks)
 
 
 def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
