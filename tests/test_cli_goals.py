@@ -127,6 +127,20 @@ def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
     assert lines(folder / "log") == ["a", "b"]
 
 
+def test_f11_solving_again_asks_the_model_that_was_named(folder: Path) -> None:
+    """`solve` of a run that is there asks the model that was named for it, as `resume` does; unless `--llm` says else."""
+    asks: JsonObject = go_on(clarification_needed=True, clarification_questions=["Which?"])
+    with ScriptedLLMServer(Service({**WIPES, "decision:goal_understanding": (asks, go_on())})) as server:
+        cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
+        again = cli(folder, "solve", *GOAL[:-2], "--run-id", "r", **server.environ())
+        other = cli(folder, "solve", *GOAL[:-2], "--run-id", "r", "--llm", "anthropic", **server.environ())
+        fresh = cli(folder, "solve", *GOAL[:-2], "--run-id", "s", **server.environ())
+
+    assert "planned and judged by openai (" in again.stderr
+    assert "planned and judged by anthropic (" in other.stderr
+    assert "planned and judged by github-copilot (" in fresh.stderr
+
+
 def test_a_model_named_later_counts_from_then_on(folder: Path) -> None:
     """Who resumes with another model goes on with that one, and so does whoever resumes after that."""
     asks: JsonObject = go_on(clarification_needed=True, clarification_questions=["Which?"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ import anyio
 
 from replanning import Environment, Plan, PlanRun, ReplanningError, Settings, StoreGate
 from replanning._errors import NotRunning, Problem, SettingsError
+from replanning._ids import RunId
 from replanning._llms import AUTO, create_llm_provider
 from replanning._opening import redactor_for
 from replanning._records import Record
@@ -26,7 +27,7 @@ from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json
 from replanning.cli._run import RunOptions, _find, _gate, _story, discovered, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
-from replanning.cli._stores import open_store
+from replanning.cli._stores import may_hold_runs, open_store
 from replanning.cli._task import Task
 from replanning.cli._telling import phases_apart, teller
 from replanning.cli._tracing import open_trace, place_of
@@ -47,17 +48,38 @@ def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
     Raises:
         ReplanningError: it cannot be started.
     """
+    settings = read_settings(options.settings, quiet=options.quiet)
+    run, named = _continued(task.request, run_id, settings, options.store)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
-        store, settings = planning.engine.store, planning.settings
-        if run_id is not None:
-            check_run(run_id, task.request, settings, store)
-        left = None if run_id is not None else unfinished(task.request, settings, store)
-        if left is not None:
-            say(f"run {left} of {task.request.issue_id} is not finished, and is continued; --run-id begins another")
-        return planning.execute_with_planning(run_id or left)
+        return planning.execute_with_planning(run)
 
-    return _solved(task, options, start, pairs(options.context))
+    return _solved(replace(task, llm=task.llm or named), options, settings, start)
+
+
+def _continued(
+    request: TaskRequest, run_id: str | None, settings: Settings, place: str
+) -> tuple[str | None, str | None]:
+    """The run that is meant, where one is, and the language model that was named for it, where it has begun.
+
+    Raises:
+        SettingsError: the run of that name is about something else.
+        NotRunning: it was given up.
+        StoreError: its store cannot be read.
+    """
+    if not may_hold_runs(place):
+        return run_id, None
+    store = open_store(place)
+    try:
+        if run_id is not None:
+            check_run(run_id, request, settings, store)
+        run = run_id or unfinished(request, settings, store)
+        if run_id is None and run is not None:
+            say(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
+        begun = any(info.run == run for info in store.runs())
+        return run, _named_model(store.read(RunId(run))) if run is not None and begun else None
+    finally:
+        store.close()
 
 
 def resume_solving(run: str, options: RunOptions, revision: int | None = None) -> int | None:
@@ -85,7 +107,7 @@ def resume_solving(run: str, options: RunOptions, revision: int | None = None) -
         wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
         return planning.execute_with_planning(wanted)
 
-    return _solved(task, options, start, pairs(options.context))
+    return _solved(task, options, read_settings(options.settings, quiet=options.quiet), start)
 
 
 def _named_model(records: Iterable[Record]) -> str | None:
@@ -109,7 +131,8 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
         plans.append(await planning.make_plan())
         asked.extend(question.text for question in planning.engine.pending(planning.result.run))
 
-    summary, _ = _carry_out(task, options, start, {})
+    settings = read_settings(options.settings, quiet=options.quiet)
+    summary, _ = _carry_out(task, options, settings, start, {})
     if plans and plans[0] is not None:
         _hand_over(plans[0], save, as_json=options.json)
         return int(ExitCode.OK)
@@ -169,8 +192,8 @@ def _dangerous(plan: Plan) -> list[str]:
 Start = Callable[[PlanningCoordinator], Awaitable[object]]
 
 
-def _solved(task: Task, options: RunOptions, start: Start, context: JsonObject) -> int:
-    summary, completion = _carry_out(task, options, start, context)
+def _solved(task: Task, options: RunOptions, settings: Settings, start: Start) -> int:
+    summary, completion = _carry_out(task, options, settings, start, pairs(options.context))
     if options.json:
         show_json({**phases_apart(as_json(summary), summary.story.live), "completion": completion})
         return int(summary.exit_code)
@@ -192,9 +215,10 @@ def _show_completion(completion: JsonObject, reason: str) -> None:
             say(f"  · {line}")
 
 
-def _carry_out(task: Task, options: RunOptions, start: Start, context: JsonObject) -> tuple[Summary, JsonObject | None]:
+def _carry_out(
+    task: Task, options: RunOptions, settings: Settings, start: Start, context: JsonObject
+) -> tuple[Summary, JsonObject | None]:
     """Carry a run out; returns how it came out, and what planning mode has to say about that."""
-    settings = read_settings(options.settings, quiet=options.quiet)
     environment = Environment()
     model = create_llm_provider(
         task.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)

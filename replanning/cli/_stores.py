@@ -24,7 +24,7 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
         StoreError: the place cannot be used, or nothing is kept there.
     """
     name, path = _kind(place)
-    if must_exist and name in ("sqlite", "jsonl", "memory") and not (path and Path(path).exists()):
+    if must_exist and not _may_hold_runs(name, path):
         what = "memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
     try:
@@ -34,6 +34,19 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
             raise
         raise StoreError(f"{error} (--store says where runs are kept)") from error
     return made
+
+
+def may_hold_runs(place: str) -> bool:
+    """Whether runs may be kept at a place already; asking makes no store there.
+
+    Raises:
+        StoreError: the place cannot be used.
+    """
+    return _may_hold_runs(*_kind(place))
+
+
+def _may_hold_runs(name: str, path: str) -> bool:
+    return name not in ("sqlite", "jsonl", "memory") or bool(path and Path(path).exists())
 
 
 def _kind(place: str) -> tuple[str, str]:
