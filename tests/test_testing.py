@@ -270,6 +270,22 @@ async def test_gate_answers_in_its_time() -> None:
         assert repr(gate) == "<ScriptedGate questions=1 reminders=1>"
 
 
+async def test_gate_asked_twice_at_once() -> None:
+    """Of questions that are put at the same time, each gets an answer of its own, in the order in which they come."""
+    script = [returns(Answer("approve", by=name)) for name in ("ada", "bob")]
+    said: dict[str, str] = {}
+    gate = ScriptedGate(script)
+
+    async def put(name: str) -> None:
+        question = Question(QuestionId(name), RunId("run-1"), "Which?", (), ())
+        said[name] = (await gate.ask(question)).by
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(put, "q1")
+        group.start_soon(put, "q2")
+    assert [said[question.id] for question in gate.questions] == ["ada", "bob"]
+
+
 async def test_gate_that_says_nothing_or_nonsense() -> None:
     """After the end of its script nobody answers, and what is no answer is an error that says so."""
     question = Question(QuestionId("run-1.q1"), RunId("run-1"), "Which?", (), ())

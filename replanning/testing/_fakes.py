@@ -143,18 +143,18 @@ class ScriptedProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Answer as the script says."""
         self.requests.append(request)
+        number = len(self.requests)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
         if self._usage is not None:
             request.charge(self._usage)
-        proposal = self._proposal(request)
+        proposal = self._proposal(request, number)
         if isinstance(proposal, Step):
             proposal = await perform(proposal, self._clock)  # type: ignore[assignment]  # what a script returns is its own business
         return [proposal] if isinstance(proposal, Alternative) else proposal  # type: ignore[return-value]  # likewise
 
-    def _proposal(self, request: ReplanRequest) -> Proposal:
+    def _proposal(self, request: ReplanRequest, number: int) -> Proposal:
         if callable(self._script):
             return self._script(request)
-        number = len(self.requests)
         return self._script[number - 1] if number <= len(self._script) else ()
 
 
@@ -192,8 +192,9 @@ class ScriptedGate:
     async def ask(self, question: Question) -> Answer:
         """Answer as the script says."""
         self.questions.append(question)
+        number = len(self.questions)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
-        step = self._step(question)
+        step = self._step(question, number)
         answer = step if isinstance(step, Answer) else await perform(step, self._clock)
         if not isinstance(answer, Answer):
             raise TypeError(f"the script of the gate gave {answer!r}; it takes an Answer, or a step that returns one")
@@ -203,10 +204,9 @@ class ScriptedGate:
         """Remember the reminder."""
         self.reminders.append(question)
 
-    def _step(self, question: Question) -> Step | Answer:
+    def _step(self, question: Question, number: int) -> Step | Answer:
         if callable(self._script):
             return self._script(question)
-        number = len(self.questions)
         return self._script[number - 1] if number <= len(self._script) else hangs()
 
 
