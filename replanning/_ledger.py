@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from replanning._budget import Spending
@@ -127,7 +127,9 @@ class Ledger:
             if body.decision != "ask" or body.by == "observe":
                 self.open.pop(trigger_id, None)
         if body.decision != "ask":
-            self.answered.pop(body.replan, None)
+            if body.replan in self.answered:
+                asked, _ = self.answered.pop(body.replan)
+                self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
             self.undecided.pop(body.replan, None)
             self._proposed.pop(body.replan, None)
 
@@ -166,6 +168,12 @@ class Ledger:
         if self._waiting_since is None:
             self._waiting_since = at
 
+    def _reopen(self, triggers: Iterable[TriggerId]) -> None:
+        """Nothing was decided about these: they are considered anew, and at once."""
+        for trigger_id in triggers:
+            self.open[trigger_id] = self.triggers[trigger_id]
+            self.acted.pop(self.triggers[trigger_id].fingerprint, None)
+
     def _attached(self, body: TriggerAttached, at: float) -> None:
         self.attached[body.question].append(body.trigger)
 
@@ -176,8 +184,7 @@ class Ledger:
         asked = self.questions.pop(body.question, None)
         self.attached.pop(body.question, None)
         if asked is not None and body.verdict == "withdrawn":
-            for trigger_id in asked.triggers:  # nothing was decided: they are considered anew, and at once
-                self.acted.pop(self.triggers[trigger_id].fingerprint, None)
+            self._reopen(asked.triggers)
         elif asked is not None:
             # What was attached meanwhile is considered anew.
             for trigger_id in asked.triggers:

@@ -1,11 +1,27 @@
-"""Whether the plan has moved past a trigger, which is then dropped."""
+"""Whether the plan has moved past a trigger, which is then dropped, and which triggers changes are about."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from replanning._changes import PlanChange, touched
 from replanning._live import LivePlan
 from replanning._states import FINISHED, STUCK
 from replanning._triggers import ContextChanged, ResourceChanged, Trigger
 from replanning._world import world_of
+
+LASTING: Final = ("task-failed", "timeout", "resource-changed")
+"""Kinds of trigger whose cause stays until the plan is changed where it lies."""
+
+
+def concerned(triggers: Sequence[Trigger], proposed: Iterable[tuple[PlanChange, ...]]) -> Sequence[Trigger]:
+    """The triggers that something proposed is about; all of them, where it is about none.
+
+    What is decided about it decides nothing about the others, whose cause stays where it is.
+    """
+    subjects = {task_id for changes in proposed for task_id in touched(changes)}
+    return [t for t in triggers if t.kind not in LASTING or not subjects.isdisjoint(t.tasks)] or triggers
 
 
 def moved_past(trigger: Trigger, live: LivePlan) -> str:

@@ -19,6 +19,7 @@ from replanning._answers import (
     settlement,
     understood,
 )
+from replanning._changes import PlanChange
 from replanning._containment import contained, described
 from replanning._errors import (
     ChangeRefused,
@@ -30,8 +31,9 @@ from replanning._errors import (
     UnknownQuestion,
     Unstorable,
 )
-from replanning._ids import QuestionId, ReplanId, TaskId
+from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
 from replanning._interfaces import Answer, HumanGate, Question
+from replanning._moved_past import concerned
 from replanning._policy import Decision
 from replanning._records import (
     AnswerRefused,
@@ -189,7 +191,13 @@ class Questions:
                 )
             except ChangeRefused as error:  # the plan was edited before it could be carried out
                 decision, rule, because = "keep", "refused", str(error)
-        self._life.commit(Decided(asked.replan, asked.triggers, decision, rule, because, said.chosen, said.by))
+        triggers = self._settled(asked, said.changes) if decision == "execute" else asked.triggers
+        self._life.commit(Decided(asked.replan, triggers, decision, rule, because, said.chosen, said.by))
+
+    def _settled(self, asked: QuestionAsked, changes: tuple[PlanChange, ...]) -> tuple[TriggerId, ...]:
+        """The triggers of a question that changes are about: whoever approves of one candidate says nothing of the rest."""
+        triggers = [self._life.ledger.triggers[trigger_id] for trigger_id in asked.triggers]
+        return tuple(trigger.id for trigger in concerned(triggers, [changes]))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that nobody can answer any more; its triggers are considered anew."""

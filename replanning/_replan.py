@@ -17,7 +17,7 @@ from replanning._confidence import PastSuccess
 from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
 from replanning._generator import AlternativeGenerator, Generated, Setting
 from replanning._ids import ReplanId, TriggerId
-from replanning._moved_past import moved_past
+from replanning._moved_past import LASTING, concerned, moved_past
 from replanning._outcomes import PastOutcomes
 from replanning._policy import Decision, ReplanPolicy
 from replanning._questions import Questions
@@ -28,6 +28,7 @@ from replanning._records import (
     Decided,
     DecisionKind,
     QuestionAnswered,
+    Record,
     TriggerDropped,
 )
 from replanning._run import PlanRun
@@ -39,8 +40,8 @@ from replanning._view import PlanView
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
 
-_LASTING = ("task-failed", "timeout", "resource-changed")
-"""Kinds of trigger whose cause stays until the plan is changed where it lies."""
+_OWN: Final = ("policy", "observe")
+"""By whom a decision is that no person has made, and no deadline."""
 
 
 class Replanner:
@@ -74,6 +75,7 @@ class Replanner:
         self._past = past
         self.queue = TriggerQueue(self._life, holds=not observe_only)
         self._life.observers[QuestionAnswered].append(lambda record: self.queue.refill())
+        self._life.observers[Decided].append(self._on_decided)
 
     def __repr__(self) -> str:
         return f"<Replanner of {self._run.id!r} queue={self.queue!r}>"
@@ -82,6 +84,12 @@ class Replanner:
     def busy(self) -> bool:
         """Whether something is being decided, is about to be, or a person is being asked."""
         return self.queue.busy or self._questions.waiting
+
+    def _on_decided(self, record: Record) -> None:
+        """Consider anew what an answer has left out."""
+        assert isinstance(record.body, Decided)
+        if record.body.by not in _OWN:
+            self.queue.refill()
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
@@ -128,8 +136,11 @@ class Replanner:
             if replan not in ledger.answered:
                 aborts = any(isinstance(change, AbortRun) for change in revised.changes)
                 kind: DecisionKind = "abort" if aborts else "execute"
-                how = revised.triggers, kind, "confident", revised.reason, revised.chosen, revised.by
-                self._life.commit(Decided(replan, *how))
+                triggers: Sequence[Trigger] = [ledger.triggers[trigger_id] for trigger_id in revised.triggers]
+                settled = triggers if aborts else self._settled(triggers, revised.changes)
+                ids = tuple(trigger.id for trigger in settled)
+                how = kind, "confident", revised.reason, revised.chosen, revised.by
+                self._life.commit(Decided(replan, ids, *how))
 
     async def _wait_for_store(self) -> None:
         with suppress(NotRunning):  # the run has ended, and nothing more is decided
@@ -203,14 +214,28 @@ class Replanner:
         decision = self._policy.decide(triggers, generated.candidates, view, gate=gate)
         if decision.blocks and notes:  # whoever has to do something must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
-        changes: Sequence[PlanChange] = ()
+        settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
-            holds = holds_for(generated.candidates, triggers, life.live)
-            self._questions.ask(replan, triggers, decision, generated.candidates, holds)
+            settled = self._ask(replan, triggers, decision, generated.candidates)
         elif decision.chosen is not None and not self._observe_only:
-            changes = generated.candidates[decision.chosen].alternative.changes
-            decision = self._apply(replan, ids, decision, generated.candidates[decision.chosen], view)
-        self._record(replan, triggers, decision, began, changes)
+            chosen = generated.candidates[decision.chosen]
+            decision = self._apply(replan, ids, decision, chosen, view)
+            if decision.kind == "execute":
+                settled = self._settled(triggers, chosen.alternative.changes)
+        self._record(replan, settled, decision, began)
+        done = {trigger.id for trigger in settled}
+        for trigger in triggers:
+            if trigger.id not in done:
+                self.queue.add(trigger)
+
+    def _ask(
+        self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, candidates: Sequence[Candidate]
+    ) -> Sequence[Trigger]:
+        """Ask a person about the triggers that the candidates are about, and return these; the others are asked apart."""
+        usable = [candidate.alternative.changes for candidate in candidates if not candidate.rejected]
+        triggers = concerned(triggers, usable)
+        self._questions.ask(replan, triggers, decision, candidates, holds_for(candidates, triggers, self._life.live))
+        return triggers
 
     def _apply(
         self,
@@ -235,21 +260,13 @@ class Replanner:
             return Decision("keep", "refused", str(error))
         return decision
 
-    def _record(
-        self,
-        replan: ReplanId,
-        triggers: Sequence[Trigger],
-        decision: Decision,
-        began: float,
-        changes: Sequence[PlanChange] = (),
-    ) -> None:
+    def _record(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
         if self._life.end is not None:
             return
-        settled = self._settled(triggers, decision, changes)
         self._life.commit(
             Decided(
                 replan,
-                tuple(trigger.id for trigger in settled),
+                tuple(trigger.id for trigger in triggers),
                 decision.kind,
                 decision.rule,
                 decision.reason,
@@ -259,18 +276,10 @@ class Replanner:
                 self._life.clock.now() - began,
             )
         )
-        done = {trigger.id for trigger in settled}
-        for trigger in triggers:
-            if trigger.id not in done:
-                self.queue.add(trigger)
 
-    def _settled(
-        self, triggers: Sequence[Trigger], decision: Decision, changes: Sequence[PlanChange]
-    ) -> Sequence[Trigger]:
+    def _settled(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
         """The triggers that are done with: what was executed may have left out some of the tasks."""
-        if decision.kind != "execute" or self._observe_only:
-            return triggers
-        left = {t.id: t.tasks for t in triggers if t.kind in _LASTING and not moved_past(t, self._run.live)}
+        left = {t.id: t.tasks for t in triggers if t.kind in LASTING and not moved_past(t, self._run.live)}
         done = set(touched(tuple(changes)))
         # What is considered anew must have become less, so that this comes to an end.
         less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())

@@ -165,6 +165,14 @@ def test_answer() -> None:
     assert ledger.answered == {}
 
 
+def test_what_an_answer_leaves_out() -> None:
+    """Triggers of a question about which its answer decides nothing are open again, without a cooldown."""
+    questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), QuestionAnswered("q1", "approve", "eve")
+    ledger = remembered(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
+    assert list(ledger.open) == ["t2"]
+    assert [cause for _, _, cause in ledger.acted] == ["OSError"]
+
+
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
 def test_what_was_declined(verdict: str) -> None:
     """What a person rejects, or lets pass, is not proposed again at once."""

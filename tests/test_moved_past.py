@@ -5,16 +5,36 @@ from __future__ import annotations
 import pytest
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._moved_past import moved_past
+from replanning._moved_past import concerned, moved_past
 from replanning.changes import SkipTask
 from replanning.events import (
     BetterPathFound,
     GoalUnreachable,
+    HumanRequest,
     ResourceChanged,
     ResourceUpdated,
+    TaskFailed,
+    TimedOut,
     Trigger,
 )
 from tests.live_parts import Kept
+
+ALL = (TaskFailed(tasks=("a",)), TimedOut(tasks=("b",)), HumanRequest(reason="faster"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "about"),
+    [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))],
+)
+def test_what_changes_are_about(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
+    """Changes are about the failures of the tasks that they name, and about all that is no failure."""
+    proposed = [(SkipTask(task_id=task_id),) for task_id in tasks]
+    assert list(concerned(ALL, proposed)) == [ALL[number] for number in about]
+
+
+def test_changes_about_no_failure() -> None:
+    """Where changes name none of the tasks that failed, what has come of them is decided for all."""
+    assert concerned(ALL[:2], [(SkipTask(task_id="c"),)]) == ALL[:2]
 
 
 def kept() -> Kept:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 import pytest
 
@@ -12,6 +14,7 @@ from replanning.events import (
     AttemptFenced,
     AttemptSucceeded,
     AttemptTimedOut,
+    Decided,
     QuestionAnswered,
     QuestionReminded,
     TriggerDropped,
@@ -215,6 +218,28 @@ async def test_what_was_concluded_late_is_not_dropped() -> None:
         assert records[24].at > records[23].at
         assert broken_promises(records) == []
         assert bodies(store, result.run, TriggerDropped) == []
+
+
+async def decisions_about_two_failures(
+    fails: Callable[[str, int], bool] = lambda operation, number: False,
+) -> list[object]:
+    """What is decided where two tasks fail at once for which another waits, and the store fails now and then."""
+    async with VirtualClock() as clock:
+        store = FlakyStore(fails=fails)
+        engine = ReplanningEngine([ScriptedProvider(again)], store=store, environment=virtual_environment(clock=clock))
+        script = {name: raises(ValueError("no")) for name in ("a", "b")}
+        tasks = Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b"))
+        result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
+    assert (result.status, broken_promises(list(store.read(result.run)))) == ("succeeded", [])
+    return [(body.replan, body.decision, body.triggers) for body in bodies(store, result.run, Decided)]
+
+
+async def test_what_is_concluded_late_leaves_out_the_same() -> None:
+    """Of two failures that are considered together, a decision about one that is recorded late leaves the other open."""
+    first = 10  # the record of the first decision
+    late = await decisions_about_two_failures(lambda operation, number: operation == "append" and number == first)
+    assert late == await decisions_about_two_failures()
+    assert late == [("r1", "execute", ("t1",)), ("r2", "execute", ("t2",))]
 
 
 async def test_what_waits_for_the_store_does_not_begin_after_a_pause() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from replanning import Settings
@@ -76,8 +76,9 @@ class _Check:
         self.model = RunModel(opened.plan)
         self.settings = Settings.model_validate(opened.settings or {})
         self.triggers: dict[str, str] = {}
-        self.asking: dict[str, tuple[str, ...]] = {}
+        self.asking: dict[str, QuestionAsked] = {}
         self.attached: dict[str, list[str]] = {}
+        self.answered: dict[str, tuple[str, ...]] = {}
         self.replans: Counter[str] = Counter()
         self.applied = 0
         self.acted: dict[tuple[str, str, str], float] = {}
@@ -240,12 +241,15 @@ class _Check:
             asked = body.decision == "ask" and body.by != "observe"
             self._close(trigger, "asked" if asked else "decided", ("open", "asked", "answered"))
             self.acted[self.fingerprints[trigger]] = at
+        if body.decision != "ask":
+            left = set(self.answered.pop(body.replan, ())).difference(body.triggers)
+            self._reopen(left)  # the answer says nothing of these
         for task in body.blocks:
             state = self.model.tasks[task].state
             self._want(state == "failed", f"{task!r} is blocked, which is {state}")
 
     def _asked(self, body: QuestionAsked, at: float) -> None:
-        self.asking[body.question], self.attached[body.question] = body.triggers, []
+        self.asking[body.question], self.attached[body.question] = body, []
         for trigger in body.triggers:
             self._close(trigger, "asked", ("open",))
 
@@ -253,13 +257,20 @@ class _Check:
         self.attached[body.question].append(body.trigger)
         self._close(body.trigger, "asked", ("open",))
 
+    def _reopen(self, triggers: Iterable[str]) -> None:
+        """Nothing was decided about these, so that no cooldown holds."""
+        for trigger in triggers:
+            self.triggers[trigger] = "open"
+            self.acted.pop(self.fingerprints[trigger], None)
+
     def _answered(self, body: QuestionAnswered, at: float) -> None:
         own, attached = self.asking.pop(body.question, None), self.attached.pop(body.question, [])
         self._want(own is not None, f"question {body.question!r} is answered, which is not open")
-        for trigger in own or ():
-            self.triggers[trigger] = "open" if body.verdict == "withdrawn" else "answered"
-            if body.verdict == "withdrawn":  # nothing was decided, so that no cooldown holds
-                self.acted.pop(self.fingerprints[trigger], None)
+        if own is not None and body.verdict == "withdrawn":
+            self._reopen(own.triggers)
+        elif own is not None:
+            self.answered[own.replan] = own.triggers
+            self.triggers.update(dict.fromkeys(own.triggers, "answered"))
         for trigger in attached:  # to be considered anew, whatever the answer was
             self.triggers[trigger] = "open"
 
