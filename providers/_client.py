@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from replanning import Environment
 from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid, LLMUnavailable
-from replanning.http import FailedTry, Tries, connections, content, wanted_wait, wrong_address
+from replanning.http import TRIES, FailedTry, Tries, connections, content, wanted_wait, wrong_address
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import PRICES, LLMOptions, LLMProvider, PriceTable
 from replanning.providers._http import complaint, reason
@@ -169,7 +169,7 @@ class ServiceProvider(LLMProvider):
         if problem := self.unavailable():
             raise LLMRejected(problem, provider=self.name)
         assert options.deadline is not None
-        tries = Tries(self.environment, options.deadline, self._given_up)
+        tries = Tries(self.environment, options.deadline, self._given_up, most=options.tries or TRIES)
         return await tries.made_by(partial(self._once, path, body))
 
     def _given_up(self, failed: FailedTry, why: str) -> LLMUnavailable:

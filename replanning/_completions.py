@@ -104,6 +104,7 @@ class LLMOptions:
         schema: what the answer must be; the service's own mechanism is used where it has one.
         deadline: when the answer comes too late, in seconds since the epoch; the provider's own limit holds as well.
         meter: reserves and counts what the call uses.
+        tries: how often a client makes a request at most that fails in a way which may pass.
     """
 
     system: str | None = None
@@ -113,3 +114,4 @@ class LLMOptions:
     schema: type[BaseModel] | None = None
     deadline: float | None = None
     meter: Meter = field(default=UNMETERED)
+    tries: int | None = None

@@ -75,14 +75,21 @@ class Tries:
         environment: time and chance.
         deadline: by which an answer is of use.
         given_up: makes the error of the last failure and of why there is no further try.
+        most: how often the request is made at most.
     """
 
     def __init__(
-        self, environment: Environment, deadline: float, given_up: Callable[[FailedTry, str], Exception]
+        self,
+        environment: Environment,
+        deadline: float,
+        given_up: Callable[[FailedTry, str], Exception],
+        *,
+        most: int = TRIES,
     ) -> None:
         self._environment = environment
         self._deadline = deadline
         self._given_up = given_up
+        self._most = most
 
     async def made_by(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """What one try comes to; those that fail with a `FailedTry` are followed by others.
@@ -111,14 +118,14 @@ class Tries:
         return self._deadline - self._environment.clock.now()
 
     def _are_over(self, state: tenacity.RetryCallState) -> bool:
-        return _failure(state).last or state.attempt_number >= TRIES or state.upcoming_sleep >= self._left()
+        return _failure(state).last or state.attempt_number >= self._most or state.upcoming_sleep >= self._left()
 
     def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
         failed = _failure(state)
         if failed.last:
             why = "asking again does not help, it says"
-        elif state.attempt_number >= TRIES:
-            why = f"gave up after {TRIES} tries"
+        elif state.attempt_number >= self._most:
+            why = f"gave up after {self._most} tries" if self._most > 1 else "it was asked once"
         else:
             why = f"trying again in {state.upcoming_sleep:.3g} s is too late, only {self._left():.3g} s are left"
         raise self._given_up(failed, why) from failed.__cause__

@@ -241,3 +241,21 @@ def test_check(tmp_path: Path) -> None:
     assert "HTTP 401" in str(found["anthropic"]["problem"])
     assert "answers in" in shown
     assert "no answer" in shown
+
+
+def test_a_check_asks_once(tmp_path: Path) -> None:
+    """A model that cannot be reached, or is overloaded, is asked once and no more, and the check says so."""
+    gone = cli(tmp_path, "providers", "--check", OLLAMA_HOST="http://127.0.0.1:1")
+    with ScriptedLLMServer(lambda request: ServerReply.error(503)) as server:
+        busy = cli(tmp_path, "providers", "--check", "--json", **server.environ())
+    assert (gone.returncode, busy.returncode) == (1, 1)
+    assert "127.0.0.1 cannot be reached; it was asked once" in " ".join(gone.stdout.split())
+    assert len(server.requests) == len({request.path for request in server.requests}) == len(SERVICES)
+
+
+def test_an_extra_that_is_not_installed(tmp_path: Path) -> None:
+    """An exporter whose extra is not installed is not broken: it is unavailable, and says what to install."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['opentelemetry.exporter.otlp'] = None\n")
+    plugins = {plugin["name"]: plugin for plugin in answer(tmp_path, "providers", PYTHONPATH=str(tmp_path))}
+    assert plugins["otlp"]["state"] == "unavailable"
+    assert "pip install 'replanning[otlp]'" in plugins["otlp"]["problem"]

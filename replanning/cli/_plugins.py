@@ -31,7 +31,7 @@ class Plugin:
 
     Attributes:
         state: `used` by a run that names nothing else, `fallback` where one that is used fails, `available`,
-            `unavailable` for a language model that lacks something, `broken`, or `missing`.
+            `unavailable` where it says itself what it lacks, `broken`, or `missing`.
         problem: why it is broken or unavailable, or what it must be told.
         kind: `language model` for one; else empty.
         model: which model it would be asked for.
@@ -150,12 +150,21 @@ def _look_at(
             return _model(replace(plugin, state=state), client), client
         _make(group, point.name)
     except PluginError as error:
-        return replace(plugin, state="broken", problem=str(error)), None
+        return replace(plugin, state="unavailable" if _loads(group, point.name) else "broken", problem=str(error)), None
     except SettingsError as error:  # it works, and must be told more, such as below which issue it is to write
         return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
     except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown
         return replace(plugin, state="broken", problem=f"it cannot be made: {error!r}"), None
     return replace(plugin, state="used" if point.name in used else "available"), None
+
+
+def _loads(group: str, name: str) -> bool:
+    """Whether a plugin is there as a whole; what it still lacks, it says when it is made."""
+    try:
+        load(group, name)
+    except PluginError:
+        return False
+    return True
 
 
 def _make(group: str, name: str) -> None:
@@ -208,7 +217,7 @@ async def _answer(plugin: Plugin, client: LLMProvider) -> Plugin:
     clock = Environment().clock
     began = clock.now()
     try:
-        await client.complete(_QUESTION, LLMOptions(max_tokens=16))
+        await client.complete(_QUESTION, LLMOptions(max_tokens=16, tries=1))
     except ReplanningError as error:
         return replace(plugin, answers=False, problem=str(error).removeprefix(f"{client.name}: "))
     finally:
