@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
@@ -192,13 +193,18 @@ def problem_with(pattern: str) -> str:
 
     It would be tried at every place of every text: one that repeats a repetition can take forever, and is refused.
     """
-    try:
-        parsed = _parser.parse(pattern)
-        if _nested(parsed):
-            return "repeats a repetition, which can take forever on some texts; write it without one of the two"
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"is no regular expression: {error}"
+    with warnings.catch_warnings(record=True) as doubts:  # they are told as problems, not printed
+        warnings.simplefilter("always")
+        try:
+            parsed = _parser.parse(pattern)
+            if _nested(parsed):
+                return "repeats a repetition, which can take forever on some texts; write it without one of the two"
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            return f"is no regular expression: {error}"
+    if doubts:  # such as [[:alpha:]], which would find no secret, and pass for one that does
+        doubt = str(doubts[0].message).lower()
+        return f"does not mean what it seems to ({doubt}); write a backslash before what stands for itself"
     return ""
 
 

@@ -215,17 +215,24 @@ def test_patterns_that_could_take_forever(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"INT-\d{4}", "(?:ab)+", r"(?:\d{4}-){3}\d+", "(ab?)+", r"\w+\d+", "(a+){2}", "a|b*", ""]
+    "pattern", [r"INT-\d{4}", "(?:ab)+", r"(?:\d{4}-){3}\d+", "(ab?)+", r"\w+\d+", "(a+){2}", "a|b*", "[^[]", ""]
 )
 def test_patterns_that_can_be_used(pattern: str) -> None:
     """Other patterns are taken as they are."""
     assert problem_with(pattern) == ""
 
 
-@pytest.mark.parametrize("pattern", ["x(", "[a", "*", "(?P<a>x)(?P<a>y)", "x{99999999999999999999}"])
+@pytest.mark.parametrize("pattern", ["x(", "[a", "[[", "*", "(?P<a>x)(?P<a>y)", "x{99999999999999999999}"])
 def test_patterns_that_are_none(pattern: str) -> None:
     """What is no regular expression is said to be none, with what is wrong."""
     assert problem_with(pattern).startswith("is no regular expression: ")
+
+
+@pytest.mark.parametrize("pattern", ["[[:alpha:]]{20}", "a[[b]", "[a||b]"])
+def test_patterns_that_mean_something_else(pattern: str) -> None:
+    """What other tools, or later versions of Python, read otherwise is refused, with how it is written instead."""
+    assert problem_with(pattern).startswith("does not mean what it seems to (possible ")
+    assert problem_with(pattern.replace("[[", r"[\[").replace("||", r"\|\|")) == ""
 
 
 def test_document() -> None:

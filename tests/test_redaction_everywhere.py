@@ -346,3 +346,15 @@ def test_unusable_patterns(pattern: str, problem: str, tmp_path: Path) -> None:
         load_settings(path)
     assert problem in str(caught.value)
     assert "redaction" in str(caught.value)
+
+
+def test_no_warning_about_patterns(tmp_path: Path) -> None:
+    """A pattern that Python itself would warn of is told as a problem of the settings, and in no other way."""
+    (tmp_path / "replanning.yaml").write_text(
+        json.dumps({"replanning": {"redaction": {"patterns": ["[[:alpha:]]{9}"]}}})
+    )
+    command = [sys.executable, "-m", "replanning", "config", "check"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "redaction.patterns: '[[:alpha:]]{9}' does not mean what it seems to (possible nested set" in done.stderr
+    assert "Warning" not in done.stderr
