@@ -26,7 +26,11 @@ TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Pha
 WHOLE: Final = 60
 """Seconds that a simple task is to take with one."""
 
-SIZES: Final = (5, 100)
+_WHOLE_CALLS: Final = 2
+"""How often the model is asked in a phase that is done in one piece: for what it is, and for a judgement of that."""
+
+SIZES: Final = (5, 15, 100)
+"""Subtasks: few, as many as are planned in one answer, and the most there may be."""
 TOOLS: Final = (
     ToolSpec(
         name="read_file",
@@ -163,11 +167,14 @@ def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> t
             begun[body.attempt] = record.at
         elif isinstance(body, AttemptSucceeded):
             begin, end = begun[body.attempt], record.at
-            asked = sum(right - left for left, right in spans if begin <= left and right <= end)
+            asked = [right - left for left, right in spans if begin <= left and right <= end]
             stem = body.task.partition("~")[0]
             name = stem if stem in list(Phase) else Phase.EXECUTION.value
-            ours.append((name, end - begin - asked))
-            theirs.append((name, asked))
+            own = end - begin - sum(asked)
+            ours.append((name, own))
+            if len(asked) > _WHOLE_CALLS:
+                ours.append((f"{name} for each of {len(asked)} answers", own / len(asked)))
+            theirs.append((name, sum(asked)))
     return ours, theirs
 
 

@@ -24,15 +24,20 @@ _PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
 """Text that JSON holds as it is."""
 
 _DEEPEST: Final = 20
-_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "))
+_JSON: Final = json.JSONEncoder(ensure_ascii=False)
 
 
 def encoded(value: JsonValue) -> str:
     """A value as JSON on one line in which no tag can stand and nothing is hidden."""
-    return _HIDDEN.sub(_escaped, _JSON.encode(value))
+    return escaped(_JSON.encode(value))
 
 
-def _escaped(match: re.Match[str]) -> str:
+def escaped(text: str) -> str:
+    """JSON on one line, with escapes for what could be a tag or is hidden."""
+    return _HIDDEN.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
     char = match[0]
     if char.isprintable() and char not in "<>&":
         return char

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from replanning._plan import JsonObject, JsonValue, ToolSpec
 from replanning._planning_settings import PlanningSettings
-from replanning._quoting import DataSection, encoded, fitted, trimmed
+from replanning._quoting import DataSection, encoded, escaped, fitted, trimmed
 from replanning.planning._building import parameters_of
 from replanning.planning._decision_prompt import decision_data, open_in_words
 from replanning.planning._phases import Phase
@@ -317,7 +317,8 @@ class ReplanPromptBuilder:
             if line is None:
                 if len(self._lines) >= _MOST_LINES:
                     self._lines.clear()
-                line = self._lines[text] = encoded(self._clean(value))
+                clean = self._clean(value)
+                line = self._lines[text] = escaped(text) if clean == value else encoded(clean)
             if len(line) <= room:
                 return line
         return encoded(trimmed(self._clean(trimmed(value, 8 * room)), room))
