@@ -131,7 +131,8 @@ def _all_posed(view: Seen, world: World, standing: Standing, groups: Sequence[Se
     if not groups:
         yield _posed(view, world, standing, [], list(standing.order))
     for group in groups:
-        stuck = [step for step in standing.stuck if step in group]
+        own = {step.id for step in group}
+        stuck = [step for step in standing.stuck if step.id in own]
         if all(_removable(step) or step.usable for step in stuck):
             yield _posed(view, world, standing, stuck, group)
 
@@ -216,7 +217,8 @@ def _rest(
     following: Sequence[Step],
 ) -> Rest:
     loose = tuple(step for step in (*ours, *stuck, *following) if _removable(step))
-    unusable = [index for index, step in enumerate(loose) if not step.usable and step in stuck]
+    lacking = {step.id for step in stuck}
+    unusable = [index for index, step in enumerate(loose) if not step.usable and step.id in lacking]
     return Rest(tuple(before), (*ours, *after), loose, unusable[-1] + 1 if unusable else 0)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from replanning.facts import Step, Use, regress
+from replanning.facts import Step, Use, needed_before
 from replanning.providers._grounding import MOST, Action, Domain, Grounded, reachable, use_key
 from replanning.providers._search import GREEDY_NODES, NODES, Target, find
 
@@ -25,7 +24,13 @@ SUFFIXES: Final = 200
 
 FRESH_NODES: Final = 2_000
 FRESH_GREEDY: Final = 50
-"""How many states are looked at for a plan from scratch, which is only one more to choose from."""
+FRESH_USES: Final = 1_000
+"""How many states are looked at for a plan from scratch, which is only one more to choose from.
+
+Of more uses of tools than so many, fewer in proportion: each of these is looked at in each state.
+"""
+
+_Suffix: TypeAlias = tuple[int, frozenset[str] | None, float]
 
 Verdict: TypeAlias = Literal["proven-unreachable", "not-found-within-bound"]
 
@@ -112,8 +117,11 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     if not patient and grounded.cut:
         return Solution()
     near, found = [], []
+    lasting = _lasting(problem, grounded.actions)
+    suffixes: list[_Suffix] = []
     for rest in problem.rests:
-        targets = [Target(needs, removed) for removed, needs, _ in _suffixes(problem, rest)]
+        suffixes = list(_suffixes(problem, rest, lasting))
+        targets = [Target(needs, removed) for removed, needs, _ in suffixes]
         result = find(
             _start(problem, rest), targets, grounded.actions, nodes=nodes, greedy=GREEDY_NODES if patient else 0
         )
@@ -125,7 +133,7 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
         return Solution()
     if not near:
         return Solution((), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound")
-    others = list(_others(problem, grounded, nodes))
+    others = list(_others(problem, grounded, suffixes, nodes))
     if None in others and not patient:
         return Solution()
     ways = (min(near, key=lambda way: way.distance), *(way for way in others if way is not None))
@@ -159,13 +167,14 @@ def _without(problem: Problem, way: Way, steps: Sequence[Step]) -> Way | None:
     kept = Counter(use_key(step.tool, step.arguments) for step in steps)
     actions = tuple(action for action in way.actions if not _take(kept, action.key))
     before, after, loose, _ = way.rest
-    left = tuple(step for step in after if step not in steps)
-    rest = Rest((*before, *steps), left, tuple(step for step in loose if step not in steps), 0)
+    stay = {step.id for step in steps}
+    left = tuple(step for step in after if step.id not in stay)
+    rest = Rest((*before, *steps), left, tuple(step for step in loose if step.id not in stay), 0)
     shorter = way._replace(rest=rest, actions=actions, removed=way.removed - len(steps))
-    gone = shorter.gone
-    follows = [step for step in rest.after if step not in gone]
+    gone = {step.id for step in shorter.gone}
+    follows = [step for step in rest.after if step.id not in gone]
     later = {step.id for step in rest.after}
-    *_, needs = regress(problem.goal, [*(s.use for s in steps), *map(_use, actions), *(s.use for s in follows)])
+    needs = needed_before(problem.goal, [*(s.use for s in steps), *map(_use, actions), *(s.use for s in follows)])[0]
     start = _start(problem, way.rest)
     free = all(later.isdisjoint(step.after) for step in steps)
     return shorter if free and needs is not None and needs <= start else None
@@ -175,46 +184,57 @@ def _use(action: Action) -> Use:
     return Use(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
 
 
-def _others(problem: Problem, grounded: Grounded, nodes: int) -> Iterator[Way | None]:
+def _others(problem: Problem, grounded: Grounded, suffixes: Sequence[_Suffix], nodes: int) -> Iterator[Way | None]:
     """The way that costs least, where costs differ, and one that leaves the old plan aside; None: not found in time."""
     rest = problem.rests[-1]
     start, actions = _start(problem, rest), grounded.actions
-    suffixes = list(_suffixes(problem, rest))
     if len({action.cost for action in actions}) > 1:
         prices = [Target(needs, cost) for _, needs, cost in suffixes]
         result = find(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
         found = result.actions is not None
         yield Way("cheaper", rest, result.actions or (), rest.least + result.target) if found else None
-    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=min(nodes, FRESH_NODES), greedy=FRESH_GREEDY)
+    share = min(1.0, FRESH_USES / max(len(actions), 1))
+    few, greedy = min(nodes, int(FRESH_NODES * share)), int(FRESH_GREEDY * share)
+    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy=greedy)
     yield None if result.actions is None else Way("scratch", rest, result.actions, len(rest.loose))
 
 
 def _start(problem: Problem, rest: Rest) -> frozenset[str]:
-    facts = frozenset(problem.facts)
+    facts = set(problem.facts)
     for step in rest.before:
-        facts = step.use.follows(facts)
-    return facts
+        facts -= step.use.removes
+        facts |= step.use.adds
+    return frozenset(facts)
 
 
-def _suffixes(problem: Problem, rest: Rest) -> Iterator[tuple[int, frozenset[str] | None, float]]:
-    """By how many loose steps are removed: what must hold before the steps that are kept, and what these cost.
+def _lasting(problem: Problem, actions: Sequence[Action]) -> frozenset[str]:
+    """What holds and nothing takes away: with it left out, what must hold before long rests of a plan stays short."""
+    rest = problem.rests[-1]
+    removed = {fact for step in (*rest.before, *rest.after) for fact in step.use.removes}
+    return frozenset(problem.facts).difference(removed, *(action.removes for action in actions))
+
+
+def _suffixes(problem: Problem, rest: Rest, lasting: frozenset[str]) -> Iterator[_Suffix]:
+    """By how many loose steps are removed: what else must hold before the steps that are kept, and what these cost.
 
     What must hold behind a step that stays is worked out once: the later ones are the same for all shorter removals.
     """
     place = {step.id: number for number, step in enumerate(rest.after)}
     loose = [place[step.id] for step in rest.loose]
-    behind = list(regress(problem.goal, [step.use for step in rest.after]))[::-1]
     movable = set(loose)
     staying = [number for number in range(len(rest.after)) if number not in movable]
+    last = list(accumulate(loose, max, initial=-1))
+    tried = {*range(rest.least, min(rest.least + SUFFIXES, len(loose)) + 1), len(loose)}
+    uses = [step.use._replace(needs=step.use.needs - lasting) for step in rest.after]
+    goal = frozenset(problem.goal) - lasting
+    behind = needed_before(goal, uses, {last[removed] + 1 for removed in tried})
     cost = sum(problem.costs[step.id] for step in rest.after)
     cost -= sum(problem.costs[step.id] for step in rest.loose[: rest.least])
-    for removed in range(rest.least, len(rest.loose) + 1):
-        if rest.least + SUFFIXES < removed < len(rest.loose):
+    for removed in range(rest.least, len(loose) + 1):
+        after = behind[last[removed] + 1] if removed in tried else None
+        if after is None:
             yield removed, None, cost
         else:
-            last = max(loose[:removed], default=-1)
-            left = staying if removed == len(loose) else sorted({*staying, *loose[removed:]})
-            before = [rest.after[number].use for number in left[: bisect_left(left, last)]] if removed else []
-            *_, needs = regress(behind[last + 1] or (), before)
-            yield removed, None if behind[last + 1] is None else needs, cost
-        cost -= problem.costs[rest.loose[removed].id] if removed < len(rest.loose) else 0.0
+            before = sorted(number for number in (*staying, *loose[removed:]) if number < last[removed])
+            yield removed, needed_before(after, [uses[number] for number in before])[0], cost
+        cost -= problem.costs[rest.loose[removed].id] if removed < len(loose) else 0.0

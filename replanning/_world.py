@@ -283,12 +283,25 @@ def regress(goal: Iterable[str], steps: Sequence[Use]) -> Iterator[frozenset[str
 
     None where it cannot: a step removes what is needed after it. Longer suffixes cannot then either.
     """
-    needed: frozenset[str] | None = frozenset(goal)
-    yield needed
-    for use in reversed(steps):
-        if needed is not None:
-            needed = None if use.removes & needed - use.adds else (needed - use.adds) | use.needs
-        yield needed
+    return iter(needed_before(goal, steps, range(len(steps) + 1)).values())
+
+
+def needed_before(
+    goal: Iterable[str], steps: Sequence[Use], places: Collection[int] = (0,)
+) -> dict[int, frozenset[str] | None]:
+    """The same for the suffixes that begin at some places alone, by place: all of a long plan take much memory."""
+    needed = set(goal)
+    possible = True
+    found: dict[int, frozenset[str] | None] = {}
+    for place in range(len(steps), -1, -1):
+        if place < len(steps):
+            use = steps[place]
+            possible = possible and not any(fact in needed and fact not in use.adds for fact in use.removes)
+            needed -= use.adds
+            needed |= use.needs
+        if place in places:
+            found[place] = frozenset(needed) if possible else None
+    return found
 
 
 class _Walk:

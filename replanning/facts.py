@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replanning._patterns import as_text, finder, holes
-from replanning._world import Standing, Step, Use, World, artifact, regress, related
+from replanning._world import Standing, Step, Use, World, artifact, needed_before, regress, related
 
 __all__ = [
     "Standing",
@@ -14,6 +14,7 @@ __all__ = [
     "as_text",
     "finder",
     "holes",
+    "needed_before",
     "regress",
     "related",
 ]

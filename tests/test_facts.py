@@ -14,7 +14,7 @@ from replanning import Task
 from replanning._patterns import fill, normalise_fact
 from replanning.changes import ModifyTask, ReplaceTask
 from replanning.events import FactsObserved, ResourceUpdated
-from replanning.facts import Step, Use, World, artifact, as_text, finder, holes, regress, related
+from replanning.facts import Step, Use, World, artifact, as_text, finder, holes, needed_before, regress, related
 from replanning.interfaces import PlanView
 from tests.live_parts import Kept, kept, tool
 
@@ -142,6 +142,13 @@ def test_regression_is_right(uses: list[Use], goal: str, start: str) -> None:
 def facts_hold(needed: frozenset[str], start: str) -> bool:
     """Whether all that is needed is there at the start."""
     return needed <= set(start)
+
+
+@given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
+def test_regression_to_some_places(uses: list[Use], goal: str, places: set[int]) -> None:
+    """What must hold before some suffixes alone is the same as where all of them are looked at."""
+    every = dict(zip(range(len(uses), -1, -1), regress(goal, uses), strict=True))
+    assert needed_before(goal, uses, places) == {place: every[place] for place in every.keys() & places}
 
 
 # The world of a plan
