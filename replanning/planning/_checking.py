@@ -204,6 +204,6 @@ def _known(action: Action, library: Mapping[str, ToolSpec]) -> str:
 
 def _references(tasks: Sequence[Task], earlier: Sequence[Task], done: Iterable[str]) -> list[Problem]:
     """References to what is not there, or not there in time; the rest is known to be sound."""
-    whole = [task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
+    whole = [task if task.tool else task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done)]
     return [Problem("action_plan.actions", one.message) for one in check_graph([*whole, *earlier, *before])]
