@@ -108,8 +108,8 @@ if not TYPE_CHECKING:  # what it would say of types is "anything"
                 found = getattr(module, public, None)  # while a module is imported not all of it is there
                 if found is not None:
                     globals()[public] = found
-                if getattr(found, "__module__", "").startswith(f"{__name__}._"):
-                    found.__module__ = __name__
+                if isinstance(found, type) and issubclass(found, Exception):
+                    found.__module__ = __name__  # a traceback shows it; the fields of others are named as in their home
         return globals()[name]
 
 

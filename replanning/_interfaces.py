@@ -16,12 +16,11 @@ from replanning._observations import Observation, Usage
 from replanning._plan import JsonObject
 from replanning._records import Body, Candidate, Record, RunStatus, Verdict
 from replanning._triggers import Trigger
+from replanning._view import PlanView
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
-
-    from replanning._view import PlanView
 
 
 class Clock(Protocol):

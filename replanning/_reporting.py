@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
-from replanning._attempt import failure_from
+from replanning._attempt import Attempt, Worker, failure_from
 from replanning._entries import Entry
 from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt, Unstorable
 from replanning._ids import AttemptId, TaskId
@@ -32,9 +31,6 @@ from replanning._redaction import Redactor
 from replanning._retry import next_attempt
 from replanning._spans import Spans
 from replanning._states import TaskState
-
-if TYPE_CHECKING:
-    from replanning._attempt import Attempt, Worker
 
 _READY = TaskState.READY
 

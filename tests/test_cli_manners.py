@@ -69,16 +69,16 @@ def test_interrupted_with_nowhere_to_say_it(tmp_path: Path) -> None:
 
 
 def test_package_alone_loads_little(tmp_path: Path) -> None:
-    """Importing the package loads nothing of it; each of its names brings what it needs, as its public self."""
+    """Importing the package loads nothing of it; each of its names brings what it needs."""
     program = (
         "import sys, replanning; before = set(sys.modules); plan = replanning.Plan; import replanning as r;"
-        "print('pydantic' in before, plan.__module__, all(hasattr(r, n) and n in dir(r) for n in r.__all__));"
+        "print('pydantic' in before, plan.__name__, all(hasattr(r, n) and n in dir(r) for n in r.__all__));"
         "\ntry: r.nothing\nexcept AttributeError as error: print(error)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
     )
-    assert done.stdout == "False replanning True\nmodule 'replanning' has no attribute 'nothing'\n", done.stderr
+    assert done.stdout == "False Plan True\nmodule 'replanning' has no attribute 'nothing'\n", done.stderr
 
 
 def test_validate_tells_everything(tmp_path: Path) -> None:

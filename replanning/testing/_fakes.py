@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import anyio.lowlevel
+from opentelemetry.trace import TracerProvider
 
 from replanning import Alternative, Answer, Question, ReplanRequest, Task, TaskContext
 from replanning.events import Body, Record, Usage
 from replanning.interfaces import Clock, Exporter, RunId
 from replanning.testing._steps import Step, hangs, perform, returns
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
 
 _NOTHING: Final[Mapping[str, Step]] = {}
 

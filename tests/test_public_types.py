@@ -1,0 +1,48 @@
+"""What tools find out about the public classes at run time: validators, dependency injection, generators of documentation."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import get_type_hints
+
+import pytest
+from pydantic import TypeAdapter
+
+import replanning
+from replanning import Answer, PlanError, Question, ReplanningError, RunResult, TransientError
+from replanning.changes import SkipTask
+
+
+def modules() -> Iterator[str]:
+    """Every module of the package that is for users; what stands in a private one is given out by a public one."""
+    yield "replanning"
+    for module in pkgutil.walk_packages(replanning.__path__, "replanning."):
+        if not any(part.startswith("_") for part in module.name.split(".")):
+            yield module.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_hints(name: str) -> None:
+    """The types of all that a public class declares can be found out, whichever module gives the class out."""
+    module = import_module(name)
+    given = [getattr(module, public) for public in getattr(module, "__all__", vars(module)) if public[0] != "_"]
+    for cls in filter(inspect.isclass, given):
+        assert get_type_hints(cls, include_extras=True).keys() >= inspect.get_annotations(cls).keys(), cls
+
+
+def test_validation() -> None:
+    """Public data classes can be parts of what pydantic reads."""
+    answer = TypeAdapter(Answer).validate_python(
+        {"verdict": "modify", "changes": [{"kind": "skip", "task_id": "a"}], "by": "ada"}
+    )
+    assert answer == Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
+    for cls in (Question, RunResult):
+        assert TypeAdapter(cls).json_schema()["title"] == cls.__name__
+
+
+def test_public_errors() -> None:
+    """A traceback shows the errors of `replanning` by the names by which they can be caught."""
+    assert {error.__module__ for error in (PlanError, ReplanningError, TransientError)} == {"replanning"}
