@@ -12,6 +12,7 @@ from replanning.planning import Phase, PlanningCoordinator, UnclearGoal, parse_p
 from replanning.testing import ScriptedGate, VirtualClock, broken_promises
 from tests.planning_parts import (
     GOAL,
+    SUBTASKS,
     TOOLS,
     Desk,
     Model,
@@ -281,3 +282,26 @@ async def test_j39_only_the_tools_of_the_list() -> None:
             planning = coordinator(Model(replies), clock, desk)
             assert not await planning.execute_with_planning()
         assert {tool for _, tool in desk.used} <= {tool.name for tool in TOOLS}
+
+
+async def test_n3_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
+    """An id that no record could hold is refused, in a plan and in its revision, and the model told which it is."""
+    secret = "AKIAIOSFODNN7EXAMPLE"  # as in the documentation of AWS
+    named: JsonObject = {
+        "subtasks": [{"id": "write", "description": "Write it"}, {"id": secret, "description": "Post it"}]
+    }
+    replies: Replies = {
+        "task_decomposition": (named, SUBTASKS),
+        "decision:execution": replan("partial_replan"),
+        "revision": (revision(action(secret, "shout"), action("post", "post")), revision(action("write", "shout"))),
+    }
+    model = Model(replies)
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
+        assert await planning.execute_with_planning()
+
+    for kind, number in (("task_decomposition", 2), ("revision", 1)):
+        refused, again = model.told(kind)
+        assert "looks like a secret" not in refused
+        assert f"what looks like a secret cannot be the id of a subtask: number {number}" in again
+    assert secret not in "".join(model.prompts)

@@ -60,6 +60,7 @@ async def _divided(session: Session, given: JsonObject) -> TaskDecomposition | C
         most, tools = session.settings.max_subtasks, session.tools.values()
         if problems := problems_of(found, tools=tools, max_subtasks=most):
             raise LLMReplyInvalid("; ".join(map(str, problems)))
+        session.refuse_secrets(subtask.id for subtask in found.subtasks)
         return found
 
     return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)

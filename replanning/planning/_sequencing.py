@@ -44,6 +44,7 @@ async def sequence(session: Session, task: Task) -> JsonObject:
         tools = session.tools.values()
         problems = problems_of(subtasks, planned, tools=tools, max_subtasks=most, finished=finished, resources=capacity)
         _refuse(session, planned, problems)
+        session.refuse_secrets(subtask.id for subtask in subtasks.subtasks)
         return _planned(planned, subtasks)
 
     if revises:

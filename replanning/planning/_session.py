@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -136,6 +136,16 @@ class Session(People):
                 problem = explained(completion, str(error))
             rejected = [{"reply": completion.text[:_LONGEST], "problem": problem}]
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
+
+    def refuse_secrets(self, names: Iterable[str]) -> None:
+        """Refuse names of subtasks that look like secrets, since no record can hold them.
+
+        Raises:
+            LLMReplyInvalid: says which of them, by their places.
+        """
+        places = [str(place) for place, name in enumerate(names, 1) if self.run.redacted(name) != name]
+        if places:
+            raise LLMReplyInvalid(f"what looks like a secret cannot be the id of a subtask: number {', '.join(places)}")
 
     # What is told of where things stand
 
