@@ -46,6 +46,7 @@ _REFUSED: Final = {
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
 _RESERVED: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
+_CLOSING: Final = frozenset({"}", "done", "fi"})
 _BUILTIN: Final = frozenset(
     ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
     " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
@@ -127,15 +128,21 @@ def programs(command: str) -> list[str]:
     return list(found)
 
 
-def simple_commands(command: str) -> Iterator[list[str]]:
-    """The words of each command in a template, the program first and holes marked, as far as its text says so plainly."""
+def simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command in a template, as far as its text says so plainly, with the operators before it.
+
+    Its words begin with the program, and holes are marked. What closes a group counts for nothing: `(a) | b` is `a | b`.
+    """
     words: list[str] = []
+    before = ""
     for token in [*_plain_words(mark(command)), ";"]:
         if token not in {"|", "&", ";", "(", "\n"}:
-            words += [token] if words or not (re.match(r"\w+=", token) or token in _RESERVED) else []
+            words += [token] if words or not (re.match(r"\w+=", token) or token in _RESERVED | _CLOSING) else []
         elif words:
-            yield words
-            words = []
+            yield before, words
+            words, before = [], token
+        else:
+            before += token
 
 
 def _words(name: str, value: JsonValue) -> list[str]:
