@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import anyio
@@ -49,6 +50,9 @@ class Timer:
         self._on_deadline = on_deadline
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._count = 0
+        # A clock that jumps ahead can be told that an alarm was cancelled for which the timer still sleeps.
+        sleep_while = getattr(clock, "sleep_while", None)
+        self._sleep = clock.sleep if sleep_while is None else partial(sleep_while, wanted=self._awaited)
         self.soonest = math.inf
         self._scope: anyio.CancelScope | None = None
         self._changed: anyio.Event | None = None
@@ -83,7 +87,7 @@ class Timer:
             elif (delay := when - self._clock.now()) > 0:
                 self.soonest = when
                 with anyio.CancelScope() as self._scope:
-                    await self._clock.sleep(delay)
+                    await self._sleep(delay)
                 self._scope = None
             else:
                 self._fire(self._clock.now())
@@ -97,6 +101,9 @@ class Timer:
         if alarm is None or deadline is None:
             return deadline if alarm is None else alarm
         return min(alarm, deadline)
+
+    def _awaited(self) -> bool:
+        return self._next() is not None
 
     def _fire(self, now: float) -> None:
         deadline = self._next_deadline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Answer, PlanMonitor, Question, ReplanningEngine, Settings, Task, TransientError
+from replanning import Answer, PlanMonitor, Question, ReplanningEngine, Settings, Task, TaskContext, TransientError
 from replanning.changes import SkipTask
 from replanning.errors import StoreError
 from replanning.events import (
@@ -111,6 +112,41 @@ async def test_cancelled_sleeper_is_forgotten() -> None:
         assert repr(clock) == "<VirtualClock at +2 s, running, sleepers=0>"
         await clock.sleep(10)
         assert clock.elapsed == 12
+
+
+async def test_sleep_that_nobody_waits_for() -> None:
+    """Time does not jump to the end of a sleep while that is not wanted, jumps past it, and to it once it is wanted again."""
+    wanted, woken = dict.fromkeys("ab", False), {}
+    async with VirtualClock() as clock, anyio.create_task_group() as group:
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await clock.sleep_while(seconds, lambda: wanted[name])
+            woken[name] = clock.elapsed
+
+        group.start_soon(sleeper, "a", 10)
+        group.start_soon(sleeper, "b", 50)
+        await anyio.run_process([sys.executable, "-c", "pass"])
+        assert clock.elapsed == 0
+        await clock.sleep(20)
+        assert clock.elapsed == 20
+        await anyio.run_process([sys.executable, "-c", "pass"])
+        wanted["b"] = True
+        clock.now()
+    assert woken == {"a": 20, "b": 50}
+
+
+async def test_time_does_not_jump_to_what_was_called_off() -> None:
+    """While work waits for something real, time does not move for the deadline of a provider that has answered."""
+    async with VirtualClock() as clock:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            if task.id == "a":
+                raise ValueError("no")
+            await anyio.run_process([sys.executable, "-c", "pass"])
+
+        engine = ReplanningEngine([ScriptedProvider(again)], environment=virtual_environment(clock=clock))
+        result = await engine.execute(chain("a"), work)
+        assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
 
 
 async def test_time_moved_by_hand() -> None:

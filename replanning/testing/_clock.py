@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import anyio
 import anyio.abc
@@ -22,6 +22,13 @@ QUIET_ROUNDS: Final = 12
 
 THREAD_POLL: Final = 0.001
 """Real seconds between looks at whether a thread still works."""
+
+
+class _Sleeper(NamedTuple):
+    due: float
+    number: int
+    over: anyio.Event
+    wanted: Callable[[], bool]
 
 
 class VirtualClock:
@@ -39,8 +46,8 @@ class VirtualClock:
     It takes the program to be idle when nobody has looked at the clock for a dozen rounds of the event loop;
     every journal record looks at the clock. It waits for threads started through `anyio.to_thread`, but cannot
     see what else happens elsewhere: work that waits for a real thing (a process, a connection, `anyio.sleep`)
-    looks idle, and time jumps past it. On asyncio the same program runs in the same way each time; trio runs
-    tasks that are ready at the same time in random order.
+    looks idle, and time jumps past it where anybody waits for time to pass meanwhile. On asyncio the same program
+    runs in the same way each time; trio runs tasks that are ready at the same time in random order.
 
     Args:
         start: the first moment, in seconds since the epoch.
@@ -50,8 +57,8 @@ class VirtualClock:
         self._start = self._now = start
         self._activity = 0
         self._slept = 0
-        self._sleepers: list[tuple[float, int, anyio.Event]] = []
-        self._wanted: anyio.Event | None = None
+        self._sleepers: list[_Sleeper] = []
+        self._stirred: anyio.Event | None = None
         self._running: AbstractAsyncContextManager[None] | None = None
 
     def __repr__(self) -> str:
@@ -65,29 +72,36 @@ class VirtualClock:
 
     def now(self) -> float:
         """The virtual time, in seconds since the epoch."""
-        self._activity += 1
+        self._stir()
         return self._now
 
     async def sleep(self, seconds: float) -> None:
         """Return when this much virtual time has passed; infinity sleeps until cancelled."""
+        await self.sleep_while(seconds, _always)
+
+    async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
+        """Likewise, and time does not jump there while that is not wanted any more.
+
+        Args:
+            seconds: of virtual time.
+            wanted: asked before a jump whether anything still waits for the end of this sleep.
+        """
         if math.isnan(seconds):
             raise ValueError("sleep takes a number of seconds, got nan")
-        self._activity += 1
+        self._stir()
         if seconds <= 0:
             await anyio.lowlevel.checkpoint()
             return
         if math.isinf(seconds):
             await anyio.sleep_forever()
         self._slept += 1
-        sleeper = (self._now + seconds, self._slept, anyio.Event())
+        sleeper = _Sleeper(self._now + seconds, self._slept, anyio.Event(), wanted)
         heapq.heappush(self._sleepers, sleeper)
-        if self._wanted is not None:
-            self._wanted.set()
         try:
-            await sleeper[2].wait()
+            await sleeper.over.wait()
         finally:
-            self._activity += 1
-            if not sleeper[2].is_set():  # cancelled: time must not wait for it
+            self._stir()
+            if not sleeper.over.is_set():  # cancelled: time must not wait for it
                 self._sleepers.remove(sleeper)
                 heapq.heapify(self._sleepers)
 
@@ -134,12 +148,24 @@ class VirtualClock:
     async def _jump(self) -> None:
         while True:
             await self._quiet()
-            if self._sleepers:
-                self._wake(self._sleepers[0][0])
+            if (due := self._next()) is not None:
+                self._wake(due)
             else:
-                self._wanted = anyio.Event()
-                await self._wanted.wait()
-                self._wanted = None
+                self._stirred = anyio.Event()
+                await self._stirred.wait()
+                self._stirred = None
+
+    def _next(self) -> float | None:
+        """When the first sleep ends that anything waits for."""
+        if self._sleepers and self._sleepers[0].wanted():
+            return self._sleepers[0].due
+        return min((sleeper.due for sleeper in self._sleepers if sleeper.wanted()), default=None)
+
+    def _stir(self) -> None:
+        """Something happens; who waits for time to pass may wait for something else after it."""
+        self._activity += 1
+        if self._stirred is not None:
+            self._stirred.set()
 
     async def _quiet(self) -> None:
         threads = anyio.to_thread.current_default_thread_limiter()
@@ -154,7 +180,11 @@ class VirtualClock:
                 rounds, seen = 0, self._activity
 
     def _wake(self, until: float) -> None:
-        self._activity += 1
+        self._stir()
         self._now = until
-        while self._sleepers and self._sleepers[0][0] <= until:
-            heapq.heappop(self._sleepers)[2].set()
+        while self._sleepers and self._sleepers[0].due <= until:
+            heapq.heappop(self._sleepers).over.set()
+
+
+def _always() -> bool:
+    return True
