@@ -19,9 +19,11 @@ from tests.planning_parts import (
     Replies,
     action,
     coordinator,
+    done,
     go_on,
     replan,
     revision,
+    use,
 )
 
 pytestmark = pytest.mark.anyio
@@ -284,16 +286,19 @@ async def test_j39_only_the_tools_of_the_list() -> None:
         assert {tool for _, tool in desk.used} <= {tool.name for tool in TOOLS}
 
 
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+"""As in the documentation of AWS."""
+
+
 async def test_n3_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
     """An id that no record could hold is refused, in a plan and in its revision, and the model told which it is."""
-    secret = "AKIAIOSFODNN7EXAMPLE"  # as in the documentation of AWS
     named: JsonObject = {
-        "subtasks": [{"id": "write", "description": "Write it"}, {"id": secret, "description": "Post it"}]
+        "subtasks": [{"id": "write", "description": "Write it"}, {"id": SECRET, "description": "Post it"}]
     }
     replies: Replies = {
         "task_decomposition": (named, SUBTASKS),
         "decision:execution": replan("partial_replan"),
-        "revision": (revision(action(secret, "shout"), action("post", "post")), revision(action("write", "shout"))),
+        "revision": (revision(action(SECRET, "shout"), action("post", "post")), revision(action("write", "shout"))),
     }
     model = Model(replies)
     async with VirtualClock() as clock:
@@ -303,5 +308,36 @@ async def test_n3_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
     for kind, number in (("task_decomposition", 2), ("revision", 1)):
         refused, again = model.told(kind)
         assert "looks like a secret" not in refused
-        assert f"what looks like a secret cannot be the id of a subtask: number {number}" in again
-    assert secret not in "".join(model.prompts)
+        assert f"what looks like a secret cannot be kept: do without it in the id of subtask {number}" in again
+    assert SECRET not in "".join(model.prompts)
+
+
+PLANNED: Replies = {
+    "action_sequence": tuple(
+        {"actions": [action("write", "write", arguments={"text": text})]} for text in (SECRET, "news")
+    )
+}
+FOUND: Replies = {
+    "action_sequence": {"actions": [{"task_id": "write", "tool": "write"}]},
+    "execution": tuple({"current_task": "write", **use("write", text=text)} for text in (SECRET, "news")),
+}
+STEPS: Replies = {"step": (use("write", text=SECRET), use("write", text="news"), done())}
+
+
+@pytest.mark.parametrize(
+    ("kind", "replies"),
+    [("action_sequence", PLANNED), ("execution", FOUND), ("step", STEPS)],
+    ids=("plan", "action", "step"),
+)
+async def test_n3_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str, replies: Replies) -> None:
+    """An argument that no record could hold is refused where it is planned, found, or given without a plan."""
+    one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
+    model = Model({"task_decomposition": one, **replies})
+    settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, settings=settings)
+        assert await planning.execute_with_planning()
+
+    assert "what looks like a secret cannot be kept: do without it in the arguments" in model.told(kind)[1]
+    assert SECRET not in "".join(model.prompts)
+    assert "news" in planning.result.outputs.values()

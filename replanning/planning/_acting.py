@@ -117,6 +117,7 @@ class Acting:
                 raise LLMReplyInvalid(f"the arguments {list(lacking)} are missing")
             if problems := problems_of_use(spec, found, session.run.live.pool.capacity):
                 raise LLMReplyInvalid("; ".join(problems))
+            session.refuse_secrets({"the arguments": call.arguments})
             return call.arguments
 
         return await session.ask("execution", told, ExecutionReply, read, repairs=1)

@@ -108,6 +108,11 @@ def part_of(
     return problems, tuple(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
 
 
+def ids_in(decomposition: TaskDecomposition) -> JsonObject:
+    """The ids of subtasks, each by words that tell which it is without naming it."""
+    return {f"the id of subtask {number}": one.id for number, one in enumerate(decomposition.subtasks, 1)}
+
+
 def _checked(
     action_plan: ActionPlan,
     subtasks: Sequence[Subtask],

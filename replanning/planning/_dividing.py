@@ -6,7 +6,7 @@ from typing import Final
 
 from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, Task
-from replanning.planning._checking import problems_of
+from replanning.planning._checking import ids_in, problems_of
 from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
@@ -60,7 +60,7 @@ async def _divided(session: Session, given: JsonObject) -> TaskDecomposition | C
         most, tools = session.settings.max_subtasks, session.tools.values()
         if problems := problems_of(found, tools=tools, max_subtasks=most):
             raise LLMReplyInvalid("; ".join(map(str, problems)))
-        session.refuse_secrets(subtask.id for subtask in found.subtasks)
+        session.refuse_secrets(ids_in(found))
         return found
 
     return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)

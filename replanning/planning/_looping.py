@@ -68,6 +68,8 @@ class Looping:
             problems = self._problems(reply.function_call) if reply.function_call is not None else ()
             if problems:
                 raise LLMReplyInvalid("; ".join(problems))
+            if reply.function_call is not None:
+                session.refuse_secrets({"the arguments": reply.function_call.arguments})
             return reply
 
         reply = await session.ask("step", session.basis(task), StepReply, read, repairs=REPAIRS)

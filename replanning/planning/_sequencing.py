@@ -8,7 +8,7 @@ from replanning._errors import LLMReplyInvalid, Problem
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning.planning._building import missing_arguments, revised
-from replanning.planning._checking import part_of, problems_of
+from replanning.planning._checking import ids_in, part_of, problems_of
 from replanning.planning._outputs import (
     ActionPlan,
     PlanningReply,
@@ -44,7 +44,7 @@ async def sequence(session: Session, task: Task) -> JsonObject:
         tools = session.tools.values()
         problems = problems_of(subtasks, planned, tools=tools, max_subtasks=most, finished=finished, resources=capacity)
         _refuse(session, planned, problems)
-        session.refuse_secrets(subtask.id for subtask in subtasks.subtasks)
+        session.refuse_secrets(ids_in(subtasks))
         return _planned(planned, subtasks)
 
     if revises:
@@ -126,7 +126,7 @@ def is_superseded(session: Session, task: Task) -> bool:
 
 
 def _refuse(session: Session, planned: ActionPlan, problems: Sequence[Problem]) -> None:
-    """Refuse a plan with problems, or, where every argument must be planned, without some of them.
+    """Refuse a plan with problems, with secrets, or, where every argument must be planned, without some of them.
 
     Raises:
         LLMReplyInvalid: with everything that is wrong.
@@ -137,6 +137,7 @@ def _refuse(session: Session, planned: ActionPlan, problems: Sequence[Problem]) 
         texts = [f"the action for {name!r} lacks the arguments {list(left)}" for name, left in lacking.items() if left]
     if texts:
         raise LLMReplyInvalid("; ".join(texts))
+    session.refuse_secrets({f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions})
 
 
 def _planned(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:

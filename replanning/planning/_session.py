@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -137,15 +137,18 @@ class Session(People):
             rejected = [{"reply": completion.text[:_LONGEST], "problem": problem}]
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
-    def refuse_secrets(self, names: Iterable[str]) -> None:
-        """Refuse names of subtasks that look like secrets, since no record can hold them.
+    def refuse_secrets(self, given: Mapping[str, JsonValue]) -> None:
+        """Refuse what looks like a secret in a reply: no record can hold it, and it would be missing where it is used.
+
+        Args:
+            given: what a model says, by what it is to be.
 
         Raises:
-            LLMReplyInvalid: says which of them, by their places.
+            LLMReplyInvalid: with everything that looks so; not what it says.
         """
-        places = [str(place) for place, name in enumerate(names, 1) if self.run.redacted(name) != name]
-        if places:
-            raise LLMReplyInvalid(f"what looks like a secret cannot be the id of a subtask: number {', '.join(places)}")
+        secret = [what for what, value in given.items() if self.run.redacted(value) != value]
+        if secret:
+            raise LLMReplyInvalid(f"what looks like a secret cannot be kept: do without it in {', '.join(secret)}")
 
     # What is told of where things stand
 

@@ -209,7 +209,9 @@ def install(
     ids = dict.fromkeys(task.id for task in planned)
     tasks = {**finished, **{str(task.id).removeprefix(prefix): str(task.id) for task in planned}}
     rooted = [
-        task if not ids.keys().isdisjoint(task.depends_on) else task.model_copy(update={"depends_on": (*task.depends_on, by)})
+        task
+        if not ids.keys().isdisjoint(task.depends_on)
+        else task.model_copy(update={"depends_on": (*task.depends_on, by)})
         for task in planned
     ]
     old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
