@@ -274,4 +274,5 @@ def _standing(texts: Sequence[str], limit: int) -> Parts:
     """The same as paragraphs."""
     if not texts:
         return ()
-    return (named("Where things stand", texts[0], limit), points("Recommended Actions", texts[1:], limit))
+    wanted = [points("Recommended Actions", texts[1:], limit)] if texts[1:] else []
+    return (named("Where things stand", texts[0], limit), *wanted)

@@ -128,12 +128,14 @@ async def test_g1_overridden() -> None:
 
 
 async def test_e5_what_ends_badly_is_told() -> None:
-    """A run that is given up is told of, with the reason; the model's replans in vain before it, too."""
+    """A run that is given up is told of, with the reason and how things stand, and without headings of nothing."""
     records = await carried_out({"decision:execution": go_on()}, failing=9)
     body = the(records, NoticeKind.ENDED)
     assert (
         "## ⛔ Execution Ended without Success\n\n**Status**: aborted\n\n**Reason**: write failed, and nothing" in body
     )
+    assert "**Where things stand**: actions done: 0, failed: 1" in body
+    assert "Recommended Actions" not in body
 
 
 async def test_e5_a_person_is_asked_when_revisions_are_used_up() -> None:
