@@ -153,6 +153,18 @@ def test_simulate_shows_how_often_a_plan_is_saved(tmp_path: Path) -> None:
     assert "0.0% succeeded" in lost.stdout
 
 
+@pytest.mark.parametrize("command", ["run", "simulate", "validate"])
+def test_a_file_of_tools_is_no_plan(tmp_path: Path, command: str) -> None:
+    """Whoever takes a file of tools for a plan is told what it is, which commands take it, and what else is wrong with it."""
+    (tmp_path / "my tools.yaml").write_text("tools: [{name: a, kind: shell, command: 'true'}]\nresources: {cpu: -1}\n")
+    done = cli(tmp_path, command, "my tools.yaml")
+    assert done.returncode == 2
+    assert "my tools.yaml: this is a file of tools, and no plan: it has neither a goal nor tasks; " in done.stderr
+    assert "replanning solve --goal TEXT --tools 'my tools.yaml' reaches a goal with them" in done.stderr
+    assert "'goal' is missing" not in done.stderr
+    assert "my tools.yaml:2:13 resources.cpu" in done.stderr
+
+
 def test_providers_that_work(tmp_path: Path) -> None:
     """The plugins are listed with their state: what a run uses, what is available, what settings name in vain."""
     plugins = {(plugin["group"], plugin["name"]): plugin for plugin in answer(tmp_path, "providers")}

@@ -23,6 +23,26 @@ from replanning.tools import check_machine, check_tools
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 
+def read_plan(path: str) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        PlanError: it is not valid; where it is a file of tools, that says which commands take those.
+    """
+    try:
+        return Plan.load(path)
+    except PlanError as error:
+        if not _has_only_tools(path):
+            raise
+        name = shlex.quote(path)
+        what = "this is a file of tools, and no plan: it has neither a goal nor tasks"
+        ways = (
+            f"replanning solve --goal TEXT --tools {name} reaches a goal with them, replanning tools {name} lists them"
+        )
+        others = (problem for problem in error.problems if problem.place != f"{path} goal")
+        raise PlanError([Problem(path, f"{what}; {ways}"), *others]) from None
+
+
 def validate_plan(path: str, *, as_json: bool) -> int:
     """Say what is wrong with a plan file; returns the exit code."""
     plan, problems, notes = _check(path)
@@ -37,8 +57,6 @@ def validate_plan(path: str, *, as_json: bool) -> int:
         )
     elif plan is None or problems:
         say(f"error: {PlanError(problems)}")
-        if _has_only_tools(path):
-            say(f"a file of tools, for solve and plan, is looked at with: replanning tools {shlex.quote(path)}")
     else:
         count = len(plan.tasks)
         show(f"{path} is valid: {count} task{'s' * (count != 1)}, {len(plan.tools)} tool{'s' * (len(plan.tools) != 1)}")
@@ -54,7 +72,7 @@ def print_schema() -> None:
 
 def _check(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
     try:
-        plan = Plan.load(path)
+        plan = read_plan(path)
     except PlanError as error:
         return None, [*error.problems, *_of_tools(path, error.problems)], []
     return plan, in_file(check_tools(plan), path), check_machine(plan)

@@ -26,6 +26,7 @@ from replanning.cli._lookup import LATEST, me
 from replanning.cli._notifying import open_notifiers, unsent
 from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
+from replanning.cli._plans import read_plan
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json, show_summary
 from replanning.cli._settings import read_settings
@@ -189,7 +190,7 @@ def load_for_run(path: str, options: RunOptions) -> Plan:
         PlanError: it is not valid, or one of its tools is bound to fail.
         SettingsError: an option is not valid.
     """
-    plan = Plan.load(path)
+    plan = read_plan(path)
     if changed := pairs(options.context):
         plan = Plan.model_validate(
             plan.model_copy(update={"context": {**plan.context, **changed}}).model_dump(mode="json", exclude_unset=True)

@@ -11,6 +11,7 @@ from replanning._errors import PlanError, Problem, SettingsError
 from replanning._llms import AUTO, is_llm
 from replanning.cli._options import ExitCode
 from replanning.cli._output import console, plain, show_json
+from replanning.cli._plans import read_plan
 from replanning.cli._run import provider_names
 from replanning.cli._settings import read_settings
 from replanning.testing import FaultSchedule, SimulationReport, Spread, simulate
@@ -42,7 +43,7 @@ def simulate_plan(
     Raises:
         ReplanningError: plan, faults or settings are not valid.
     """
-    plan = Plan.load(path)
+    plan = read_plan(path)
     loaded = read_settings(settings)
     engine = partial(ReplanningEngine, _without_models(provider_names(providers, loaded)), settings=loaded)
     chances = {kind: _chances(kind, given) for kind, given in faults.items()}
