@@ -9,7 +9,7 @@ they are, and parallel.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Final, NamedTuple
 
@@ -20,12 +20,15 @@ from replanning import Alternative, PlanView, ReplanRequest, ToolSpec
 from replanning.events import ContextChanged, Trigger
 from replanning.facts import Standing, Step, World, as_text
 from replanning.interfaces import DraftView, TaskState
-from replanning.providers._domain import domain_of
+from replanning.providers._domain import Given, domain_of, given_for
 from replanning.providers._solve import AT_ONCE, Problem, Rest, Solution, Way, solve
 from replanning.providers._splice import Seen, merged, splice
 
 CHECKED: Final = 0.95
 """How sure a repair is that was checked against the facts."""
+
+LARGE: Final = 1_000
+"""A plan that began with more tasks than that is looked at in several turns of the event loop."""
 
 _SHOWN: Final = 5
 
@@ -37,15 +40,24 @@ class Completed(NamedTuple):
     whole: bool
 
 
+class _Scene(NamedTuple):
+    """The plan of which problems are made: itself, on facts, how far it goes, and what its tasks give."""
+
+    view: Seen
+    world: World
+    standing: Standing
+    given: Given
+
+
 async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
     """Repairs over facts, the one that changes least first; without any, the verdict.
 
     Long searches go to a thread, unless `threads` is false.
     """
-    posed = list(problems(request, whole=False))
+    posed = [problem async for problem in problems(request, whole=False)]
     solved = await _solved(posed, threads=threads)
     if any(map(_reaches_out, posed, solved)):
-        posed = list(problems(request))
+        posed = [problem async for problem in problems(request)]
         solved = await _solved(posed, threads=threads)
     found: list[Alternative] = []
     for alternative in _alternatives(posed, solved, request.view):
@@ -63,7 +75,7 @@ async def completed(request: ReplanRequest, proposed: Alternative, *, threads: b
     None where there is none, or more of it would be new than is left of what is proposed.
     """
     draft = request.view.with_changes(proposed.changes)
-    posed = list(_flaws(request, draft))
+    posed = [problem async for problem in _flaws(request, draft)]
     solved = await _solved(posed, threads=threads)
     if not posed or not all(solution.ways for solution in solved):
         return None
@@ -80,6 +92,12 @@ async def completed(request: ReplanRequest, proposed: Alternative, *, threads: b
     return Completed(Alternative(changes=changes, reason=reason, confidence=CHECKED), len(kept) == len(draft.new))
 
 
+async def _turn(view: Seen) -> None:
+    """Let others on the event loop have a turn between what takes long in a large plan, which may be changed by them."""
+    if len(view.original.tasks) > LARGE:
+        await anyio.lowlevel.checkpoint()
+
+
 async def _solved(posed: Sequence[Problem], *, threads: bool) -> list[Solution]:
     solved: list[Solution] = []
     for problem in posed:
@@ -90,7 +108,7 @@ async def _solved(posed: Sequence[Problem], *, threads: bool) -> list[Solution]:
     return solved
 
 
-def problems(request: ReplanRequest, *, whole: bool = True) -> Iterator[Problem]:
+async def problems(request: ReplanRequest, *, whole: bool = True) -> AsyncIterator[Problem]:
     """What there is to solve: one problem for each part of the plan that is stuck and has to do with a trigger.
 
     Unless the `whole` plan is to be looked at, what has nothing to do with the triggers may be left out.
@@ -104,50 +122,58 @@ def problems(request: ReplanRequest, *, whole: bool = True) -> Iterator[Problem]
     facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
     whole = whole or _about_all(request) or any(map(_for_goal, request.triggers))
     world = _assuming(view.world() if whole else view.world(tasks=tasks, facts=facts))
+    await _turn(view)
     standing = world.standing(strict=True)
+    await _turn(view)
     groups = _groups(request, standing)
     if not (groups or whole) and standing.missing:
-        yield from problems(request)  # what the rest of the plan brings about may be of use
+        async for problem in problems(request):  # what the rest of the plan brings about may be of use
+            yield problem
         return
     if groups or (standing.missing and (not standing.stuck or any(map(_for_goal, request.triggers)))):
-        yield from _all_posed(view, world, standing, groups)
+        async for problem in _all_posed(view, world, standing, groups):
+            yield problem
 
 
-def _flaws(request: ReplanRequest, draft: DraftView) -> Iterator[Problem]:
+async def _flaws(request: ReplanRequest, draft: DraftView) -> AsyncIterator[Problem]:
     """The same for a plan with changes: all that is wrong with it and was not wrong elsewhere before."""
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     before = _assuming(request.view.world()).standing(strict=True)
+    await _turn(draft)
     elsewhere = {step.id for step in before.stuck} - named
     world = _assuming(draft.world())
+    await _turn(draft)
     standing = world.standing(strict=True)
+    await _turn(draft)
     wanted = {step.id for step in standing.stuck} - elsewhere
     groups = [group for group in standing.groups() if any(step.id in wanted for step in group)]
     if groups or standing.missing:
-        yield from _all_posed(draft, world, standing, groups)
+        async for problem in _all_posed(draft, world, standing, groups):
+            yield problem
 
 
-def _all_posed(view: Seen, world: World, standing: Standing, groups: Sequence[Sequence[Step]]) -> Iterator[Problem]:
+async def _all_posed(
+    view: Seen, world: World, standing: Standing, groups: Sequence[Sequence[Step]]
+) -> AsyncIterator[Problem]:
     """A problem for each group; where none is stuck, the one of reaching the goal."""
+    await _turn(view)
+    scene = _Scene(view, world, standing, given_for(view, closed=world.closed))
     if not groups:
-        yield _posed(view, world, standing, [], list(standing.order))
+        yield await _posed(scene, [], list(standing.order))
     for group in groups:
         own = {step.id for step in group}
         stuck = [step for step in standing.stuck if step.id in own]
         if all(_removable(step) or step.usable for step in stuck):
-            yield _posed(view, world, standing, stuck, group)
+            yield await _posed(scene, stuck, group)
 
 
 def _assuming(world: World) -> World:
-    """The world with what is taken to hold in it."""
-    return world._replace(facts=tuple(dict.fromkeys([*world.facts, *_given(world)])))
-
-
-def _given(world: World) -> Iterator[str]:
-    """What steps need and none brings about, where the plan does not state its facts: it is taken to hold."""
-    if not world.closed:
-        made = {fact for step in world.steps for fact in step.use.adds}
-        for step in world.steps:
-            yield from (fact for fact in step.use.stated if fact in step.use.needs and fact not in made)
+    """The world in which, where the plan does not state its facts, what steps need and none brings about holds."""
+    if world.closed:
+        return world
+    made = {fact for step in world.steps for fact in step.use.adds}
+    assumed = (fact for step in world.steps for fact in step.use.stated if fact in step.use.needs - made)
+    return world._replace(facts=tuple(dict.fromkeys([*world.facts, *assumed])))
 
 
 def _reaches_out(problem: Problem, solution: Solution) -> bool:
@@ -184,7 +210,9 @@ def _groups(request: ReplanRequest, standing: Standing) -> list[list[Step]]:
     return [group for group in groups if any(step.id in wanted for step in group)]
 
 
-def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], group: Sequence[Step]) -> Problem:
+async def _posed(scene: _Scene, stuck: Sequence[Step], group: Sequence[Step]) -> Problem:
+    view, world, standing, given = scene
+    await _turn(view)
     running = tuple(step for step in standing.order if step.running)
     own = {step.id for step in group}
     ours = tuple(step for step in standing.order if step.id in own and not step.running)
@@ -195,6 +223,9 @@ def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], 
     elsewhere = [step for step in standing.stuck if step.id not in own]
     seen_to = [f for step in elsewhere for f in step.use.stated if f in step.use.needs - standing.facts]
     everything = (*running, *ours, *stuck, *others, *left)
+    await _turn(view)
+    domain = domain_of(view, world, (*stuck, *ours, *following), given)
+    await _turn(view)
     after = (*stuck, *others, *left)
     late = _rest((*running, *ours), (), after, stuck, following)
     early = _rest(running, ours, after, stuck, following)
@@ -202,7 +233,7 @@ def _posed(view: Seen, world: World, standing: Standing, stuck: Sequence[Step], 
     return Problem(
         facts=tuple(dict.fromkeys([*world.facts, *seen_to])),
         goal=_goal(world, everything, stated=bool(view.goal.facts)),
-        domain=domain_of(view, world, (*stuck, *ours, *following)),
+        domain=domain,
         rests=rests,
         costs={step.id: _cost(view.tool(step.tool)) for step in everything},
         stuck=tuple(stuck),

@@ -4,30 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import TypeAlias
 
-from replanning import ToolSpec
+from replanning import Task, ToolSpec
 from replanning.facts import Step, World, artifact, finder, holes
 from replanning.interfaces import JsonValue, TaskState, TaskView
 from replanning.providers._grounding import Domain, use_key
 from replanning.providers._splice import Seen
 
+Given: TypeAlias = dict[str, list[tuple[Task, bool]]]
+"""By parameter, the tasks that give something for it, each with whether that is of use as well as what steps give."""
+
 _STUCK = (TaskState.FAILED, TaskState.BLOCKED)
 _ENDED = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
 
 
-def domain_of(view: Seen, world: World, concerned: Sequence[Step]) -> Domain:
+def domain_of(view: Seen, world: World, concerned: Sequence[Step], given: Given) -> Domain:
     """What actions are made of: the tools that there are, and the values that tasks give for their parameters."""
-    tools = tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+    tools = _usable(view)
     failed = {use_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed(step.id, view)}
     failed |= {use_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK}
-    values, types = {}, set(view.original.objects.values())
-    for tool in tools:
-        bound = {name for need in (*tool.requires, *tool.needs) for name in holes(need)} if world.closed else set()
-        for name in tool.parameters or _named(tool):  # those bound by what it needs are found among the facts
-            if name not in bound and tool.parameters.get(name) not in types:
-                values[tool.name, name] = tuple(_given_for(tool, name, view, world, concerned))
+    near = [view.task(step.id).task for step in concerned]
+    of_tool: dict[str | None, list[Step]] = {}
+    for step in world.steps:
+        of_tool.setdefault(step.tool, []).append(step)
+    values = {
+        (tool.name, name): tuple(
+            _values(tool, name, near, (*concerned, *of_tool.get(tool.name, ()), *world.steps), given)
+        )
+        for tool in tools
+        for name in _left_open(tool, view, closed=world.closed)
+    }
     assumed = frozenset() if world.closed else frozenset(_assumed(view, tools))
     return Domain(tools, view.original.objects, values, assumed, frozenset(failed))
+
+
+def given_for(view: Seen, *, closed: bool) -> Given:
+    """The tasks that give something for what tools leave open, by parameter; read once for all problems.
+
+    Args:
+        view: the plan.
+        closed: whether it states its facts; then what any task gives that has not ended may be of use.
+    """
+    found: Given = {name: [] for tool in _usable(view) for name in _left_open(tool, view, closed=closed)}
+    for task, state in view.documents() if found else ():
+        for name in found.keys() & task.arguments.keys():
+            found[name].append((task, closed and state not in _ENDED))
+    return found
+
+
+def _usable(view: Seen) -> tuple[ToolSpec, ...]:
+    return tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+
+
+def _left_open(tool: ToolSpec, view: Seen, *, closed: bool) -> Iterator[str]:
+    """The parameters of a tool for which tasks give the values: the others are found among facts and objects."""
+    bound = {name for need in (*tool.requires, *tool.needs) for name in holes(need)} if closed else set()
+    types = set(view.original.objects.values())
+    for name in tool.parameters or _named(tool):
+        if name not in bound and tool.parameters.get(name) not in types:
+            yield name
 
 
 def _failed(task_id: str, view: Seen) -> Iterator[TaskView]:
@@ -40,25 +76,26 @@ def _named(tool: ToolSpec) -> list[str]:
     return list(dict.fromkeys(name for text in texts for name in holes(text)))
 
 
-def _given_for(tool: ToolSpec, name: str, view: Seen, world: World, concerned: Sequence[Step]) -> Iterator[JsonValue]:
+def _values(
+    tool: ToolSpec, name: str, near: Sequence[Task], steps: Sequence[Step], given: Given
+) -> Iterator[JsonValue]:
     """What tasks give for a parameter: those that are concerned, then those of the same tool, then the others.
 
     A parameter of which no fact speaks gets the first of these, references and all.
     """
     texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     matters = any(name in holes(text) for text in texts)
-    seen: dict[object, JsonValue] = {}
-    near = [view.task(step.id).task for step in concerned]
     if not matters:
-        every = sorted((task.task for task in view.tasks()), key=lambda task: task.tool != tool.name)
+        every = sorted((task for task, _ in given.get(name, ())), key=lambda task: task.tool != tool.name)
         yield from islice((task.arguments[name] for task in (*near, *every) if name in task.arguments), 1)
         return
-    for step in (*concerned, *(s for s in world.steps if s.tool == tool.name), *world.steps):
+    seen: dict[object, JsonValue] = {}
+    for step in steps:
         if name in step.arguments:
             seen.setdefault(_value_key(step.arguments[name]), step.arguments[name])
-    for task in view.tasks() if world.closed else ():  # the world may be a part of the plan
-        if task.state not in _ENDED and name in task.task.arguments and "${" not in str(task.task.arguments[name]):
-            seen.setdefault(_value_key(task.task.arguments[name]), task.task.arguments[name])
+    for task, counts in given.get(name, ()):  # the steps may be of a part of the plan
+        if counts and "${" not in str(task.arguments[name]):
+            seen.setdefault(_value_key(task.arguments[name]), task.arguments[name])
     yield from seen.values()
 
 

@@ -68,7 +68,9 @@ def part_of(live: LivePlan, over: Staging, tasks: Collection[TaskId], facts: Col
 
     Tasks belong together where one depends on the other, or one changes a fact on which the other bears.
     """
-    return _Spread(live, over, live.bearing, facts).go(tasks) if live.bearing is not None else None
+    if live.bearing is None or not (tasks or facts):
+        return None
+    return _Spread(live, over, live.bearing, facts).go(tasks)
 
 
 class _Spread:

@@ -43,7 +43,7 @@ from replanning._records import Body, Decided, QuestionAnswered, QuestionAsked, 
 from replanning._references import resolve
 from replanning._states import TaskEvent, TaskState, transition
 from replanning._taskgraph import TaskGraph
-from replanning._world import Use, speaks_of_facts, use_of
+from replanning._world import Use, World, speaks_of_facts, use_of
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
@@ -75,11 +75,14 @@ class LivePlan(TaskGraph):
         "outcomes",
         "revision",
         "uses",
+        "worlds",
     )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         self.uses: dict[TaskId, tuple[Task, ToolSpec, Use]] = {}
         """What was worked out of what tasks need and bring about."""
+        self.worlds: dict[tuple[frozenset[TaskId], frozenset[str]], World] = {}
+        """What was worked out of the plan on facts as it stands, by the tasks and facts that it is about."""
         closed = plan.facts is not None and any(map(speaks_of_facts, plan.tools))
         self.bearing = Bearing() if closed else None
         super().__init__(plan, empty=empty)
@@ -241,6 +244,7 @@ class LivePlan(TaskGraph):
         if before_commit is not None:
             before_commit(digest)
         self._staged.clear()
+        self.worlds.clear()
         draft.commit(at)
         self.revision += 1
         self._hash = digest
@@ -258,6 +262,8 @@ class LivePlan(TaskGraph):
         if handler is not None:
             if self._staged:
                 self._staged.clear()
+            if self.worlds:
+                self.worlds.clear()
             handler(self, body, at)
 
     def _on_started(self, body: AttemptStarted, at: float) -> None:

@@ -120,6 +120,10 @@ class PlanView:
         """All tasks, past ones included, in the order in which they came into the plan."""
         return (_view(entry) for entry in self._live)
 
+    def documents(self) -> Iterator[tuple[Task, TaskState]]:
+        """The same as they are written, each with its state alone: for whoever looks through all of a large plan."""
+        return ((entry.task, entry.state) for entry in self._live)
+
     def stuck(self) -> tuple[TaskView, ...]:
         """The tasks that FAILED or are BLOCKED."""
         return tuple(_view(self._live.entry(task_id)) for task_id in self._live.stuck)
@@ -275,6 +279,12 @@ class DraftView:
     def tasks(self) -> Iterator[TaskView]:
         """All tasks, past ones included, then the new ones."""
         return map(self.task, [*(task.id for task in self._base.tasks()), *self.new])
+
+    def documents(self) -> Iterator[tuple[Task, TaskState]]:
+        """The same as they are written, each with its state alone."""
+        staging = self._staging
+        ids = [*(task.id for task, _ in self._base.documents()), *self.new]
+        return ((staging.task(task_id), staging.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """What a task replaced, the root first, and the task itself."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from replanning._bearing import part_of
+from replanning._bearing import Part, part_of
 from replanning._errors import ExpressionError
 from replanning._ids import TaskId
 from replanning._patterns import as_text, fill, holes, normalise_fact
@@ -124,24 +124,36 @@ class Standing(NamedTuple):
         return ""
 
 
-class World(NamedTuple):
-    """The facts that hold now, the steps that are left, in the order of the plan, and what must hold at the end.
-
-    `closed` says that the plan states its facts: what is not among them does not hold.
-    """
-
+class _Stated(NamedTuple):
     facts: tuple[str, ...]
     steps: tuple[Step, ...]
     goal: tuple[str, ...]
     closed: bool
 
+
+class World(_Stated):
+    """The facts that hold now, the steps that are left, in the order of the plan, and what must hold at the end.
+
+    `closed` says that the plan states its facts: what is not among them does not hold.
+    """
+
     def standing(self, *, strict: bool = False) -> Standing:
-        """How far the steps can be carried out, each as soon as it can be.
+        """How far the steps can be carried out, each as soon as it can be; worked out once.
 
         Args:
             strict: whether steps that are not usable are stuck; otherwise they are taken to be seen to.
         """
-        return _Walk(self, strict).go()
+        if strict and not all(step.usable or step.running for step in self.steps):
+            return self._strict
+        return self._lenient
+
+    @cached_property
+    def _lenient(self) -> Standing:
+        return _Walk(self, strict=False).go()
+
+    @cached_property
+    def _strict(self) -> Standing:
+        return _Walk(self, strict=True).go()
 
     def bearing_on(self, facts: Collection[str], standing: Standing) -> tuple[TaskId, ...]:
         """The tasks that change facts, with those that bear on the same as these."""
@@ -164,7 +176,7 @@ def world_of(
     tasks: Collection[TaskId] = (),
     facts: Collection[str] = (),
 ) -> World:
-    """The world of a plan as it stands, or as changes would leave it.
+    """The world of a plan as it stands, kept until something happens to the plan; or as changes would leave it.
 
     Args:
         live: the plan.
@@ -173,28 +185,34 @@ def world_of(
             with them or the changes is left out, where that is most of it.
         facts: see `tasks`.
     """
-    over = staging if staging is not None else Staging(live)
-    part = part_of(live, over, tasks, facts) if tasks or facts else None
-    if part is not None:
-        entries = [task_id for task_id in part.tasks if task_id in over]
-    else:
-        entries = [*(entry.id for entry in live), *over.births]
-    left = [i for i in entries if over.exists(i) and over.state(i) not in FINISHED]
-    left.sort(key=lambda i: (over.state(i) is not TaskState.RUNNING, over.position(i)))
-    steps = tuple(_step(task_id, live, over) for task_id in left)
+    if staging is not None:
+        return _world(live, staging, part_of(live, staging, tasks, facts))
+    about = frozenset(tasks), frozenset(facts)
+    if about not in live.worlds:
+        over = Staging(live)
+        part = part_of(live, over, *about)
+        live.worlds[about] = world_of(live) if part is None and any(about) else _world(live, over, part)
+    return live.worlds[about]
+
+
+def _world(live: LivePlan, over: Staging, part: Part | None) -> World:
+    entries = [*(entry.id for entry in live), *over.births] if part is None else [i for i in part.tasks if i in over]
+    states = {i: state for i in entries if (state := over.state(i)) not in FINISHED and over.exists(i)}
+    left = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *over.position(i)))
+    steps = tuple([_step(task_id, states[task_id], live, over) for task_id in left])
     goal = live.goal.facts if part is None else tuple(fact for fact in live.goal.facts if fact in part.facts)
     return World(tuple(live.facts), steps, goal, live.plan.facts is not None)
 
 
-def _step(task_id: TaskId, live: LivePlan, over: Staging) -> Step:
-    task, state = over.task(task_id), over.state(task_id)
+def _step(task_id: TaskId, state: TaskState, live: LivePlan, over: Staging) -> Step:
+    task = over.task(task_id)
     tool = live.tools.get(task.tool) if task.tool else None
     use, arguments = use_of(task, tool, live)
     if state is TaskState.RUNNING:
         use = use._replace(needs=NONE)
-    after = tuple(dep for dep in over.standing(task.depends_on) if over.state(dep) not in SATISFIED)
+    after = [dep for dep in over.standing(task.depends_on) if over.state(dep) not in SATISFIED]
     usable = state not in STUCK and (tool is None or tool.available)
-    return Step(task_id, task.tool, arguments, use, after, state is TaskState.RUNNING, usable)
+    return Step(task_id, task.tool, arguments, use, tuple(after), state is TaskState.RUNNING, usable)
 
 
 def speaks_of_facts(tool: ToolSpec) -> bool:
@@ -204,11 +222,11 @@ def speaks_of_facts(tool: ToolSpec) -> bool:
 
 def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, JsonObject]:
     """What a task needs and brings about, and its arguments as far as they are known."""
+    kept = live.uses.get(task.id)
+    if kept is not None and kept[0] is task and tool is not None and kept[1].name == tool.name:
+        return kept[2], task.arguments
     if tool is None or not speaks_of_facts(tool):
         return _NO_USE, task.arguments
-    kept = live.uses.get(task.id)
-    if kept is not None and kept[0] is task and kept[1].name == tool.name:
-        return kept[2], task.arguments
     arguments, unknown = _resolved(task.arguments, live)
     use = ground(tool, arguments)
     if not unknown and arguments == task.arguments:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
+import anyio
+import anyio.lowlevel
+import pytest
+
 from replanning import ReplanRequest, Task
 from replanning.events import ContextChanged, FactsObserved
 from replanning.interfaces import PlanView
@@ -11,28 +15,54 @@ from replanning.providers._bridge import problems
 from replanning.providers._solve import solve
 from tests.live_parts import Kept, kept, tool
 
-LENGTH = 800
 LACKING = "part(600)"
 
 
-def line() -> Kept:
+def line(length: int) -> Kept:
     """Steps one after another, of which each needs something of its own that is there from the start."""
     go = tool("go", requires=["at({a})", "way({a},{b})", "part({b})"], adds=["at({b})"], removes=["at({a})"])
     steps = [
         Task(id=f"t{n}", tool="go", arguments={"a": str(n), "b": str(n + 1)}, depends_on=(f"t{n - 1}",) if n else ())
-        for n in range(LENGTH)
+        for n in range(length)
     ]
-    own = [fact for n in range(LENGTH) for fact in (f"way({n},{n + 1})", f"part({n + 1})")]
+    own = [fact for n in range(length) for fact in (f"way({n},{n + 1})", f"part({n + 1})")]
     make = tool("make", parameters={"b": "any"}, adds=["part({b})"])
     return kept(*steps, tools=[go, make], facts=["at(0)", *own])
 
 
-def test_memory() -> None:
-    """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
-    plan = line()
+def trouble(length: int) -> ReplanRequest:
+    """What is asked when something that a step needs is lost."""
+    plan = line(length)
     plan.fold(FactsObserved((), (LACKING,)))
-    trigger = ContextChanged(tasks=tuple(f"t{n}" for n in range(LENGTH)), facts=(LACKING,))
-    (problem,) = problems(ReplanRequest((trigger,), PlanView(plan.live), 3, 1e12))
+    trigger = ContextChanged(tasks=tuple(f"t{n}" for n in range(length)), facts=(LACKING,))
+    return ReplanRequest((trigger,), PlanView(plan.live), 3, 1e12)
+
+
+@pytest.mark.parametrize("length", [700, 1_100])
+async def test_turns_of_the_event_loop(length: int) -> None:
+    """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
+    turns = 0
+
+    async def beat() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    request = trouble(length)
+    async with anyio.create_task_group() as group:
+        group.start_soon(beat)
+        await anyio.lowlevel.checkpoint()
+        before = turns
+        assert [problem async for problem in problems(request)]
+        found = turns - before
+        group.cancel_scope.cancel()
+    assert found == 0 if length < 1_000 else found >= 5
+
+
+async def test_memory() -> None:
+    """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
+    (problem,) = [problem async for problem in problems(trouble(800))]
     tracemalloc.start()
     solution = solve(problem)
     peak = tracemalloc.get_traced_memory()[1]

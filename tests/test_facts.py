@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Task
+from replanning import Goal, Task
 from replanning._patterns import fill, normalise_fact
 from replanning.changes import ModifyTask, ReplaceTask
-from replanning.events import FactsObserved, ResourceUpdated
+from replanning.events import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
 from replanning.facts import Step, Use, World, artifact, as_text, finder, holes, needed_before, regress, related
 from replanning.interfaces import PlanView
 from tests.live_parts import Kept, kept, tool
@@ -196,6 +196,31 @@ def test_what_runs_has_what_it_needs() -> None:
     assert (world.steps[0].use.needs, world.steps[2].id) == (frozenset(), "wait")
     assert world.standing().valid
     assert ids(world.standing(strict=True).stuck) == ["enter"]
+
+
+def test_world_is_never_stale() -> None:
+    """Whatever happens to a plan, what is said of it on facts is what would be said of one read anew from the journal."""
+    run = doors()
+    happening = [
+        lambda: run.fold(FactsObserved(holds=("open",), ceased=("shut",))),
+        lambda: run.fold(ContextUpdated({"key": "other"})),
+        lambda: run.fold(ResourceUpdated("enter", available=False)),
+        lambda: run.fold(GoalChanged(Goal(objective="look", facts=("open",)), ("facts",))),
+        lambda: run.start("wait"),
+        lambda: run.end("wait#1"),
+        lambda: run.fail("unlock"),
+        lambda: run.apply(ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),))),
+        lambda: run.run("climb"),
+    ]
+    about: list[dict[str, list[str]]] = [{}, {"facts": ["open"]}, {"tasks": ["enter"]}]
+    before = None
+    for happens in happening:
+        happens()
+        live, anew = PlanView(run.live), PlanView(run.replayed())
+        assert [live.world(**some) for some in about] == [anew.world(**some) for some in about]
+        assert live.world().standing() == anew.world().standing() == live.world().standing()
+        assert live.world() != before
+        before = live.world()
 
 
 def test_world_after_changes() -> None:
