@@ -33,6 +33,9 @@ _LONGEST_PAUSE: Final = 300.0
 _LAST_TRIES: Final = (0.0, 0.5, 1.0)
 """Seconds before each of the last tries."""
 
+_SILENT: Final = 3.0
+"""Seconds after which a forge that has not answered when the run ends is not asked again."""
+
 _OF_THE_TEXT: Final = (400, 413, 422)
 """Refusals that are about one text, or for GitHub about too many in a short time, and not about the place."""
 
@@ -50,6 +53,7 @@ class Notifier(Exporter):
     Every notice is posted once, also when the run is resumed elsewhere: comments carry a mark that nobody sees, and are
     read before anything is written. The checklist is one comment, edited in place. A forge that fails harms nobody: it
     is reported once, and what it did not take is posted later, at the latest when this is closed or the run is resumed.
+    One that does not answer at all when the run ends is not waited for a second time.
 
     Args:
         forge: where to.
@@ -73,6 +77,8 @@ class Notifier(Exporter):
         self._failures = 0
         self._pause = self._barred = -math.inf  # until when the forge is left alone: by ourselves, as it has said
         self._problem = ""
+        self._asked = math.inf  # since when it owes an answer
+        self._silent = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.forge.name!r} runs={len(self._accounts)}>"
@@ -130,7 +136,8 @@ class Notifier(Exporter):
                     self._look_ahead(account)
                 account.pending.extend(account.refused)
                 account.refused.clear()
-                await self._send_last(account)
+                if not self._silent:
+                    await self._send_last(account)
         except anyio.get_cancelled_exc_class():
             if unsent := self._unsent():
                 _log.warning("%s could not be posted to %s in time", unsent, self.endpoint)
@@ -180,13 +187,16 @@ class Notifier(Exporter):
     async def _send(self, account: Account) -> None:
         try:
             await self._sent(account)
+        except anyio.get_cancelled_exc_class():
+            self._silent = self._clock.now() - self._asked >= _SILENT
+            raise
         except Exception as error:  # law 7: whatever a forge raises, the rest is tried later
             known = bool(self._problem)
             self._failed(error)
             if not known:  # what goes on is not reported again
                 raise
         else:
-            self._failures = 0
+            self._failures, self._silent = 0, False
             if not account.refused:
                 self._problem = ""
 
@@ -195,6 +205,7 @@ class Notifier(Exporter):
             await self._ticked(account)
         while account.pending:
             notice = account.pending[0]
+            self._asked = self._clock.now()
             try:
                 await self._board_of(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
             except ForgeError as error:
@@ -211,6 +222,7 @@ class Notifier(Exporter):
         if not account.touched:
             return
         account.touched = False
+        self._asked = self._clock.now()
         try:
             text = account.checklist()
             if text is not None and await self._board_of(account.run).keep(Marker(CHECKLIST, account.run), text):

@@ -60,11 +60,13 @@ class Delivery:
             return
         for line in self._lines:
             line.close()
-        async with at_most(LIMIT, self._life.clock):
+        try:
+            async with at_most(LIMIT, self._life.clock):
+                for line in self._lines:
+                    await line.done.wait()
+        finally:  # whoever closes the run may have a limit that is over a moment earlier
             for line in self._lines:
-                await line.done.wait()
-        for line in self._lines:
-            line.finished = True  # also what was given up
+                line.finished = True  # also what was given up
 
     async def finish(self) -> None:
         """Hand over what a run that was cancelled has left, within the limit."""

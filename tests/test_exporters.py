@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
+from replanning._delivery import Delivery
 from replanning.errors import PluginError, SettingsError
 from replanning.events import AttemptFailed, Contained, Failure, Record, RunEnded, RunOpened
 from replanning.exporters.console import ConsoleExporter
@@ -136,6 +137,24 @@ async def test_hanging_exporter() -> None:
         elapsed = clock.elapsed
     assert (result.status, hanging.records, elapsed) == ("succeeded", [], 5)
     assert isinstance(good.records[-1][1].body, RunEnded)
+
+
+async def test_hanging_exporter_is_given_up_once() -> None:
+    """An exporter that was given up while a run was closed is not waited for again, also by one with a shorter limit."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
+        async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
+            delivery = Delivery(run, [Slow(clock, float("inf"))])
+            delivery.begin(group)
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await delivery.close()
+            await delivery.finish()
+            group.cancel_scope.cancel()
+        assert clock.elapsed == 0
 
 
 async def test_bounded_queue() -> None:

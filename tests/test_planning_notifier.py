@@ -36,6 +36,25 @@ from tests.resume_parts import cut
 
 pytestmark = pytest.mark.anyio
 
+
+class Late(Issue):
+    """A forge that takes its time for each comment.
+
+    Args:
+        clock: on which it takes it.
+        seconds: how long.
+    """
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    async def post(self, body: str) -> str:
+        """Write one, in the end."""
+        await self._clock.sleep(self._seconds)
+        return await super().post(body)
+
+
 # Once each
 
 
@@ -282,19 +301,24 @@ async def test_a_forge_is_left_alone_as_long_as_it_says() -> None:
 
 
 async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A forge that never answers holds up the end for some seconds, and then it is said how much is missing."""
+    """A forge that never answers holds up the end for five seconds once, and then it is said how much is missing."""
     async with VirtualClock() as clock:
-
-        class Hanging(Issue):
-            async def post(self, body: str) -> str:
-                await clock.sleep(float("inf"))
-                return ""
-
-        planning = planner({}, clock, Notifier(Hanging()))
+        planning = planner({}, clock, Notifier(Late(clock, float("inf"))))
         assert await planning.execute_with_planning(RUN)
         await planning.engine.aclose()
-        assert clock.elapsed == 10
-    assert "the latest checklist could not be posted to fake in time" in caplog.text
+        assert clock.elapsed == 5
+    assert "the latest checklist could not be posted to fake: it did not answer in time" in caplog.text
+
+
+async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
+    """What a slow forge has no time for while the run is closed, it takes while the notifier is closed."""
+    async with VirtualClock() as clock:
+        issue = Late(clock, 2.0)
+        planning = planner(EVENTFUL, clock, Notifier(issue, every=0), failing=2)
+        assert await planning.execute_with_planning(RUN)
+        posts = issue.posts
+        await planning.engine.aclose()
+    assert issue.posts > posts
 
 
 async def test_the_last_state_goes_first_when_a_run_ends() -> None:
