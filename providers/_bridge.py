@@ -60,7 +60,7 @@ async def bridged(request: ReplanRequest, *, threads: bool = True) -> list[Alter
         posed = [problem async for problem in problems(request)]
         solved = await _solved(posed, threads=threads)
     found: list[Alternative] = []
-    for alternative in _alternatives(posed, solved, request.view):
+    async for alternative in _alternatives(posed, solved, request.view):
         found.append(alternative)
         # One that leaves out much of a large plan takes long to be put together. Whom a clock wakes in the first of two
         # turns runs in the second.
@@ -323,7 +323,9 @@ def _cost(tool: ToolSpec | None) -> float:
     return tool.cost or 0.0 if tool is not None else 0.0
 
 
-def _alternatives(posed: Sequence[Problem], solved: Sequence[Solution], view: PlanView) -> Iterator[Alternative]:
+async def _alternatives(
+    posed: Sequence[Problem], solved: Sequence[Solution], view: PlanView
+) -> AsyncIterator[Alternative]:
     """Alternatives for all parts together: the nearest ways, the cheapest, those from scratch; then the verdict."""
     seen: set[str] = set()
     ways = [solution.ways for solution in solved if solution.ways]
@@ -334,7 +336,10 @@ def _alternatives(posed: Sequence[Problem], solved: Sequence[Solution], view: Pl
             continue
         tried.append(chosen)
         alternative = _alternative(chosen, view)
-        if alternative is not None and alternative.fingerprint() not in seen:
+        await _turn(view)
+        if not alternative.changes or view.check(alternative.changes):
+            continue
+        if alternative.fingerprint() not in seen:
             seen.add(alternative.fingerprint())
             yield alternative
     for problem, solution in zip(posed, solved, strict=True):
@@ -342,12 +347,10 @@ def _alternatives(posed: Sequence[Problem], solved: Sequence[Solution], view: Pl
             yield Alternative(changes=(), reason=_helpless(problem), unreachable=solution.verdict)
 
 
-def _alternative(ways: Sequence[Way], view: PlanView) -> Alternative | None:
-    """The ways as one alternative, if the plan takes it and can be carried out with it."""
+def _alternative(ways: Sequence[Way], view: PlanView) -> Alternative:
+    """The ways as one alternative."""
     taken: set[str] = set()
     changes = tuple(change for way in ways for change in splice(way, view, taken))
-    if not changes or view.check(changes):
-        return None
     costs = [action.cost for way in ways for action in way.actions]
     return Alternative(
         changes=changes,

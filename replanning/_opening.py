@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import is_not
-from typing import Final
+from typing import Final, TypeVar
 
 from replanning._clock import Environment
 from replanning._errors import JournalCorrupt, StoreError, UnknownRun
@@ -41,6 +41,8 @@ from replanning._turns import Settling, in_turns, keeping_all
 from replanning._version import __version__
 from replanning._wording import shown
 from replanning.history._owner import owner_id
+
+PartT = TypeVar("PartT")
 
 _SLICE: Final = 100
 """How many records are read or replayed between two pauses."""
@@ -233,19 +235,22 @@ class Opener:
     async def _clean(self, plan: Plan) -> tuple[Plan, str]:
         """The plan without secrets, and where some were, in words; those that tools need are references."""
         tasks: list[Task] = []
-        await in_turns(_cleaned(plan.tasks, self.redactor, tasks))
-        rest = plan.model_copy(update={"tasks": ()})
+        facts: list[str] = []
+        await in_turns(_cleaned(plan.tasks, self.redactor.document, tasks))
+        await in_turns(_cleaned(plan.facts or (), self.redactor.text, facts))
+        rest = plan.model_copy(update={"tasks": (), "facts": None})
         clean = self.redactor.document(rest)
-        if clean is rest and not any(map(is_not, tasks, plan.tasks)):
+        stated = None if plan.facts is None else tuple(facts)
+        if clean is rest and stated == plan.facts and not any(map(is_not, tasks, plan.tasks)):
             return plan, ""
-        clean = clean.model_copy(update={"tasks": tuple(tasks)})
+        clean = clean.model_copy(update={"tasks": tuple(tasks), "facts": stated})
         return clean, taken_out(clean, plan)
 
 
-def _cleaned(tasks: Sequence[Task], redactor: Redactor, clean: list[Task]) -> Iterator[None]:
-    """Add the tasks without secrets to a list; pauses now and then."""
-    for start in range(0, len(tasks), _SLICE):
-        clean += [redactor.document(task) for task in tasks[start : start + _SLICE]]
+def _cleaned(parts: Sequence[PartT], cleaner: Callable[[PartT], PartT], clean: list[PartT]) -> Iterator[None]:
+    """Add the parts without secrets to a list; pauses now and then."""
+    for start in range(0, len(parts), _SLICE):
+        clean += map(cleaner, parts[start : start + _SLICE])
         yield
 
 
