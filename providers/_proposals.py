@@ -269,8 +269,7 @@ class Reader:
                 raise _Dropped(f"the same was tried before as {part.id!r} and failed")
 
     def _modification(self, change: Modify) -> ModifyTask:
-        given = self._clean(change.model_dump(exclude={"kind", "task_id"}, exclude_none=True))
-        assert isinstance(given, dict)
+        given: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
         if not given:
             raise _Dropped(f"the change of {change.task_id!r} says nothing that is to be changed")
         if "tool" in given:
@@ -280,8 +279,7 @@ class Reader:
 
     def _task(self, new: NewTask, old: Task | None = None) -> Task:
         self._check_tool(new.tool, new.id)
-        given = self._clean(new.model_dump(exclude_none=True))
-        assert isinstance(given, dict)
+        given: JsonObject = new.model_dump(exclude_none=True)
         _check_size(given, new.id)
         handed_on = {
             name: getattr(old, name) for name in _HANDED_ON if old is not None and name in old.model_fields_set

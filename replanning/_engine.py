@@ -48,6 +48,7 @@ from replanning._run import PlanRun, RunResult
 from replanning._services import opened
 from replanning._settings import Settings
 from replanning._telemetry import telemetry_of
+from replanning._vetting import without_secrets
 from replanning.history import MemoryStore, ReplanHistory, open_questions
 from replanning.history._standing import replayed
 
@@ -250,11 +251,12 @@ class ReplanningEngine:
             raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
         changes_of(answer, asked, live)
         redactor = self._opener.redactor
+        changes = without_secrets(answer.changes, redactor)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
             "choice": answer.choice,
-            "changes": [dump_change(redactor.document(change)) for change in answer.changes],
+            "changes": list(map(dump_change, changes)),
             "comment": redactor.text(answer.comment),
         }
         now = self._opener.environment.clock.now()

@@ -26,7 +26,7 @@ from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer
 from replanning._triggers import Trigger
-from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded
+from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded, unkept
 from replanning._view import PlanView
 
 _MOST_NOTES = 20
@@ -161,7 +161,7 @@ class PathGenerator:
         try:
             with setting.spans.provider(name) as answered:
                 with scope:
-                    reply.take(await contained(reply.ask(request)), setting.clean)
+                    reply.take(await contained(reply.ask(request)))
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
@@ -216,6 +216,13 @@ class PathGenerator:
             settings: thresholds and limits.
             seen: fingerprints of what was judged before; that of the alternative is added.
         """
+        clean = setting.clean(alternative)
+        lost = "" if clean is alternative else unkept(clean.changes, alternative.changes)
+        return Candidate(clean, None, lost) if lost else self._judged(clean, request, setting, settings, seen)
+
+    def _judged(
+        self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
+    ) -> Candidate:
         if not alternative.changes:
             return Candidate(alternative, None, alternative.unreachable or "it changes nothing")
         print_ = alternative.fingerprint()
@@ -336,13 +343,12 @@ class _Reply:
         """What the provider proposes."""
         return await self.provider.propose(request)
 
-    def take(self, proposed: Sequence[Alternative], clean: Callable[[Alternative], Alternative]) -> None:
+    def take(self, proposed: Sequence[Alternative]) -> None:
         """Keep what was proposed; all of it or nothing."""
         for alternative in proposed:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-        named = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
-        self.alternatives = list(map(clean, named))
+        self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
 
 
 class _Completion(_Reply):

@@ -49,6 +49,7 @@ from replanning._records import (
 )
 from replanning._run import PlanRun
 from replanning._triggers import Trigger
+from replanning._vetting import without_secrets
 from replanning.history._standing import question_of
 
 REFUSALS: Final = 5
@@ -145,7 +146,7 @@ class Questions:
             raise not_open(question_id, life.ledger)
         try:
             answer = understood(answer)
-            answer = replace(answer, changes=tuple(map(redactor.document, answer.changes)))
+            answer = replace(answer, changes=without_secrets(answer.changes, redactor))
             changes_of(answer, asked, self._run.live)
         except (ChangeRefused, StaleAnswer) as error:
             life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))

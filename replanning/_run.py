@@ -21,6 +21,7 @@ from replanning._records import Record, Revised, RunPaused, RunStatus
 from replanning._redaction import Redactor
 from replanning._reporting import Codec, PlanReports
 from replanning._spans import UNTRACED, Spans
+from replanning._vetting import without_secrets
 from replanning._view import PlanView
 from replanning.history import ReplanHistory
 
@@ -184,7 +185,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        clean = tuple(map(self._redactor.document, changes))
+        clean = without_secrets(changes, self._redactor)
         return self._revise(clean, self._redactor.text(reason), "edit", expected_revision=expected_revision)
 
     def _revise(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from replanning._changes import AbortRun, Alternative, touched
+from replanning._changes import AbortRun, Alternative, PlanChange, touched
 from replanning._draft import Draft
+from replanning._errors import ChangeRefused, Problem
+from replanning._ids import TaskId
 from replanning._live import LivePlan
+from replanning._plan import JsonValue, TaskBody
+from replanning._redaction import Redactor
 from replanning._settings import Settings
 from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._world import world_of
@@ -17,6 +22,42 @@ if TYPE_CHECKING:
 
 UNFOUNDED = "the plan could not be carried out"
 """How the reason begins for which an alternative is rejected on the facts."""
+
+
+def without_secrets(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
+    """Changes as a record can hold them.
+
+    Raises:
+        ChangeRefused: what they are to be carried out with would be missing.
+    """
+    clean = tuple(map(redactor.document, changes))
+    if lost := unkept(clean, changes):
+        raise ChangeRefused([Problem("", lost)])
+    return clean
+
+
+def unkept(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
+    """Why changes cannot be carried out as they were proposed, because no record holds secrets; else empty."""
+    uses = zip(_uses(clean), _uses(proposed), strict=True)
+    names = dict.fromkeys(name for (name, kept), (_, said) in uses if kept != said)
+    if not names:
+        return ""
+    return (
+        f"what looks like a secret cannot be kept: do without it in the arguments of {', '.join(map(repr, names))}, "
+        "or let a tool refer to it, as {env:NAME}"
+    )
+
+
+def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
+    """The arguments that changes state, each with the task that they are for."""
+    for change in changes:
+        if change.kind == "modify":
+            yield change.task_id, change.fields.get("arguments")
+        for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
+            waiting: list[TaskBody] = [task]
+            for body in waiting:  # grows while it is walked
+                yield task.id, body.arguments
+                waiting += [*body.fallbacks, *([body.undo] if body.undo is not None else [])]
 
 
 def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:

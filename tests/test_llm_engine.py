@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings
+from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning._redaction import Redactor
 from replanning.errors import LLMRejected, LLMUnavailable, NoLLMProvider, PluginError
 from replanning.events import AlternativesConsidered, Revised
@@ -246,3 +246,25 @@ async def test_secrets_of_the_engine() -> None:
         await engine.execute(plan, work)
     assert [len(model.prompts) for model in models] == [1, 1, 1]
     assert "zebra" not in "".join(prompt for model in models for prompt in model.prompts)
+
+
+async def test_n3_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret() -> None:
+    """Arguments that no record could hold are rejected, not cut, and the model is told once why."""
+    used: list[object] = []
+
+    def proposal(**arguments: str) -> str:
+        return CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps(arguments)}')
+
+    async def work(task: Task, context: object) -> str:
+        used.append(dict(task.arguments))
+        if task.tool == "scanner":
+            raise OSError("no scanner")
+        return "done"
+
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        model = ScriptedLLM([proposal(lens="AKIAIOSFODNN7EXAMPLE"), proposal(lens="wide")], environment=parts)
+        result = await ReplanningEngine([model], environment=parts).execute(PLAN, work)
+    assert result.status == "succeeded"
+    assert used == [{}, {"lens": "wide"}, {}]
+    assert "what looks like a secret cannot be kept: do without it in the arguments of 'photo'" in model.prompts[1]

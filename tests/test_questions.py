@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from replanning import Answer, ReplanningError, ReplanRequest, Retry, Task, TaskContext
-from replanning.changes import AddTask, RetryTask, SkipTask
+from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ChangeRefused, NotRunning, UnknownQuestion
 from replanning.events import (
     AnswerRefused,
@@ -399,6 +399,28 @@ async def test_answer_by_calling_the_engine() -> None:
             result = await run.wait()
     assert result.status == "succeeded"
     assert result.revisions[0].by == "person:ada"
+
+
+async def test_n3_changes_that_no_record_can_hold_are_refused() -> None:
+    """Changes by hand are refused where a secret among their arguments would be missing, while a run lasts and after."""
+    secret = ReplaceTask(task_id="a", tasks=(Task(id="a2", arguments={"key": "AKIAIOSFODNN7EXAMPLE"}),))
+    why = "what looks like a secret cannot be kept: do without it in the arguments of 'a2'"
+    async with VirtualClock() as clock:
+        engine = asking(clock)
+        async with engine.open(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            with pytest.raises(ChangeRefused, match=why):
+                run.apply([secret])
+            with pytest.raises(ChangeRefused, match=why):
+                engine.answer(question.id, "modify", changes=[secret])
+            await run.wait()
+        with pytest.raises(ChangeRefused, match=why):
+            engine.answer(question.id, "modify", changes=[secret])
+        assert engine.pending() == [question]
+    assert (run.live.revision, engine.store.inbox(run.id)) == (0, [])
+    assert "AKIA" not in repr(list(engine.store.read(run.id)))
 
 
 async def test_changes_as_objects() -> None:

@@ -101,7 +101,7 @@ def proposals(request: ReplanRequest) -> Sequence[Alternative]:
     """What a provider proposes and notes, with secrets in all of it."""
     request.note(told("note"))
     task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "b"
-    new = Task(id=request.view.fresh_id(task_id), tool="post", arguments={"text": told("new-argument")})
+    new = Task(id=request.view.fresh_id(task_id), tool="post", goal=told("new-goal"))
     return [
         Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told("reason"), confidence=0.9),
         Alternative(changes=(SkipTask(task_id=task_id, reason=told("skip")),), reason="", ask=told("ask")),
@@ -149,10 +149,8 @@ async def work(run: PlanRun, *, hand: bool) -> None:
                 run.observe(holds=[f"seen({KNOWN})"])
                 run.change_context({"more": told("changed"), "password": "hunter2"})
                 if hand:
-                    run.add_task(
-                        Task(id="d", tool="post", arguments={"text": told("edit")}), reason=told("edit-reason")
-                    )
-                    run.modify_task("d", goal=told("modified"), reason=told("modify-reason"))
+                    run.add_task(Task(id="d", tool="post", goal=told("edit")), reason=told("edit-reason"))
+                    run.modify_task("d", metadata={"text": told("modified")}, reason=told("modify-reason"))
                 run.request_replan(told("request"), by=told("requester"))
                 raise RuntimeError(told("error"))
             if task.id not in ("a", "c", "d"):
@@ -250,7 +248,7 @@ async def test_what_is_left_for_another_process(tmp_path: Path) -> None:
         async with engine.open(chain("a"), run_id="run") as run:
             await work(run, hand=False)
         question = engine.pending()[0]
-        change = ReplaceTask(task_id="a", tasks=(Task(id="n", arguments={"text": told("left")}),))
+        change = ReplaceTask(task_id="a", tasks=(Task(id="n", goal=told("left")),))
         engine.answer(question.id, "modify", by=told("by"), changes=[change], comment=told("comment"))
         assert store.inbox(RunId("run"))
     store.close()
