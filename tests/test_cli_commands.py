@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from replanning import __version__
 from replanning.cli._app import app
 from tests.cli_parts import (
+    ASKING,
+    ASKING_TASKS,
     REPAIRED,
     REPAIRED_TASKS,
     answer,
@@ -151,6 +153,44 @@ def test_simulate_shows_how_often_a_plan_is_saved(tmp_path: Path) -> None:
     assert (saved["count"], saved["success_rate"], saved["broken"]) == (20, 1.0, [])
     assert lost.returncode == 1
     assert "0.0% succeeded" in lost.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--store", "", "'' is no place for runs; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"),
+        ("--store", "sqlite:", "'sqlite:' is no place for runs"),
+        ("--store", "memory:x", "'memory:x' is no place for runs"),
+        ("--run-id", "latest", "--run-id: 'latest' stands for the newest run; give another name"),
+        ("--run-id", "-x", "--run-id: '-x' would be taken for an option"),
+        ("--run-id", "", "--run-id: '' is empty"),
+    ],
+)
+def test_values_that_mean_nothing(tmp_path: Path, option: str, value: str, problem: str) -> None:
+    """A store that is none, and a name by which a run could not be found again, are refused in a sentence before it runs."""
+    write_plan(tmp_path, {"good": "touch ran"}, "id: one, tool: good")
+    done = cli(tmp_path, "run", "plan.yaml", f"{option}={value}")
+    assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nobody_can_answer_through_memory(tmp_path: Path) -> None:
+    """Whoever wants answers through a store that no other process can see is told so, in place of waiting in vain."""
+    write_plan(tmp_path, ASKING, ASKING_TASKS)
+    done = cli(tmp_path, "run", "plan.yaml", "--ask", "store", "--store", "memory")
+    assert done.returncode == 2
+    assert "--ask: nobody could answer: the run is kept in the memory of this process alone" in done.stderr
+
+
+def test_help_tells_defaults_as_they_are() -> None:
+    """The help of `pending` says that all runs are looked through, and that of `simulate` that no model is asked."""
+    told = {
+        name: CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+        for name in ("pending", "simulate")
+    }
+    assert "by default all runs" in told["pending"]
+    assert "Language models are not asked." in told["simulate"]
 
 
 @pytest.mark.parametrize("command", ["run", "simulate", "validate"])

@@ -22,6 +22,7 @@ from replanning.cli._carrying import (
     SetOption,
     TraceOption,
     asking,
+    called,
     paragraphs,
     workers,
 )
@@ -154,7 +155,7 @@ def run(
         json=as_json,
         quiet=quiet,
     )
-    raise typer.Exit(report(run_plan(load_for_run(str(plan), options), options, run_id=run_id), json=as_json))
+    raise typer.Exit(report(run_plan(load_for_run(str(plan), options), options, run_id=called(run_id)), json=as_json))
 
 
 add_goal_commands(app)
@@ -219,7 +220,12 @@ def resume(
 
 @app.command(
     rich_help_panel=RUNNING,
-    epilog=paragraphs("[bold]Example[/bold]", "replanning pause latest --reason 'the disk is full'"),
+    epilog=paragraphs(
+        "[bold]Example[/bold]",
+        "replanning pause latest --reason 'the disk is full'",
+        "[bold]Exit codes[/bold]",
+        "0 done · 1 there is nothing to pause · 2 wrong usage or store",
+    ),
 )
 def pause(
     run: RunArgument,
@@ -239,7 +245,13 @@ add_prune_command(app)
 
 @app.command(
     rich_help_panel=PLANS,
-    epilog=paragraphs("[bold]Examples[/bold]", "replanning validate plan.yaml", "replanning validate plan.yaml --json"),
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning validate plan.yaml",
+        "replanning validate plan.yaml --json",
+        "[bold]Exit codes[/bold]",
+        "0 the plan is valid · 2 it is not, or cannot be read",
+    ),
 )
 def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     """Check a plan file, and say everything that is wrong with it and where.
@@ -290,7 +302,14 @@ def simulate(
     ] = None,
     runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="How many runs.")] = 100,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Equal seeds give equal reports.")] = 0,
-    replan_provider: ProviderOption = None,
+    replan_provider: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replan-provider",
+            metavar="NAME",
+            help="Who proposes alternatives, such as repair; repeat for several. Language models are not asked.",
+        ),
+    ] = None,
     sequential: SequentialOption = False,
     max_concurrency: ConcurrencyOption = None,
     settings: SettingsOption = None,
@@ -324,7 +343,7 @@ app.add_typer(config, name="config", rich_help_panel=ABOUT)
         "[bold]Examples[/bold]",
         "replanning providers --check",
         "replanning providers --json",
-        "A language model that is unavailable lacks its key, or a package; one that is a fallback stands in for others.",
+        "What is unavailable says what it lacks: a key, or a package. A fallback stands in for a model that fails.",
         "[bold]Exit codes[/bold]",
         "0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
         " 2 wrong usage or settings",

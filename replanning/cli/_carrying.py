@@ -48,7 +48,9 @@ SetOption = Annotated[
 ObserveOption = Annotated[bool, typer.Option("--observe", help="Record what would be changed, and change nothing.")]
 TraceOption = Annotated[
     str | None,
-    typer.Option("--trace", metavar="WHERE", help="Send spans: otlp=http://localhost:4318, or console."),
+    typer.Option(
+        "--trace", metavar="WHERE", help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318."
+    ),
 ]
 AskOption = Annotated[
     Asking | None,
@@ -74,6 +76,18 @@ def workers(*, sequential: bool, most: int | None) -> int:
     if sequential and most is not None:
         fail("--sequential and --max-concurrency contradict each other; give one of them")
     return 1 if sequential else WORKERS if most is None else most
+
+
+def called(run_id: str | None) -> str | None:
+    """What a run is to be called, which must not stand for something else where it is named later."""
+    from replanning.cli._lookup import LATEST
+
+    meanings = {"": "is empty", LATEST: "stands for the newest run"}
+    if run_id is None:
+        return None
+    if problem := "would be taken for an option" if run_id.startswith("-") else meanings.get(run_id, ""):
+        fail(f"--run-id: {run_id!r} {problem}; give another name, or leave it out")
+    return run_id
 
 
 def asking(ask: Asking | None, *, never: bool) -> Asking | None:

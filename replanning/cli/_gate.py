@@ -12,17 +12,51 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from replanning import Answer, Question, ReplanningError
+from replanning import Answer, Question, ReplanningError, StoreGate
+from replanning._errors import Problem, SettingsError
 from replanning.changes import PlanChange, parse_changes
+from replanning.cli._lookup import me
 from replanning.cli._narrator import goes_on_planning, score_in_words
 from replanning.cli._output import console, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from replanning.interfaces import Clock
+    from replanning.cli._options import Asking
+    from replanning.cli._progress import Display
+    from replanning.interfaces import Clock, HumanGate, RunStore
 
 _STYLES: Final = {"+": "green", "-": "red"}
+
+
+def gate_for(
+    ask: Asking | None, store: RunStore, display: Display, *, terminal: bool, heard: bool = False
+) -> HumanGate | None:
+    """Through what a person is asked; None where nobody is.
+
+    Args:
+        ask: who is to be asked, where that is said.
+        store: where the run is kept.
+        display: of the run, which makes room for questions on the terminal.
+        terminal: whether whoever sits at the terminal is asked where nothing is said.
+        heard: whether people answer elsewhere as well.
+
+    Raises:
+        SettingsError: whoever is to be asked cannot be.
+    """
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
+    if ask == "console" and not at_terminal:
+        raise SettingsError([Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")])
+    if ask == "store" and not (store.durable or heard):
+        problem = (
+            "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
+        )
+        raise SettingsError([Problem("--ask", problem)])
+    if ask == "console" or (ask is None and at_terminal and terminal):
+        display.asks = True
+        return ConsoleGate(display.clock, display.aside, me(None))
+    return StoreGate() if ask == "store" or heard else None
 
 
 class ConsoleGate:

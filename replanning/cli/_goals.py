@@ -18,6 +18,7 @@ from replanning.cli._carrying import (
     SetOption,
     TraceOption,
     asking,
+    called,
     paragraphs,
     workers,
 )
@@ -54,7 +55,11 @@ LlmOption = Annotated[
 ]
 RunIdOption = Annotated[
     str | None,
-    typer.Option("--run-id", metavar="ID", help="What to call the run; one that there is already is continued."),
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="What to call the run; one that there is already is continued, with the model that was named for it.",
+    ),
 ]
 
 
@@ -109,7 +114,7 @@ def solve(
         json=as_json,
         quiet=quiet,
     )
-    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=run_id))
+    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=called(run_id)))
 
 
 def plan(

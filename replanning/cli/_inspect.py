@@ -53,6 +53,10 @@ RunsArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default the newest."),
 ]
+OpenArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default all runs."),
+]
 QuestionArgument = Annotated[
     str | None,
     typer.Argument(
@@ -177,7 +181,7 @@ def diff(
     show_difference(store, what or [], as_json=as_json)
 
 
-def pending(run: RunsArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def pending(run: OpenArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show the questions that wait for a person, what one can choose, and what each choice changes."""
     from replanning.cli._standings import show_questions
 

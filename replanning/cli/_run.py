@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.abc
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine, ReplanningError, Settings, StoreGate
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, ReplanningError, Settings
 from replanning._engine import drive
 from replanning._errors import NotRunning, PlanError, Problem, SettingsError, StoreError, UnknownRun
 from replanning._loading import in_file
@@ -21,8 +20,8 @@ from replanning._opening import redactor_for
 from replanning._plan import JsonObject
 from replanning._wording import did_you_mean
 from replanning.cli._context import TellingShell, parse_pair
-from replanning.cli._gate import ConsoleGate
-from replanning.cli._lookup import LATEST, me
+from replanning.cli._gate import gate_for
+from replanning.cli._lookup import LATEST
 from replanning.cli._notifying import open_notifiers, unsent
 from replanning.cli._options import DEFAULT_STORE
 from replanning.cli._output import say, show_json
@@ -34,7 +33,6 @@ from replanning.cli._stores import open_store
 from replanning.cli._story import Story, story_of
 from replanning.cli._tracing import open_trace, place_of
 from replanning.events import RunOpened
-from replanning.interfaces import HumanGate
 from replanning.judging import JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import FallbackLLM, LLMProvider, create_llm_provider
 from replanning.tools import ToolExecutor, check_machine, check_tools
@@ -241,7 +239,7 @@ def _carry_out(job: Job) -> Summary:
             provider_names(options.providers, settings) if settings.enabled else [],
             settings=settings,
             mode="observe" if job.observe else "act",
-            gate=_gate(options, display),
+            gate=gate_for(options.ask, store, display, terminal=not options.json),
             store=store,
             exporters=exporters,
             environment=environment,
@@ -291,19 +289,6 @@ def models_asked(engine: ReplanningEngine) -> list[str]:
 def _named(model: LLMProvider) -> str:
     members = model.members if isinstance(model, FallbackLLM) else (model,)
     return ", else ".join(f"{one.name} ({one.model})" for one in members)
-
-
-def _gate(options: RunOptions, display: Display) -> HumanGate | None:
-    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    ask = options.ask or ("console" if at_terminal and not options.json else "never")
-    if ask == "console":
-        if not at_terminal:
-            raise SettingsError(
-                [Problem("--ask", "nobody can be asked here: this is no terminal; use --ask store or --no-ask")]
-            )
-        display.asks = True
-        return ConsoleGate(display.clock, display.aside, me(None))
-    return StoreGate() if ask == "store" else None
 
 
 async def _execute(job: Job, engine: ReplanningEngine, display: Display) -> tuple[PlanRun, bool]:

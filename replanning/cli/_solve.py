@@ -10,13 +10,14 @@ from typing import Final
 
 import anyio
 
-from replanning import Environment, Plan, PlanRun, ReplanningError, Settings, StoreGate
+from replanning import Environment, Plan, PlanRun, ReplanningError, Settings
 from replanning._errors import NotRunning, Problem, SettingsError
 from replanning._ids import RunId
 from replanning._llms import AUTO, create_llm_provider
 from replanning._opening import redactor_for
 from replanning._records import Record
 from replanning.cli._context import TellingShell
+from replanning.cli._gate import gate_for
 from replanning.cli._hearing import is_heard, steerings
 from replanning.cli._narrator import Line
 from replanning.cli._notifying import open_notifiers, unsent
@@ -25,7 +26,7 @@ from replanning.cli._output import plain, say, show_json
 from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
 from replanning.cli._progress import Display, display_for
 from replanning.cli._render import Summary, as_json
-from replanning.cli._run import RunOptions, _find, _gate, _story, discovered, pairs, report, stopping_signals
+from replanning.cli._run import RunOptions, _find, _story, discovered, pairs, report, stopping_signals
 from replanning.cli._settings import read_settings
 from replanning.cli._stores import may_hold_runs, open_store
 from replanning.cli._task import Task
@@ -304,7 +305,7 @@ def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCo
         library,
         with_earlier(parts.task.request, parts.settings),
         work=work,
-        gate=_gate(options, parts.display) or (StoreGate() if heard else None),
+        gate=gate_for(options.ask, parts.store, parts.display, terminal=not options.json, heard=heard),
         store=parts.store,
         exporters=[
             *([open_trace(options.trace)] if options.trace else []),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replanning._errors import StoreError
 from replanning._plugins import installed, load
+
+_OURS: Final = ("sqlite", "jsonl", "memory")
 
 if TYPE_CHECKING:
     from replanning.interfaces import RunStore
@@ -24,6 +26,9 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
         StoreError: the place cannot be used, or nothing is kept there.
     """
     name, path = _kind(place)
+    if name in _OURS and bool(path) == (name == "memory"):
+        expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
+        raise StoreError(f"{place!r} is no place for runs; {expected} (--store says where runs are kept)")
     if must_exist and not _may_hold_runs(name, path):
         what = "memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
@@ -46,7 +51,7 @@ def may_hold_runs(place: str) -> bool:
 
 
 def _may_hold_runs(name: str, path: str) -> bool:
-    return name not in ("sqlite", "jsonl", "memory") or bool(path and Path(path).exists())
+    return name not in _OURS or bool(path and Path(path).exists())
 
 
 def _kind(place: str) -> tuple[str, str]:

@@ -28,5 +28,11 @@ def add_tool_commands(app: typer.Typer) -> None:
     """Add the commands to the program."""
     app.command(
         rich_help_panel=PLANS,
-        epilog=paragraphs("[bold]Examples[/bold]", "replanning tools plan.yaml", "replanning tools tools.yaml --json"),
+        epilog=paragraphs(
+            "[bold]Examples[/bold]",
+            "replanning tools plan.yaml",
+            "replanning tools tools.yaml --json",
+            "[bold]Exit codes[/bold]",
+            "0 done · 2 wrong usage, file or tools",
+        ),
     )(tools)
