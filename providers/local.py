@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from replanning import Environment
 from replanning.errors import LLMRejected, LLMUnavailable
+from replanning.interfaces import JsonValue
 from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, PriceTable
 
 _CONTEXT: Final = 8192
@@ -151,7 +152,7 @@ class _Answer:
 def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
     """The request as servers of llama.cpp take it."""
     system = [{"role": "system", "content": options.system}] if options.system else []
-    shape = options.schema and {"name": options.schema.__name__, "schema": options.schema.model_json_schema()}
+    shape = options.schema and {"name": options.schema.__name__, "schema": _known(options.schema.model_json_schema())}
     return {
         "messages": [*system, {"role": "user", "content": prompt}],
         "max_tokens": options.max_tokens,
@@ -161,6 +162,13 @@ def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
         "return_progress": True,  # so that it can be stopped while it reads, too
         **({"response_format": {"type": "json_schema", "json_schema": shape}} if shape else {}),
     }
+
+
+def _known(schema: JsonValue) -> JsonValue:
+    """A schema without the patterns that the library cannot hold an answer to, which it would complain of each time."""
+    if isinstance(schema, dict):
+        return {key: _known(value) for key, value in schema.items() if key != "pattern" or "\\" not in str(value)}
+    return [_known(value) for value in schema] if isinstance(schema, list) else schema
 
 
 @cache

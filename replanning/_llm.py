@@ -247,7 +247,8 @@ class LLMProvider(ABC):
         results: list[Result] = []
         failure: BaseException | None = None
         clock = self.environment.clock
-        async with at_most(max(0.0, options.deadline - clock.now()), clock) as scope:
+        left = max(0.0, options.deadline - clock.now())
+        async with at_most(left, clock) as scope:
             try:
                 results.append(await ask(text, options))
             except BaseException as error:  # raised below: the group would wrap it
@@ -258,7 +259,8 @@ class LLMProvider(ABC):
         if results:
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
-            raise LLMTimedOut("no answer came before the deadline", provider=self.name) from failure
+            within = f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
+            raise LLMTimedOut(within, provider=self.name) from failure
         raise self._as_ours(failure)
 
     def _as_ours(self, error: BaseException) -> BaseException:
