@@ -71,7 +71,7 @@ def test_tools_are_listed(tmp_path: Path) -> None:
 
 
 def test_j39_what_counts_as_dangerous_is_listed(tmp_path: Path) -> None:
-    """Of a file of tools, what deletes is listed as dangerous, as a model may plan with it; of a plan, what the plan says."""
+    """Of a file of tools, what deletes is listed as dangerous, with why, as a model may plan with it; of a plan, what it says."""
     tools = "tools:\n- {name: clear, kind: shell, command: rm -f log}\n"
     (tmp_path / "tools.yaml").write_text(tools, encoding="utf-8")
     (tmp_path / "plan.yaml").write_text(
@@ -79,6 +79,10 @@ def test_j39_what_counts_as_dangerous_is_listed(tmp_path: Path) -> None:
     )
     listed = [answer(tmp_path, "tools", name)["tools"][0]["dangerous"] for name in ("tools.yaml", "plan.yaml")]
     assert listed == [True, False]
+    assert (
+        "clear()  shell, dangerous  from rm -f log\n    dangerous: it uses 'rm'"
+        in cli(tmp_path, "tools", "tools.yaml").stdout
+    )
 
 
 def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from replanning._wording import did_you_mean
 from replanning.cli._options import ExitCode
 from replanning.cli._output import plain, say, show, show_json
 from replanning.tools import ToolExecutor, check_machine
+from replanning.tools._danger import harm_of
 
 _LONGEST = 100
 """Characters of a description that are shown."""
@@ -84,6 +85,7 @@ def _row(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
         "optional": list[JsonValue](tool.optional),
         "capability": tool.capability,
         "dangerous": tool.dangerous,
+        "harm": harm_of(tool) if tool.dangerous else "",
         "available": not why,
         "why": why,
     }
@@ -99,5 +101,7 @@ def _show(row: JsonObject) -> None:
     text = " ".join(str(row["description"]).split())
     if text:
         show(plain(f"    {text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'}"))
+    if row["harm"]:
+        show(plain(f"    dangerous: {row['harm']}"))
     if row["why"]:
         show(plain(f"    not available: {row['why']}"))
