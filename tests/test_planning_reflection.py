@@ -321,6 +321,32 @@ async def test_j38_a_large_plan_is_asked_for_in_parts() -> None:
     assert [task for task, _ in desk.used] == names
 
 
+async def test_j38_an_action_refers_to_those_of_earlier_parts() -> None:
+    """What was planned in an earlier part can be referred to by what waits for it, and by nothing else."""
+    names = [f"s{number}" for number in range(20)]
+    subtasks: JsonValue = [
+        {"id": name, "description": name, "dependencies": ["s0"] * (name == "s19")} for name in names
+    ]
+    script, refused = Model({"task_decomposition": {"subtasks": subtasks}}), list[str]()
+
+    def model(prompt: str) -> JsonValue:
+        if kind_of(prompt) != "action_sequence":
+            return script(prompt)
+        if '"s0"' in prompt.partition("<part>")[2]:
+            return {"actions": [action("s0", "write"), *(action(name, "write") for name in names[:15])]}
+        refused.append(prompt.partition("<rejected>")[2])
+        read = "${s1.output}" if len(refused) == 1 else "${s0-1.output}, ${s0.output}"
+        last = action("s19", "write", arguments={"text": read})
+        return {"actions": [*(action(name, "write") for name in names[15:19]), last]}
+
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert await planning.execute_with_planning()
+
+    assert "task 's19' refers to ${s1.output} and does not depend on 's1'" in refused[1]
+    assert planning.result.outputs["s19"] == "news, news"
+
+
 async def test_j38_a_model_that_cannot_be_asked_ends_a_large_plan() -> None:
     """A part that cannot be planned ends the phase with the reason, and nothing was executed."""
     subtasks: JsonValue = [{"id": f"s{number}", "description": ""} for number in range(16)]
