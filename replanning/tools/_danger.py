@@ -84,8 +84,9 @@ def _text_for_a_shell(words: list[str]) -> str:
 
 
 def _running_what_comes(command: str) -> Iterator[str]:
-    """The interpreters that run what an earlier command of a pipe, or one in their place, got from elsewhere."""
+    """What runs that an earlier command of a pipe, or one in its place, got from elsewhere, or that was fetched before."""
     comes, waiting, last = False, "", ""
+    files: set[str] = set()
     for before, words in simple_commands(command):
         inside = last if before[:1] == "(" else ""  # the word whose end says what the parenthesis is for
         piped = _PIPED.fullmatch(before) is not None or inside.endswith(">")
@@ -94,8 +95,11 @@ def _running_what_comes(command: str) -> Iterator[str]:
         runner, program = program_of(words) or ("", None)
         if comes and waiting:
             yield waiting
-        if (comes and program == STDIN) or _is_fetched(program or ""):
+        if (comes and program == STDIN) or (program and (program in files or _is_fetched(program))):
             yield runner
+        elif "/" in words[0] and words[0] in files:
+            yield words[0]
+        files.update(_fetched_files(words))
         last = words[-1]
         waiting = runner if program == last and last.endswith(_TAKING) else waiting
 
@@ -105,6 +109,13 @@ def _comes_from_elsewhere(words: list[str]) -> bool:
     name = name_of((started(words) or words)[0])
     fetches = any(_FETCHING.fullmatch(one) for one in (name_of(words[0]), name))
     return fetches or (_SAYING.fullmatch(name) is not None and any(MARK in word for word in words))
+
+
+def _fetched_files(words: list[str]) -> Iterator[str]:
+    """How what a command has fetched may be called afterwards: as one of its words, or as the end of an address."""
+    if _FETCHING.fullmatch(name_of((started(words) or words)[0])):
+        for word in words[1:]:
+            yield from (word, name_of(word), f"./{name_of(word)}")
 
 
 def _is_fetched(program: str) -> bool:
