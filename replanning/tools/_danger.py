@@ -114,7 +114,7 @@ def _comes_from_elsewhere(words: list[str]) -> bool:
 def _fetched_files(words: list[str]) -> Iterator[str]:
     """How what a command has fetched may be called afterwards: as one of its words, or as the end of an address."""
     if _FETCHING.fullmatch(name_of((started(words) or words)[0])):
-        for word in words[1:]:
+        for word in filter(re.compile(r"\w").search, words[1:]):
             yield from (word, name_of(word), f"./{name_of(word)}")
 
 
