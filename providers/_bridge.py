@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from operator import is_
 from typing import Final, NamedTuple
 
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
@@ -103,7 +105,8 @@ async def _solved(posed: Sequence[Problem], *, threads: bool) -> list[Solution]:
     for problem in posed:
         solution = solve(problem, AT_ONCE)
         if not solution.ways and solution.verdict is None:
-            solution = await anyio.to_thread.run_sync(solve, problem) if threads else solve(problem)
+            patient = partial(solve, problem, look=anyio.from_thread.check_cancelled)
+            solution = await anyio.to_thread.run_sync(patient) if threads else solve(problem)
         solved.append(solution)
     return solved
 

@@ -22,6 +22,9 @@ NODES: Final = 20_000
 GREEDY_NODES: Final = 3_000
 """How many states greedy search looks at."""
 
+BETWEEN_LOOKS: Final = 50
+"""After how many states whoever wants a search is asked whether it is still wanted."""
+
 _FAR: Final = 1 << 40
 
 
@@ -86,6 +89,7 @@ def find(
     weight: Callable[[Action], float] = lambda action: 1,
     nodes: int = NODES,
     greedy: int = GREEDY_NODES,
+    look: Callable[[], None] = lambda: None,
 ) -> Found:
     """The cheapest way from facts to one of the targets.
 
@@ -96,13 +100,14 @@ def find(
         weight: what an action adds to the price.
         nodes: how many states A* may look at.
         greedy: how many greedy search may, where A* has found nothing within its bound.
+        look: called now and then; what it raises ends the search.
     """
     space = _space(start, targets, actions, weight)
     if space is None:
         return Found(None, -1, True, 0)
-    found = _best(space, nodes)
+    found = _best(space, nodes, look)
     if found.actions is None and not found.finished and greedy:
-        return _any(space, greedy)
+        return _any(space, greedy, look)
     return found
 
 
@@ -181,7 +186,7 @@ def _back(node: _Node | None) -> Iterator[Action]:
         node = node.before
 
 
-def _best(space: _Space, limit: int) -> Found:
+def _best(space: _Space, limit: int, look: Callable[[], None]) -> Found:
     """A*."""
     root, first = _Node(space.start, None, None), space.estimate(space.start)
     queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
@@ -197,6 +202,8 @@ def _best(space: _Space, limit: int) -> Found:
         nodes += 1
         if nodes > limit:
             return best._replace(finished=False, nodes=nodes)
+        if not nodes % BETWEEN_LOOKS:
+            look()
         there = space.reached(node.state)
         if there is not None and spent + there[0] < price:
             price, best = spent + there[0], Found(node.way(), there[1], True, nodes)
@@ -209,7 +216,7 @@ def _best(space: _Space, limit: int) -> Found:
     return best._replace(nodes=nodes)
 
 
-def _any(space: _Space, limit: int) -> Found:
+def _any(space: _Space, limit: int, look: Callable[[], None]) -> Found:
     """Greedy best-first search: always on from the state that looks nearest to a target."""
     distance = _Additive(space)
     root = _Node(space.start, None, None)
@@ -218,6 +225,8 @@ def _any(space: _Space, limit: int) -> Found:
     nodes = 0
     while queue and nodes < limit:
         nodes += 1
+        if not nodes % BETWEEN_LOOKS:
+            look()
         node = heapq.heappop(queue)[2]
         there = space.reached(node.state)
         if there is not None:

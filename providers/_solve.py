@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, takewhile
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.facts import Step, Use, needed_before
 from replanning.providers._grounding import MOST, Action, Domain, Grounded, reachable, use_key
-from replanning.providers._search import GREEDY_NODES, NODES, Target, find
+from replanning.providers._search import GREEDY_NODES, NODES, Found, Target, find
 
 AT_ONCE: Final = 300
 """How many states are looked at on the event loop; a longer search goes on in a thread."""
@@ -88,9 +89,9 @@ class Way(NamedTuple):
     @property
     def distance(self) -> int:
         """Actions added and removed; what is removed and added again is neither."""
-        gone = [use_key(step.tool, step.arguments) for step in self.gone]
-        new = [action.key for action in self.actions]
-        return len(gone) + len(new) - 2 * sum(min(gone.count(key), new.count(key)) for key in dict.fromkeys(new))
+        gone = Counter(use_key(step.tool, step.arguments) for step in self.gone)
+        new = Counter(action.key for action in self.actions)
+        return gone.total() + new.total() - 2 * (gone & new).total()
 
 
 class Solution(NamedTuple):
@@ -100,14 +101,15 @@ class Solution(NamedTuple):
     verdict: Verdict | None = None
 
 
-def solve(problem: Problem, nodes: int = NODES) -> Solution:
+def solve(problem: Problem, nodes: int = NODES, look: Callable[[], None] = lambda: None) -> Solution:
     """The distinct ways for one part of a plan: the nearest, the cheapest, and one from scratch.
 
     Args:
         problem: what is to be solved.
         nodes: how many states each search may look at; with fewer than `NODES`, nothing is concluded from that.
+        look: called now and then; what it raises ends the search.
     """
-    patient = nodes >= NODES
+    patient, search = nodes >= NODES, partial(find, look=look)
     facts = dict.fromkeys(problem.facts)
     for step in problem.rests[0].before:
         facts.update((fact, None) for fact in step.use.stated if fact in step.use.adds)
@@ -122,7 +124,7 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
     for rest in problem.rests:
         suffixes = list(_suffixes(problem, rest, lasting))
         targets = [Target(needs, removed) for removed, needs, _ in suffixes]
-        result = find(
+        result = search(
             _start(problem, rest), targets, grounded.actions, nodes=nodes, greedy=GREEDY_NODES if patient else 0
         )
         found.append(result)
@@ -133,7 +135,7 @@ def solve(problem: Problem, nodes: int = NODES) -> Solution:
         return Solution()
     if not near:
         return Solution((), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound")
-    others = list(_others(problem, grounded, suffixes, nodes))
+    others = list(_others(problem, grounded, suffixes, search, nodes))
     if None in others and not patient:
         return Solution()
     ways = (min(near, key=lambda way: way.distance), *(way for way in others if way is not None))
@@ -184,18 +186,20 @@ def _use(action: Action) -> Use:
     return Use(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
 
 
-def _others(problem: Problem, grounded: Grounded, suffixes: Sequence[_Suffix], nodes: int) -> Iterator[Way | None]:
+def _others(
+    problem: Problem, grounded: Grounded, suffixes: Sequence[_Suffix], search: Callable[..., Found], nodes: int
+) -> Iterator[Way | None]:
     """The way that costs least, where costs differ, and one that leaves the old plan aside; None: not found in time."""
     rest = problem.rests[-1]
     start, actions = _start(problem, rest), grounded.actions
     if len({action.cost for action in actions}) > 1:
         prices = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = find(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
+        result = search(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
         found = result.actions is not None
         yield Way("cheaper", rest, result.actions or (), rest.least + result.target) if found else None
     share = min(1.0, FRESH_USES / max(len(actions), 1))
     few, greedy = min(nodes, int(FRESH_NODES * share)), int(FRESH_GREEDY * share)
-    result = find(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy=greedy)
+    result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy=greedy)
     yield None if result.actions is None else Way("scratch", rest, result.actions, len(rest.loose))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from replanning import ReplanRequest, Task
@@ -70,3 +73,21 @@ async def test_memory() -> None:
     (action,) = solution.ways[0].actions
     assert action.adds == (LACKING,)
     assert peak < 10e6
+
+
+async def test_search_that_is_not_wanted_any_more() -> None:
+    """A long search in a thread ends when whoever asked has been cancelled, such as at the deadline of the provider."""
+    looked = 0
+
+    with anyio.CancelScope() as scope:
+
+        def look() -> None:
+            nonlocal looked
+            looked += 1
+            anyio.from_thread.run_sync(scope.cancel)
+            anyio.from_thread.check_cancelled()
+
+        (problem,) = [problem async for problem in problems(trouble(700))]
+        await anyio.to_thread.run_sync(partial(solve, problem, look=look))
+    assert scope.cancelled_caught
+    assert looked == 1
