@@ -13,7 +13,6 @@ from replanning._errors import NotAccepted, NotRunning, StoreError, TransientErr
 from replanning._ids import AttemptId
 from replanning._observations import Failure, Usage
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
-from replanning._taskgraph import Results
 
 if TYPE_CHECKING:
     from replanning._entries import Entry
@@ -53,7 +52,7 @@ class TaskContext:
     @property
     def results(self) -> Mapping[str, JsonValue]:
         """Outputs of finished tasks by id; what replaced a task is found under the id of what it replaced."""
-        return Results(self._run.live)
+        return self._run.live.results
 
     @property
     def context(self) -> Mapping[str, JsonValue]:

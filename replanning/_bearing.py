@@ -68,9 +68,10 @@ def part_of(live: LivePlan, over: Staging, tasks: Collection[TaskId], facts: Col
 
     Tasks belong together where one depends on the other, or one changes a fact on which the other bears.
     """
-    if live.bearing is None or not (tasks or facts):
+    bearing = live.usage.bearing
+    if bearing is None or not (tasks or facts):
         return None
-    return _Spread(live, over, live.bearing, facts).go(tasks)
+    return _Spread(live, over, bearing, facts).go(tasks)
 
 
 class _Spread:
@@ -110,14 +111,14 @@ class _Spread:
         yield from (dep for dep in over.standing(task.depends_on) if over.state(dep) not in SATISFIED)
         yield from self._waiting.get(task_id, ())
         if task_id in live:
-            yield from (i for i in live.waiting_for(task_id) if live.entry(i).state not in FINISHED)
+            yield from (i for i in live.entry(task_id).waiting() if live.entry(i).state not in FINISHED)
             if (old := live.entry(task_id).task) is not task:
                 yield from self._about(old)
 
     def _about(self, task: Task) -> Iterator[TaskId]:
         """The tasks with which a task shares a fact that one of them changes."""
         bearing = self._bearing
-        use = self._live.use_of(task)
+        use = self._live.usage.of(task)
         for fact in use.stated:
             changed = fact in use.adds or fact in use.removes
             if fact not in self._facts and (changed or fact in bearing.changing):

@@ -9,7 +9,6 @@ from replanning._plan import Task
 from replanning._states import FINISHED, TaskEvent, TaskState
 
 if TYPE_CHECKING:
-    from replanning._entries import Entry
     from replanning._taskgraph import TaskGraph
 
 
@@ -29,7 +28,7 @@ def link(graph: TaskGraph, task_id: TaskId) -> None:
 def replace(graph: TaskGraph, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
     """Let new tasks stand for another."""
     original = graph.entry(task_id)
-    graph._unclaim(original)
+    graph.claims.drop(original)
     graph._move(original, TaskEvent.REPLACE)
     original.replaced_by, original.open_sinks = parts, len(sinks)
     for part in parts:
@@ -41,8 +40,8 @@ def edit(graph: TaskGraph, task: Task) -> None:
     """Put a changed task in the place of the one it was."""
     entry = graph.entry(task.id)
     if entry.state not in FINISHED:
-        graph._unindex(entry.task)
-        graph._index(task)
+        graph.usage.discard(entry.task)
+        graph.usage.add(task)
     if entry.task.depends_on != task.depends_on:
         graph._unlink(entry)
         entry.become(task)
@@ -50,7 +49,7 @@ def edit(graph: TaskGraph, task: Task) -> None:
         graph._settle(entry)
     entry.become(task)
     graph._recount(entry)
-    _requeue(graph, entry)
+    graph.claims.reconsider(entry)
 
 
 def put(graph: TaskGraph, task: Task, order: int) -> None:
@@ -58,13 +57,13 @@ def put(graph: TaskGraph, task: Task, order: int) -> None:
     entry = graph.entry(task.id)
     entry.become(task)
     entry.order = order
-    _requeue(graph, entry)
+    graph.claims.reconsider(entry)
 
 
 def remove(graph: TaskGraph, task_id: TaskId) -> None:
     """Take a task out; it can be revived."""
     entry = graph.entry(task_id)
-    graph._unclaim(entry)
+    graph.claims.drop(entry)
     graph._move(entry, TaskEvent.CANCEL)
     entry.removed = True
     graph._recount(entry)
@@ -86,7 +85,7 @@ def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
     if entry.state is TaskState.SKIPPED:
         graph._withhold(entry)
     graph._move(entry, TaskEvent.REVIVE)
-    graph._index(entry.task)
+    graph.usage.add(entry.task)
     entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
     entry.replaced_by, entry.open_sinks = (), 0
     entry.continued, entry.feedback = 0, ""
@@ -98,7 +97,7 @@ def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
 def end(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> None:
     """Skip or cancel a task."""
     entry = graph.entry(task_id)
-    graph._unclaim(entry)
+    graph.claims.drop(entry)
     graph._move(entry, event)
     graph._end_attempt(entry)
     entry.reason = reason
@@ -110,10 +109,3 @@ def end(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> Non
 def abort(graph: TaskGraph, reason: str) -> None:
     """Have the run stopped."""
     graph.aborted = reason
-
-
-def _requeue(graph: TaskGraph, entry: Entry) -> None:
-    """Have a ready task looked at anew: its place, its tool or what it takes may be another."""
-    graph._parked.pop(entry.id, None)
-    if entry.state is TaskState.READY:
-        graph._queue.push(entry)

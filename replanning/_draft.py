@@ -83,7 +83,7 @@ class Draft:
         lines = [f"- {line}" for i, line in before.items() if after.get(i) != line]
         lines += [f"+ {line}" for i, line in after.items() if before.get(i) != line]
         for i, sinks in staging.sinks.items():
-            waiting = graph.waiting_for(i) if i in graph else ()
+            waiting = graph.entry(i).waiting() if i in graph else ()
             if waiting:
                 more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
                 lines.append(f"  {', '.join(waiting[:_SHOWN])}{more}: waiting for {', '.join(sinks)} instead of {i}")
@@ -259,7 +259,7 @@ class Draft:
         if state is TaskState.REPLACED_BY_REPLAN:
             return self._withdraw_replacement(task_id)
         if state is TaskState.SKIPPED and task_id in self._graph:
-            started = self._graph.started_after(self._graph.entry(task_id))
+            started = self._graph.entry(task_id).started_after()
             if started:
                 self._problem(f"task {task_id!r} was skipped and {started} have started since")
             return not started

@@ -140,6 +140,25 @@ class Entry:
         """Whether what depends on this task may run."""
         return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.open_sinks)
 
+    def waiting(self) -> tuple[TaskId, ...]:
+        """The tasks that wait for this one, also those that wait for what it replaced."""
+        found: dict[TaskId, None] = {}
+        entry: Entry | None = self
+        while entry is not None:
+            found.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
+            entry = entry.stands_for
+        return tuple(found)
+
+    def started_after(self) -> list[TaskId]:
+        """The tasks that run or are done and would not have started, were this one not satisfied."""
+        found: list[TaskId] = []
+        entry = self
+        while True:
+            found += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
+            if entry.stands_for is None or entry.stands_for.open_sinks:
+                return found
+            entry = entry.stands_for
+
     @property
     def iteration(self) -> int:
         """How many replacements lie between this task and the root of its lineage."""

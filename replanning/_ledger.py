@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from replanning._budget import Spending
 from replanning._changes import changes_hash, new_tasks, touched
 from replanning._confidence import source_key
+from replanning._folding import OUTCOMES
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
-from replanning._live import OUTCOMES
 from replanning._observations import Charged, GoalChanged, PersonAsked, RunQuiescent
 from replanning._plan import Budget
 from replanning._records import (

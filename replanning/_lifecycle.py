@@ -109,7 +109,7 @@ class Lifecycle(Recorder):
 
     def give_back(self, entry: Entry, claim: int) -> None:
         """Return a task that was handed out and not started."""
-        self.live.unclaim(entry, claim)
+        self.live.claims.give_back(entry, claim)
         self.wake()
 
     def wake(self) -> None:
@@ -144,14 +144,14 @@ class Lifecycle(Recorder):
         if self.journal.blocked or self.over_budget or self.ledger.pausing is not None or self.live.aborted is not None:
             return None
         live = self.live
-        while (entry := live.claim()) is not None:
+        while (entry := live.claims.take()) is not None:
             try:
                 if entry.fields["when"] is not None and entry.condition != live.revision and not self._admitted(entry):
                     continue
                 if (task := self._resolved(entry)) is not None:
                     return entry, task
             except StoreError:
-                live.unclaim(entry, entry.claimed)
+                live.claims.give_back(entry, entry.claimed)
                 return None
         return None
 

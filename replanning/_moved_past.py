@@ -62,4 +62,4 @@ def _still_lacking(trigger: ResourceChanged, live: LivePlan) -> bool:
     tool = live.tools.get(trigger.name)
     if tool is not None:
         return not tool.available
-    return any(not live.pool.possible(live.demand(live.entry(t).task)) for t in trigger.tasks if t in live)
+    return any(not live.pool.possible(live.claims.demand(live.entry(t).task)) for t in trigger.tasks if t in live)

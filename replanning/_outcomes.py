@@ -121,7 +121,7 @@ class OutcomeCollector:
         self._life = life
         self._outcomes: list[Outcome] = []
         observers = life.observers
-        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if life.live.users else ():
+        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if life.live.usage.users else ():
             observers.setdefault(kind, []).append(self._note)
         observers.setdefault(OutcomeKnown, []).append(self._note_alternative)
 

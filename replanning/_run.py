@@ -124,7 +124,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             self.id,
             end.status,
             end.reason,
-            self.live.outputs(),
+            self.live.results.outputs(),
             tuple(revised for _, revised in ledger.revisions),
             tuple(ledger.questions),
             ledger.spending.spent,

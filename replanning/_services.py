@@ -108,7 +108,7 @@ def _take_up(run: PlanRun, look_again: Callable[[Past], None] | None) -> None:
 def _announce_unavailable(run: PlanRun, known: Sequence[str] | frozenset[str]) -> None:
     """Say which tools are unavailable from the start, so that what needs them is considered at once."""
     for tool in run.live.plan.tools:
-        if not tool.available and tool.name not in known and run.live.users.get(tool.name):
+        if not tool.available and tool.name not in known and run.live.usage.users.get(tool.name):
             run._life.observe(ResourceUpdated(tool.name, available=False))
 
 

@@ -97,7 +97,7 @@ class TriggerQueue:
         self.taken = []
         waiting = {trigger.id for trigger in self._waiting}
         for trigger_id in [trigger_id for trigger_id in self._held if trigger_id not in waiting]:
-            self._life.live.release(self._held.pop(trigger_id))
+            self._life.live.claims.release(self._held.pop(trigger_id))
             self._life.wake()
 
     def _on_trigger(self, record: Record) -> None:
@@ -109,7 +109,7 @@ class TriggerQueue:
         if trigger.kind in _HOLDING and trigger.id not in self._held and self._holds:
             live = self._life.live
             self._held[trigger.id] = held = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
-            live.hold(held)
+            live.claims.hold(held)
 
     def _on_dropped(self, record: Record) -> None:
         assert isinstance(record.body, TriggerDropped)
@@ -179,5 +179,5 @@ class TriggerQueue:
             task_id = stack.pop()
             if task_id not in found:
                 found.add(task_id)
-                stack.extend(live.waiting_for(task_id))
+                stack.extend(live.entry(task_id).waiting())
         return found

@@ -106,7 +106,7 @@ class PlanView:
 
     def demand(self, task: Task) -> Mapping[str, float]:
         """What a task takes of the resources."""
-        return self._live.demand(task)
+        return self._live.claims.demand(task)
 
     def task(self, task_id: TaskId) -> TaskView:
         """A task by its id, past ones included.
@@ -134,15 +134,15 @@ class PlanView:
 
     def readers(self, key: str) -> tuple[TaskView, ...]:
         """The tasks whose arguments or condition refer to a key of the context."""
-        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.readers.get(key, ()))
+        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.usage.readers.get(key, ()))
 
     def users(self, name: str) -> Iterator[TaskView]:
         """The unfinished tasks that use a tool or take a resource of this name."""
-        return (_view(self._live.entry(task_id)) for task_id in self._live.users.get(name, ()))
+        return (_view(self._live.entry(task_id)) for task_id in self._live.usage.users.get(name, ()))
 
     def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
         """The tasks that wait for a task, also those that wait for what it replaced."""
-        return self._live.waiting_for(task_id)
+        return self._live.entry(task_id).waiting()
 
     def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
         """The arguments of a task with references replaced by their values.
@@ -158,7 +158,7 @@ class PlanView:
         Raises:
             UnknownTask: there is none (yet).
         """
-        return self._live.result(task_id)
+        return self._live.results.of(task_id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """What a task replaced, the root first, and the task itself."""

@@ -23,6 +23,7 @@ from replanning._states import FINISHED, SATISFIED, STUCK, TaskState
 
 if TYPE_CHECKING:
     from replanning._live import LivePlan
+    from replanning._taskgraph import TaskGraph
 
 NONE: Final[frozenset[str]] = frozenset()
 
@@ -220,9 +221,9 @@ def speaks_of_facts(tool: ToolSpec) -> bool:
     return bool(tool.requires or tool.adds or tool.removes or tool.needs or tool.produces)
 
 
-def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, JsonObject]:
+def use_of(task: Task, tool: ToolSpec | None, live: TaskGraph) -> tuple[Use, JsonObject]:
     """What a task needs and brings about, and its arguments as far as they are known."""
-    kept = live.uses.get(task.id)
+    kept = live.usage.known.get(task.id)
     if kept is not None and kept[0] is task and tool is not None and kept[1].name == tool.name:
         return kept[2], task.arguments
     if tool is None or not speaks_of_facts(tool):
@@ -230,14 +231,14 @@ def use_of(task: Task, tool: ToolSpec | None, live: LivePlan) -> tuple[Use, Json
     arguments, unknown = _resolved(task.arguments, live)
     use = ground(tool, arguments)
     if not unknown and arguments == task.arguments:
-        live.uses[task.id] = (task, tool, use)
+        live.usage.known[task.id] = (task, tool, use)
     return use, arguments
 
 
-def _resolved(arguments: JsonObject, live: LivePlan) -> tuple[JsonObject, bool]:
+def _resolved(arguments: JsonObject, live: TaskGraph) -> tuple[JsonObject, bool]:
     """The arguments with their references resolved, without those that refer to what does not exist yet."""
     known: JsonObject = {}
-    stored = partial(live.result, stored=True)  # the others are no JSON, of which no fact could speak
+    stored = partial(live.results.of, stored=True)  # the others are no JSON, of which no fact could speak
     for name, value in arguments.items():
         try:
             known[name] = resolve({name: value}, context=live.context, result=stored)[name]

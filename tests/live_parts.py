@@ -102,10 +102,10 @@ def tool(name: str, **fields: object) -> ToolSpec:
 def claimed(live: LivePlan) -> list[str]:
     """The tasks that are handed out now, in order; all are given back."""
     found = []
-    while (entry := live.claim()) is not None:
+    while (entry := live.claims.take()) is not None:
         found.append(entry)
     for entry in found:
-        live.unclaim(entry, entry.claimed)
+        live.claims.give_back(entry, entry.claimed)
     return [entry.id for entry in found]
 
 
@@ -116,10 +116,10 @@ def everything(live: LivePlan) -> dict[str, object]:
     """All of a live plan as plain values, its queues included."""
     return {
         **held(live),
-        "queue": [(priority, order, name) for priority, order, name, _ in live._queue],
+        "queue": [(priority, order, name) for priority, order, name, _ in live.claims.queue],
         "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live._deadlines._heap],
-        "parked": list(live._parked),
-        "claims": (live._claims, live._claim_number),
+        "parked": list(live.claims.parked),
+        "claims": (live.claims.count, live.claims.number),
         "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
         "used": dict(live.pool.used),
     }
@@ -138,8 +138,8 @@ def held(live: LivePlan, now: float | None = None) -> dict[str, object]:
         "capacity": dict(live.pool.capacity),
         "outcomes": {name: list(past) for name, past in live.outcomes.items()},
         "holds": dict(live._holds),
-        "readers": {key: list(ids) for key, ids in live.readers.items()},
-        "users": {key: list(ids) for key, ids in live.users.items()},
+        "readers": {key: list(ids) for key, ids in live.usage.readers.items()},
+        "users": {key: list(ids) for key, ids in live.usage.users.items()},
     }
 
 
@@ -200,8 +200,8 @@ def _wrong_counts(live: LivePlan) -> Iterable[str]:
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
     claims = sum(bool(entry.claimed) for entry in live)
-    if claims != live._claims:
-        yield f"{live._claims} claims are counted, there are {claims}"
+    if claims != live.claims.count:
+        yield f"{live.claims.count} claims are counted, there are {claims}"
 
 
 def _wrong_tasks(live: LivePlan) -> Iterable[str]:
@@ -224,8 +224,8 @@ def _wrong_tasks(live: LivePlan) -> Iterable[str]:
 
 def _wrong_holdings(live: LivePlan) -> Iterable[str]:
     running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
-    if set(live._underway) != running:
-        yield f"under way are {set(live._underway)}, with tools run {running}"
+    if set(live.claims.underway) != running:
+        yield f"under way are {set(live.claims.underway)}, with tools run {running}"
     for entry in live:
         if entry.claimed and entry.state is not TaskState.READY:
             yield f"{entry!r} is handed out and {entry.state}"
@@ -241,10 +241,10 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
-    queued = {(priority, order, name) for priority, order, name, _ in live._queue}
+    queued = {(priority, order, name) for priority, order, name, _ in live.claims.queue}
     for entry in live:
         if entry.state is TaskState.READY and not entry.claimed and not entry.held:
-            parked = entry.id in live._parked
+            parked = entry.id in live.claims.parked
             if not parked and (entry.priority, entry.order, entry.id) not in queued:
                 yield f"{entry!r} is ready and nobody will be given it"
             if parked and usable(live, entry):
@@ -257,11 +257,11 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
 def _wrong_indexes(live: LivePlan) -> Iterable[str]:
     for entry in live:
         over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
-        if entry.task.tool and (entry.id in live.users.get(entry.task.tool, ())) is over:
-            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.users[entry.task.tool])}"
+        if entry.task.tool and (entry.id in live.usage.users.get(entry.task.tool, ())) is over:
+            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.usage.users[entry.task.tool])}"
         reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
-        if (entry.id in live.readers.get("go", ())) is not reads:
-            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.readers.get('go', ()))}"
+        if (entry.id in live.usage.readers.get("go", ())) is not reads:
+            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.usage.readers.get('go', ()))}"
 
 
 def usable(live: LivePlan, entry: Entry) -> bool:
@@ -269,7 +269,7 @@ def usable(live: LivePlan, entry: Entry) -> bool:
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
-    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.demand(entry.task).items()):
+    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.claims.demand(entry.task).items()):
         return False
     return live.plan.facts is None or used is None or _applicable(live, entry)
 
@@ -283,15 +283,15 @@ def _applicable(live: LivePlan, entry: Entry) -> bool:
 
 def _use(live: LivePlan, entry: Entry) -> Use:
     """What a task needs and brings about, worked out anew; what runs does so with the context of its start."""
-    if entry.id in live._underway:
-        return live._underway[entry.id]
+    if entry.id in live.claims.underway:
+        return live.claims.underway[entry.id]
     spec = live.tools[str(entry.task.tool)]
     arguments = {}
     for name, value in entry.task.arguments.items():
         try:
-            arguments[name] = resolve({name: value}, context=live.context, result=partial(live.result, stored=True))[
-                name
-            ]
+            arguments[name] = resolve(
+                {name: value}, context=live.context, result=partial(live.results.of, stored=True)
+            )[name]
         except ExpressionError:
             continue
     return ground(spec, arguments)
@@ -302,7 +302,7 @@ def next_up(live: LivePlan) -> str | None:
     free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
     ready = [e for e in live if e.state is TaskState.READY and not e.claimed and not e.held and usable(live, e)]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
-        if all(amount <= free[name] + 1e-9 for name, amount in live.demand(entry.task).items()):
+        if all(amount <= free[name] + 1e-9 for name, amount in live.claims.demand(entry.task).items()):
             return entry.id
         if entry.passed >= SKIP_AHEAD or passed >= SKIP_AHEAD:
             return None

@@ -229,7 +229,7 @@ def test_replace_by_a_sub_plan() -> None:
     document = {task.id: task.depends_on for task in run.live.document().tasks}
     assert document == {"a": (), "l": ("a",), "r": ("a",), "x": ("l",), "y": ("l", "r"), "c": ("x", "y")}
     run.run("a", "l", "r", "x", "y", output=1)
-    assert run.live.result("b") == {"x": 1, "y": 1}
+    assert run.live.results.of("b") == {"x": 1, "y": 1}
     assert claimed(run.live) == ["c"]
     assert [run.live.entry(i).iteration for i in ("b", "x")] == [0, 1]
 
@@ -319,7 +319,7 @@ def test_skip_lets_dependents_go_on() -> None:
     run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
     run.apply(SkipTask(task_id="a", reason="no need"), CancelTask(task_id="c", reason="no wish"))
     assert run.states() == {"a": "SKIPPED", "b": "READY", "c": "CANCELLED", "d": "PENDING"}
-    assert run.live.result("a") is None
+    assert run.live.results.of("a") is None
     assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
 
 
@@ -486,7 +486,7 @@ def test_modify_moves_a_ready_task() -> None:
 def test_modify_dependencies() -> None:
     """New dependencies make a task wait, fewer let it go; what was handed out comes back."""
     run = kept(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
-    entry = [run.live.claim(), run.live.claim()][1]
+    entry = [run.live.claims.take(), run.live.claims.take()][1]
     assert entry is run.live.entry("b")
     run.apply(ModifyTask(task_id="b", fields={"depends_on": ["c"]}), ModifyTask(task_id="c", fields={"depends_on": []}))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
@@ -737,7 +737,7 @@ def test_a_task_that_is_brought_in_and_removed_reads_nothing() -> None:
 def test_changes_of_handed_out_tasks() -> None:
     """A task that was handed out and not started can be replaced, skipped, cancelled and removed; nothing leaks."""
     run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
-    while run.live.claim() is not None:
+    while run.live.claims.take() is not None:
         pass
     run.apply(
         ReplaceTask(task_id="a", tasks=(Task(id="x"),)),

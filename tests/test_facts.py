@@ -280,4 +280,4 @@ def test_what_has_to_do_with_nearly_everything() -> None:
     plan = kept(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
 
     assert len(PlanView(plan.live).world(tasks=["t5"]).steps) == 1_100
-    assert repr(plan.live.bearing) == "<Bearing of 1100 tasks>"
+    assert repr(plan.live.usage.bearing) == "<Bearing of 1100 tasks>"

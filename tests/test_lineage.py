@@ -65,7 +65,7 @@ async def test_states() -> None:
             assert run.view.task("c").state is TaskState.PENDING
             run.succeeded(run.started("b.right"), 2)
             assert run.view.task("c").state is TaskState.READY
-            assert run.live.result("b") == {"b.left": 1, "b.right": 2}
+            assert run.live.results.of("b") == {"b.left": 1, "b.right": 2}
             run.succeeded(run.started("c"))
             result = await run.wait()
     assert result.outputs == {"a": "A", "b": {"b.left": 1, "b.right": 2}, "c": None}

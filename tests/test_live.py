@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from replanning import Goal, Task
-from replanning._live import OUTCOMES
+from replanning._folding import OUTCOMES
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -126,7 +126,7 @@ def test_starting_what_was_not_handed_out() -> None:
     assert run.live.pool.used == {"cpu": 1.0}
     assert claimed(run.live) == []
     run.end("b#1")
-    entry = run.live.claim()
+    entry = run.live.claims.take()
     run.start("a")
     assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
 
@@ -178,7 +178,7 @@ def test_stale_reports_name_the_attempt() -> None:
 def test_condition(value: bool | None, state: str, reason: str) -> None:
     """A condition that holds lets its task run, one that does not skips it, one that cannot be evaluated fails it."""
     run = kept(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
-    entry = run.live.claim()
+    entry = run.live.claims.take()
     assert entry is not None
     run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
     assert (run.states()["a"], entry.reason, bool(entry.claimed)) == (state, reason, value is True)
@@ -259,7 +259,7 @@ def test_effects_are_those_of_the_start() -> None:
 def test_blocking() -> None:
     """A task that is given up is BLOCKED with the reason, and handed out no more."""
     run = kept(Task(id="a"), Task(id="b"))
-    run.live.claim()
+    run.live.claims.take()
     run.fold(Decided("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
     assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
     assert claimed(run.live) == ["b"]
@@ -283,7 +283,7 @@ def test_the_end() -> None:
     """What is left at an early end is CANCELLED with the reason, also what was running or handed out."""
     run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
-    run.live.claim()
+    run.live.claims.take()
     run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
     assert run.states() == dict.fromkeys("abc", "CANCELLED")
     assert run.live.entry("c").reason == "the goal was reached early"

@@ -83,7 +83,7 @@ class Living(RuleBasedStateMachine):
     @rule()
     def claim(self) -> None:
         wanted = next_up(self.live)
-        entry = self.live.claim()
+        entry = self.live.claims.take()
         assert (entry and entry.id) == wanted
 
     @precondition(lambda self: any(entry.claimed for entry in self.live))
@@ -91,7 +91,7 @@ class Living(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claimed])))
         claim = data.draw(st.sampled_from([entry.claimed, 0, 10_000]))
-        self.live.unclaim(entry, claim)
+        self.live.claims.give_back(entry, claim)
         assert not claim or entry.claimed != claim
 
     @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))
@@ -245,7 +245,7 @@ class Living(RuleBasedStateMachine):
         if hasattr(self, "kept") and all(entry.recoverable for entry in self.live):
             for entry in self.live:
                 if satisfied(self.live, entry.id):
-                    self.live.result(entry.id)
+                    self.live.results.of(entry.id)
 
     def teardown(self) -> None:
         if hasattr(self, "kept"):

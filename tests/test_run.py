@@ -92,7 +92,7 @@ async def test_late_report_is_fenced() -> None:
         attempt = run.started("a")
         run.succeeded(attempt, 1)
         run.succeeded(attempt, 2)
-        assert run.live.result("a") == 1
+        assert run.live.results.of("a") == 1
         with pytest.raises(UnknownAttempt):
             run.succeeded("nobody#1")  # type: ignore[arg-type]
     assert bodies(store, run.id, AttemptFenced) == [AttemptFenced(attempt, "a", "succeeded")]

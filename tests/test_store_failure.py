@@ -446,12 +446,12 @@ async def test_outputs_that_cannot_be_kept(name: str, tmp_path: Path) -> None:
             keeper = ReplanningEngine([], store=store, environment=environment(clock))
             async with keeper.open(chain("a", "b"), run_id=RUN) as run:
                 run.succeeded(run.started("a"), odd)
-                assert run.live.result("a") is odd
+                assert run.live.results.of("a") is odd
             assert clock.elapsed == 0
             assert bodies(store, RUN, AttemptSucceeded)[0].recoverable is False
             async with keeper.resume(RUN) as run:
                 with pytest.raises(UnknownTask, match="could not be stored and was lost"):
-                    run.live.result("a")
+                    run.live.results.of("a")
                 assert await through(run) == ["b"]
         assert run.result.status == "succeeded"
 

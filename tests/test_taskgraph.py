@@ -8,7 +8,6 @@ import pytest
 
 from replanning import Task, TaskState
 from replanning._entries import SKIP_AHEAD
-from replanning._taskgraph import Results
 from replanning.changes import (
     AddTask,
     CancelTask,
@@ -39,19 +38,19 @@ def test_results_through_the_lineage() -> None:
     run.apply(ReplaceTask(task_id="r", tasks=(Task(id="s"),)))
     run.run("l", output=1)
     run.run("s", output=2)
-    assert run.live.result("a") == run.live.result("a2") == {"l": 1, "r": 2}
-    assert run.live.result("r") == 2
+    assert run.live.results.of("a") == run.live.results.of("a2") == {"l": 1, "r": 2}
+    assert run.live.results.of("r") == 2
 
 
 def test_no_result() -> None:
     """What is skipped has an empty result; what is not done has none, and says how it stands."""
     run = chain("a", "b")
     with pytest.raises(UnknownTask, match=r"^there is no task 'ghost'$"):
-        run.live.result("ghost")
+        run.live.results.of("ghost")
     with pytest.raises(NoResult, match="'a'; it is READY"):
-        run.live.result("a")
+        run.live.results.of("a")
     run.apply(SkipTask(task_id="a"))
-    assert run.live.result("a") is None
+    assert run.live.results.of("a") is None
 
 
 def test_results_that_cannot_be_stored() -> None:
@@ -61,10 +60,10 @@ def test_results_that_cannot_be_stored() -> None:
         run.start(name)
         run.fold(AttemptSucceeded(f"{name}#1", name, None, recoverable=False))
         run.live.entry(name).output = output
-    assert run.live.result("a") == {1, 2}
+    assert run.live.results.of("a") == {1, 2}
     for name, stored in (("a", True), ("b", True), ("b", False)):
         with pytest.raises(NoResult, match="lost when the run was resumed"):
-            run.live.result(name, stored=stored)
+            run.live.results.of(name, stored=stored)
 
 
 def test_results_as_a_mapping() -> None:
@@ -73,7 +72,7 @@ def test_results_as_a_mapping() -> None:
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
     run.run("a2", output={"n": 1})
     run.apply(SkipTask(task_id="c"))
-    results = Results(run.live)
+    results = run.live.results
     assert dict(results) == {"a": {"n": 1}, "c": None}
     assert (len(results), repr(results)) == (2, "<Results of ['a', 'c']>")
     assert results["a2"] == {"n": 1}
@@ -107,8 +106,8 @@ def test_waiting_for() -> None:
     run.apply(RemoveTask(task_id="e"))
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
     run.apply(AddTask(task=Task(id="f", depends_on=("x",))))
-    assert run.live.waiting_for("x") == ("f", "b", "d")
-    assert run.live.waiting_for("c") == ()
+    assert run.live.entry("x").waiting() == ("f", "b", "d")
+    assert run.live.entry("c").waiting() == ()
 
 
 # Handing out
@@ -118,10 +117,10 @@ def test_quiescent() -> None:
     """A plan is quiescent when nothing runs, backs off, was handed out or could be."""
     run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
-    entry = run.live.claim()
+    entry = run.live.claims.take()
     assert entry is not None
     assert not run.live.quiescent
-    run.live.unclaim(entry, entry.claimed)
+    run.live.claims.give_back(entry, entry.claimed)
     run.fail("a", retry_at=run.now + 1)
     assert not run.live.quiescent
     assert run.live.advance(run.now + 1) == []
@@ -134,15 +133,15 @@ def test_quiescent() -> None:
 def test_claims_come_back_once() -> None:
     """A claim is given back by its own number alone, and only once."""
     run = kept(Task(id="a"))
-    entry = run.live.claim()
+    entry = run.live.claims.take()
     assert entry is not None
     number = entry.claimed
     for wrong in (0, number + 1):
-        run.live.unclaim(entry, wrong)
+        run.live.claims.give_back(entry, wrong)
         assert entry.claimed == number
-    run.live.unclaim(entry, number)
-    assert run.live.claim() is entry
-    run.live.unclaim(entry, number)
+    run.live.claims.give_back(entry, number)
+    assert run.live.claims.take() is entry
+    run.live.claims.give_back(entry, number)
     assert entry.claimed == number + 1
     assert claimed(run.live) == []
 
@@ -155,10 +154,10 @@ def test_large_demands_do_not_starve() -> None:
     )
     run.start("busy")
     for number in range(SKIP_AHEAD):
-        entry = run.live.claim()
+        entry = run.live.claims.take()
         assert entry is run.live.entry(f"s{number}")
         run.run(entry.id)
-    assert run.live.claim() is None
+    assert run.live.claims.take() is None
     run.end("busy#1")
     assert claimed(run.live)[0] == "large"
 
@@ -216,14 +215,14 @@ def test_who_uses_what() -> None:
         resources={"cpu": 1, "disk": 1},
     )
     live = run.live
-    assert {name: list(ids) for name, ids in live.users.items()} == {"pip": ["a"], "disk": ["a"], "cpu": ["a"]}
-    assert {key: list(ids) for key, ids in live.readers.items()} == {"go": ["a", "b"], "stop": ["b"]}
+    assert {name: list(ids) for name, ids in live.usage.users.items()} == {"pip": ["a"], "disk": ["a"], "cpu": ["a"]}
+    assert {key: list(ids) for key, ids in live.usage.readers.items()} == {"go": ["a", "b"], "stop": ["b"]}
     run.apply(ModifyTask(task_id="a", fields={"tool": None, "arguments": {}, "resources": {}}))
-    assert [list(ids) for ids in (*live.users.values(), live.readers["go"])] == [[], [], [], ["b"]]
+    assert [list(ids) for ids in (*live.usage.users.values(), live.usage.readers["go"])] == [[], [], [], ["b"]]
     run.apply(AddTask(task=Task(id="c", tool="pip")), SkipTask(task_id="c"), RetryTask(task_id="c"))
-    assert list(live.users["disk"]) == ["c"]
+    assert list(live.usage.users["disk"]) == ["c"]
     run.run("c")
-    assert list(live.users["disk"]) == []
+    assert list(live.usage.users["disk"]) == []
     assert wrong_with(live) == []
 
 
@@ -247,3 +246,15 @@ def test_skipped_tasks_wait_again() -> None:
     assert run.states() == {"a": "READY", "b": "SKIPPED", "c": "READY"}
     assert run.live.loose
     assert wrong_with(run.live) == []
+
+
+# What it says of itself
+
+
+def test_parts_say_what_they_hold() -> None:
+    """The parts of a plan say in one line what is handed out, what lacks something, and what is used."""
+    run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
+    assert run.live.claims.take() is run.live.entry("a")
+    assert run.live.claims.take() is None
+    assert repr(run.live.claims) == "<Claims count=1 parked=['b']>"
+    assert repr(run.live.usage) == "<Usage of ['gone']>"

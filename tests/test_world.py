@@ -31,10 +31,10 @@ tasks:
 def handed_out(run: PlanRun) -> list[str]:
     """The tasks that could be pulled now."""
     claimed = []
-    while (entry := run.live.claim()) is not None:
+    while (entry := run.live.claims.take()) is not None:
         claimed.append(entry)
     for entry in claimed:
-        run.live.unclaim(entry, entry.claimed)
+        run.live.claims.give_back(entry, entry.claimed)
     return [entry.id for entry in claimed]
 
 

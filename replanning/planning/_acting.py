@@ -73,7 +73,7 @@ class Acting:
                 self._must_be_agreed(task, spec, task.arguments)
             return task
         known = known_arguments(task)  # without a plan, what a model gives is meant as it stands
-        given: JsonObject = known if session.loops else resolve(known, context=live.context, result=live.result)
+        given: JsonObject = known if session.loops else resolve(known, context=live.context, result=live.results.of)
         if missing_arguments(spec, given):
             given = {**await self._found(task, context, spec, given), **given}  # what was planned is not exchanged now
         return task.model_copy(update={"tool": spec.name, "arguments": given})

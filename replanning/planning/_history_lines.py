@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from replanning._changes import AddTask, PlanChange, ReplaceTask
+from replanning._folding import failure_of
 from replanning._ids import QuestionId
-from replanning._live import LivePlan, failure_of
+from replanning._live import LivePlan
 from replanning._observations import (
     AttemptFailed,
     AttemptInterrupted,

@@ -55,7 +55,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
         found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _FIELDS}
         found[f"task {entry.id!r} due"] = entry.due if entry.due is not None and entry.due > at else None
         if entry.state is TaskState.RUNNING:
-            for name, amount in live.demand(entry.task).items():
+            for name, amount in live.claims.demand(entry.task).items():
                 used[name] = used.get(name, 0.0) + amount
     found["in use"] = {name: round(amount, 9) for name, amount in used.items()}
     return found
