@@ -238,10 +238,13 @@ class TaskGraph:
             return
         if follows in STUCK:
             self.stuck[entry.id] = None
+            entry.due = None
         elif state in STUCK:
             del self.stuck[entry.id]
-        if follows in FINISHED and self.usage.users:
-            self.usage.finish(entry.task)
+        if follows in FINISHED:
+            entry.due = None
+            if self.usage.users:
+                self.usage.finish(entry.task)
 
     def _recount(self, entry: Entry) -> None:
         wanted = entry.parent is None and not entry.removed and not entry.task.optional and not entry.satisfied

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from replanning import Task, TaskState
@@ -246,6 +248,29 @@ def test_skipped_tasks_wait_again() -> None:
     assert run.states() == {"a": "READY", "b": "SKIPPED", "c": "READY"}
     assert run.live.loose
     assert wrong_with(run.live) == []
+
+
+# Points in time
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda run: run.apply(SkipTask(task_id="a")),
+        lambda run: run.apply(RemoveTask(task_id="a")),
+        lambda run: run.apply(ReplaceTask(task_id="a", tasks=(Task(id="b"),))),
+        lambda run: run.fold(ConditionEvaluated("a", False, "")),
+        lambda run: run.fold(ConditionEvaluated("a", None, "no such value")),
+    ],
+    ids=["skipped", "removed", "replaced", "not met", "no condition"],
+)
+def test_what_has_ended_waits_for_no_time(happens: Callable[[Kept], object]) -> None:
+    """A task that ends after it has backed off waits for no time, whether that went by here or before a resume."""
+    run = kept(Task(id="a"))
+    run.fail("a", retry_at=run.now)
+    assert run.live.advance(run.now) == []
+    happens(run)
+    assert (run.live.entry("a").due, run.replayed().entry("a").due) == (None, None)
 
 
 # What it says of itself
