@@ -138,11 +138,12 @@ def test_j8_agreement_lets_a_run_go_on(folder: Path) -> None:
 
 @both
 def test_j1_only_read(folder: Path, kind: type[FakeForge], issue: str) -> None:
-    """With --no-comment a public issue is read without a token, and nothing is written."""
+    """With --no-comment a public issue is read without a token, which is said as it may take a while; nothing is written."""
     fake, service = kind(), Service()
     with world(fake, service, token="") as environ:
         done = cli(folder, *SOLVE, "--issue", issue, "--no-comment", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith(f"reading {issue}\n")
     assert "It crashes" in service.prompts[0]
     assert fake.count("POST") == 0
 

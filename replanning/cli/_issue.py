@@ -11,6 +11,7 @@ import typer
 
 from replanning._errors import Problem, SettingsError
 from replanning.cli._notifying import Telling, made_of
+from replanning.cli._output import say
 
 if TYPE_CHECKING:
     from replanning.cli._task import Task
@@ -49,6 +50,8 @@ def read_issue(
     if comment and (problem := forge.cannot_write()):
         hint = f"{problem}; to only read the issue, use --no-comment"
         raise SettingsError([Problem("--issue", hint)])
+    if not quiet:
+        say(f"reading {issue.strip()}")
     request, known = anyio.run(_read, forge)
     found = replace(task, request=request, known=known)
     return found, (f"{family}={request.issue_id}",) if comment else ()

@@ -17,7 +17,7 @@ from replanning._llms import AUTO, clients_for, is_llm
 from replanning._plugins import GROUPS, installed, load
 from replanning._redaction import Redactor
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, plain, show_json
+from replanning.cli._output import console, plain, say, show_json
 from replanning.cli._settings import read_settings
 from replanning.llm import LLMOptions, LLMProvider
 
@@ -206,10 +206,16 @@ async def _asked(found: list[tuple[Plugin, LLMProvider | None]]) -> list[Plugin]
     async def ask(number: int, client: LLMProvider) -> None:
         results[number] = await _answer(results[number], client)
 
+    wanted = [
+        (number, client)
+        for number, (plugin, client) in enumerate(found)
+        if client is not None and plugin.state != "unavailable"
+    ]
+    if wanted:
+        say(f"asking whether they answer: {', '.join(client.name for _, client in wanted)}")
     async with anyio.create_task_group() as group:
-        for number, (plugin, client) in enumerate(found):
-            if client is not None and plugin.state != "unavailable":
-                group.start_soon(ask, number, client)
+        for number, client in wanted:
+            group.start_soon(ask, number, client)
     return results
 
 
