@@ -137,7 +137,7 @@ class Staging:
 
     def bring_in(self, task: Task, parent: TaskId | None, place: str) -> None:
         """Add a task."""
-        self._positions[task.id] = (task.priority, self.graph.size + len(self.births))
+        self._positions[task.id] = (task.priority, len(self.graph) + len(self.births))
         self.births[task.id] = Birth(task, parent, place)
         self.tasks[task.id] = task
         self.readers[task.id] = place

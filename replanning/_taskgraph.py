@@ -113,9 +113,7 @@ class TaskGraph:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    @property
-    def size(self) -> int:
-        """How many tasks there are, past ones included."""
+    def __len__(self) -> int:
         return len(self._entries)
 
     def entry(self, task_id: TaskId) -> Entry:
@@ -270,11 +268,9 @@ class TaskGraph:
                     return
 
     def _end_attempt(self, entry: Entry) -> None:
-        entry.attempt = None
-        entry.deadline = None
-        claims = self.claims
-        if entry.taken is not None or claims.closed:
-            claims.end(entry)
+        entry.attempt, entry.deadline = None, None
+        if entry.taken is not None or self.claims.closed:
+            self.claims.end(entry)
 
     def _withhold(self, entry: Entry) -> None:
         """Take back what `_release` did: the task is about to be unsatisfied again."""

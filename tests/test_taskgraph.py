@@ -232,7 +232,7 @@ def test_size_and_membership() -> None:
     """Past tasks stay known: they count, and their ids are not free."""
     run = chain("a", "b")
     run.apply(RemoveTask(task_id="b"), ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
-    assert run.live.size == 3
+    assert len(run.live) == 3
     assert "b" in run.live
     assert "ghost" not in run.live
     assert [entry.state for entry in run.live] == [TaskState.REPLACED_BY_REPLAN, TaskState.CANCELLED, TaskState.READY]
