@@ -93,6 +93,8 @@ class _Spread:
         stack = [*tasks, *over.tasks, *over.states, *over.removed, *bearing.open]
         for fact in self._facts:
             stack += [*bearing.changing.get(fact, ()), *bearing.needing.get(fact, ())]
+        if len({task_id for task_id in stack if task_id in over}) > most:
+            return None  # without following so many
         seen: dict[TaskId, None] = {}
         while stack:
             task_id = stack.pop()
