@@ -89,8 +89,8 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
         ended = cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
         told = {command: cli(folder, *command.split()).stdout for command in LOOKS}
         held = json.loads(cli(folder, "status", "r", "--json").stdout)["held"]
-        cli(folder, "reject", "r.q1")
-        cli(folder, "resume", "r", **server.environ())
+        cli(folder, "approve", "r.q1")
+        resumed = cli(folder, "resume", "r", **server.environ())
         over = cli(folder, "status", "r").stdout
 
     assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
@@ -107,6 +107,8 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
         assert "PlanningHeld" not in said
         assert "failed" not in said.lower()
     assert "waiting for a person" not in over
+    assert "because  task 'action_sequence' needs a person's decision: the plan uses tools" in resumed.stdout
+    assert "PlanningHeld" not in resumed.stdout
 
 
 def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:

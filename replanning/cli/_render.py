@@ -14,7 +14,7 @@ from replanning.cli._narrator import score_in_words
 from replanning.cli._options import DEFAULT_STORE, ExitCode
 from replanning.cli._output import console, plain
 from replanning.cli._story import Chapter, Story
-from replanning.history._words import edited_by, usage
+from replanning.history._words import because, edited_by, usage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -210,7 +210,7 @@ def _show_chapter(out: Console, chapter: Chapter) -> None:
     revised = chapter.revised
     out.print(f"\n  revision {revised.number}: {plain(revised.reason)}", style="magenta")
     for trigger in chapter.triggers:
-        out.print(f"    because  {trigger.kind}: {plain(trigger.reason)}")
+        out.print(f"    because  {plain(because(trigger))}")
     source = f", proposed by {chapter.candidate.alternative.source}" if chapter.candidate else ""
     by = revised.by if revised.by != "edit" else edited_by(revised.changes)
     out.print(f"    decided  by {by}{source}")

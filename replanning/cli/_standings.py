@@ -16,7 +16,7 @@ from replanning.cli._output import plain as readable
 from replanning.history import RunStanding, standing
 from replanning.history._export import candidate_json
 from replanning.history._reports import candidate_lines
-from replanning.history._words import cause, count, iso, moment, plain, span
+from replanning.history._words import because, count, iso, moment, plain, span
 from replanning.interfaces import Message, Question, RunInfo, RunStore, TaskState
 
 RESUMABLE = ("paused", "needs_human")
@@ -214,7 +214,7 @@ def _show_question(waiting: Waiting, place: str, now: float) -> None:
         out.print(f"  {readable(line)}")
     for trigger in question.triggers:
         if question.text.partition("\n")[0] not in trigger.reason:
-            out.print(f"  because   {trigger.kind}: {cause(trigger)}")
+            out.print(f"  because   {because(trigger)}")
     for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
         if goes_on_planning(candidate.alternative):
             continue

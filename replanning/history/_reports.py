@@ -10,13 +10,13 @@ from replanning._records import Candidate, Revised, RunOpened, Score
 from replanning.history._metrics import Calibration, ReplanMetrics
 from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
 from replanning.history._words import (
+    because,
     cause,
     causes,
     change_line,
     count,
     edited_by,
     goal_line,
-    is_held,
     moment,
     percent,
     plain,
@@ -153,7 +153,7 @@ def asked_lines(asked: Asked | None) -> list[str]:
 
 
 def _parts(event: ReplanEvent) -> list[tuple[str, list[str]]]:
-    triggers = [cause(t) if is_held(t) else f"{t.kind}: {cause(t)}" for t in event.triggers]
+    triggers = [because(trigger) for trigger in event.triggers]
     candidates = [
         line
         for n, c in enumerate(event.candidates, 1)

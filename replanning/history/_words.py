@@ -19,7 +19,7 @@ from replanning._changes import (
 )
 from replanning._observations import Usage
 from replanning._plan import PLANNING_KEY, Goal, Task
-from replanning._triggers import TaskFailed, Trigger
+from replanning._triggers import TaskFailed, TriggerEvent
 
 LONGEST: Final = 300
 """How much of a text a report shows, in characters."""
@@ -96,17 +96,17 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{share:.0%}"
 
 
-def is_held(trigger: Trigger) -> bool:
+def is_held(trigger: TriggerEvent) -> bool:
     """Whether a task did not fail, but stopped since a person must decide something first."""
     return isinstance(trigger, TaskFailed) and trigger.error_type == HELD
 
 
-def causes(triggers: Sequence[Trigger]) -> str:
+def causes(triggers: Sequence[TriggerEvent]) -> str:
     """The kinds of triggers, each once; of what waited for a person, that it did."""
     return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
 
 
-def cause(trigger: Trigger) -> str:
+def cause(trigger: TriggerEvent) -> str:
     """What a trigger is about, in one line."""
     if isinstance(trigger, TaskFailed) and is_held(trigger):
         about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
@@ -115,6 +115,11 @@ def cause(trigger: Trigger) -> str:
         return plain(trigger.reason)
     about = ", ".join(trigger.tasks[:5])
     return plain(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+
+
+def because(trigger: TriggerEvent) -> str:
+    """The kind of a trigger and what it is about; of what waited for a person, only the latter."""
+    return cause(trigger) if is_held(trigger) else f"{trigger.kind}: {cause(trigger)}"
 
 
 def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
