@@ -19,10 +19,11 @@ from replanning._journal import Journal
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
 from replanning._observations import ConditionEvaluated, Failure, RunQuiescent
-from replanning._plan import Task
+from replanning._plan import JsonValue, Task
 from replanning._quoting import shortened
 from replanning._recorder import Recorder
-from replanning._records import Record, RunEnded, RunStatus, TriggerDropped
+from replanning._records import Contained, Record, RunEnded, RunStatus, TriggerDropped
+from replanning._secrets import MASK, is_marked
 from replanning._settings import Settings
 from replanning._states import WAITING, TaskState
 from replanning._triggers import Trigger
@@ -30,6 +31,7 @@ from replanning._triggers import Trigger
 PULLS_PER_TURN: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
 
+_LACKING: Final = f"a secret was taken out of what they refer to, and the mark {MASK} stands for it in"
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
 
@@ -168,11 +170,17 @@ class Lifecycle(Recorder):
     def _resolved(self, entry: Entry) -> Task | None:
         if not entry.fields["arguments"]:
             return entry.task
+        given = entry.task.arguments
         try:
-            return entry.task.model_copy(update={"arguments": self.live.arguments(entry)})
+            arguments = self.live.arguments(entry)
         except ExpressionError as error:
             self.on_bad_arguments(entry, Failure("ArgumentError", str(error), kind="arguments"))
             return None
+        if lacking := [name for name, value in arguments.items() if _lacks(value, given[name])]:
+            self.observe(
+                Contained(f"the arguments of task {entry.id!r}", f"{_LACKING} {', '.join(map(repr, lacking))}")
+            )
+        return entry.task.model_copy(update={"arguments": arguments})
 
     # The end
 
@@ -326,3 +334,8 @@ class Lifecycle(Recorder):
         for entry, attempt in self.live.advance(now):
             self.on_overdue(entry, attempt)
         self.after_observation()
+
+
+def _lacks(value: JsonValue, given: JsonValue) -> bool:
+    """Whether a secret was taken out of what an argument refers to; `given` is how it was stated."""
+    return value is not given and is_marked(value) and not is_marked(given)

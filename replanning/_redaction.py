@@ -14,10 +14,8 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from replanning._errors import Unstorable
-from replanning._plan import JsonValue, Plan
-from replanning._secrets import BY_NAME, BY_SHAPE, called_secret, exactly, found_in, is_secret, is_word
-
-MASK: Final = "[redacted]"
+from replanning._plan import COMMAND, JsonValue, Plan, TaskBody
+from replanning._secrets import BY_NAME, BY_SHAPE, MASK, called_secret, exactly, found_in, is_secret, is_word
 
 _SHORTEST: Final = 6
 """Shorter values known to be secret are passed over, because they would be found everywhere."""
@@ -177,8 +175,10 @@ def taken_out(clean: Plan, plan: Plan) -> str:
     """What no tool will get because it was a secret, in words; empty where that is nothing."""
     tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
     servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
-    changed = [new for new, old in zip(clean.tasks, plan.tasks, strict=True) if new.arguments is not old.arguments]
-    places = servers + tools + [f"the arguments of task {task.id!r}" for task in changed]
+    context = [f"the context {name!r}" for name, value in clean.context.items() if value != plan.context.get(name)]
+    changed = [(new.id, _parts(new, old)) for new, old in zip(clean.tasks, plan.tasks, strict=True) if new is not old]
+    tasks = [f"the {part} of task {name!r}" for name, parts in changed for part in parts]
+    places = servers + tools + tasks + context
     if not places:
         return ""
     where = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
@@ -186,6 +186,21 @@ def taken_out(clean: Plan, plan: Plan) -> str:
         f"what looks like a secret was taken out of {where}, and will be missing there; "
         "let a tool refer to it instead, as {env:NAME}"
     )
+
+
+def _parts(clean: TaskBody, body: TaskBody) -> dict[str, None]:
+    """What a secret was taken out of, of what a task is executed with, or what may take its place or undo it."""
+    found: dict[str, None] = {}
+    if clean.arguments is not body.arguments:
+        found["arguments"] = None
+    if [text for text in clean.acceptance if text.startswith(COMMAND) and text not in body.acceptance]:
+        found["checks"] = None
+    pairs = [*zip(clean.fallbacks, body.fallbacks, strict=True)]
+    if clean.undo is not None and body.undo is not None:
+        pairs.append((clean.undo, body.undo))
+    for new, old in pairs:
+        found |= _parts(new, old) if new is not old else {}
+    return found
 
 
 def problem_with(pattern: str) -> str:

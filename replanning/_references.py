@@ -12,12 +12,16 @@ from pydantic import JsonValue
 from replanning._errors import ExpressionError
 from replanning._ids import TaskId
 from replanning._patterns import as_text
+from replanning._secrets import MASK
 
 Path = tuple[str | int, ...]
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
+_TAKEN_OUT: Final = (
+    "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def resolve(
         result: the output of a task; raises LookupError where there is none.
 
     Raises:
-        ExpressionError: a reference finds nothing.
+        ExpressionError: a reference finds nothing, or what cannot stand where it is wanted.
     """
 
     def value_of(match: re.Match[str], text: str) -> JsonValue:
@@ -96,7 +100,9 @@ def resolve(
         match value:
             case str(text) if "${" in text:
                 whole = _REFERENCE.fullmatch(text)
-                return value_of(whole, text) if whole else _REFERENCE.sub(lambda m: as_text(value_of(m, text)), text)
+                return (
+                    value_of(whole, text) if whole else _REFERENCE.sub(lambda m: _written(m, value_of(m, text)), text)
+                )
             case list(items):
                 return [replaced(item) for item in items]
             case dict(items):
@@ -151,8 +157,19 @@ def _look_up(
                 value = get(value, step)
             except LookupError as error:
                 raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
+        if isinstance(value, str) and value == MASK:
+            raise ExpressionError(f"{reference}: {_TAKEN_OUT}")
         return cast("JsonValue", value)
     raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
+
+
+def _written(match: re.Match[str], value: JsonValue) -> str:
+    """A value as it stands inside a longer text."""
+    try:
+        return as_text(value)
+    except (TypeError, ValueError, RecursionError):
+        kind = type(value).__name__
+        raise ExpressionError(f"{match[0]}: a value of type {kind} that is no JSON has no place in a text") from None
 
 
 def kind_of(value: object) -> str:

@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from pydantic import JsonValue
+
+MASK: Final = "[redacted]"
+"""Stands where a secret was taken out."""
+
 _LOOK_BACK: Final = 40
 """How much before a hint is looked at."""
 
@@ -78,6 +83,20 @@ _NO_SECRETS: Final = frozenset(
 )
 _ORDINARY: Final = 16
 """In prose, fewer letters than this and nothing but letters are a word."""
+
+
+def is_marked(value: JsonValue) -> bool:
+    """Whether a secret was taken out of a value, as far as its text says."""
+    waiting = [value]
+    for item in waiting:  # grows while it is walked
+        if isinstance(item, str):
+            if MASK in item:
+                return True
+        elif isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += [*item, *item.values()]
+    return False
 
 
 def is_secret(value: str) -> bool:

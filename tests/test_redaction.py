@@ -15,7 +15,8 @@ from pydantic import JsonValue
 from replanning import Goal, Plan, Task, _secrets
 from replanning._errors import Unstorable
 from replanning._ids import TaskId
-from replanning._redaction import MASK, Redactor, problem_with
+from replanning._redaction import Redactor, problem_with
+from replanning._secrets import MASK
 from replanning.changes import ModifyTask
 
 REDACT = Redactor()

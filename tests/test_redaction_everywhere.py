@@ -25,6 +25,7 @@ from replanning import (
     ReplanRequest,
     Settings,
     Task,
+    TaskContext,
     open_run,
 )
 from replanning._config import load_settings
@@ -32,7 +33,8 @@ from replanning.changes import ReplaceTask, SkipTask
 from replanning.errors import LLMUnavailable, SettingsError
 from replanning.events import Contained, Record, TaskFailed
 from replanning.history import JsonlStore, MemoryStore, SqliteStore, markdown_report, text_report
-from replanning.interfaces import Exporter, RunId, RunStore
+from replanning.interfaces import Exporter, JsonObject, JsonValue, RunId, RunStore
+from replanning.orchestrators import SequentialOrchestrator
 from replanning.testing import ScriptedLLM, VirtualClock
 from tests.parts import Proposer, bodies, chain, environment
 from tests.tracing_parts import Spans
@@ -266,6 +268,66 @@ async def test_what_was_taken_out_is_said() -> None:
     (note,) = bodies(store, "run", Contained)
     assert "tool 'call', tool 'post', the arguments of task 'a'" in note.error
     assert "{env:NAME}" in note.error
+
+
+ELSEWHERE = """
+goal: {objective: x}
+context: {key: AKIAIOSFODNN7EXAMPLE, region: eu}
+tools: [{name: t, kind: shell, command: "echo {x}"}]
+tasks:
+  - {id: a, tool: t, arguments: {x: 1}, fallbacks: [{tool: t, arguments: {x: password=hunter2-a}}]}
+  - {id: b, tool: t, arguments: {x: 1}, undo: {tool: t, arguments: {x: password=hunter2-b}}}
+  - {id: c, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-c, "$ login password=hunter2-d"]}
+  - {id: d, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-e]}
+"""
+
+
+async def test_what_was_taken_out_elsewhere_is_said() -> None:
+    """Secrets in the context, in fallbacks, in what undoes a task and in commands that check it are missed as well."""
+    store = MemoryStore()
+    async with open_run(Plan.parse(ELSEWHERE), store=store, run_id="run"):
+        pass
+    (note,) = bodies(store, "run", Contained)
+    places = (
+        "of the arguments of task 'a', the arguments of task 'b', the checks of task 'c', the context 'key', and will"
+    )
+    assert places in note.error
+
+
+@pytest.mark.parametrize("argument", ["${a.output.token}", "Bearer ${a.output.token}", ["${context.key}"]])
+async def test_no_tool_gets_a_mark_for_a_secret(argument: JsonValue) -> None:
+    """A task that refers to what was a secret fails and says so, where it was executed with a mark in its place."""
+    tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments={"x": argument}))
+    plan = Plan(goal=Goal(objective="x"), tasks=tasks, context={"key": TOKEN})
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        assert task.id == "a", task.arguments
+        return {"token": TOKEN}
+
+    result = await SequentialOrchestrator(work).run(plan)
+    assert result.status == "failed"
+    assert (
+        "what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}" in result.reason
+    )
+
+
+async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
+    """What only holds a secret among other things is of use without it, and it is on record which argument lacks it."""
+    arguments: JsonObject = {"log": "${a.output}", "all": ["${a.output}"], "said": "[redacted] ${a.output}", "n": 1}
+    tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments))
+    store, got = MemoryStore(), {}
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        got.update(task.arguments)
+        return f"signed in with password=hunter2-a at {task.id}"
+
+    engine = ReplanningEngine(store=store)
+    result = await engine.attach(SequentialOrchestrator(work)).run(Plan(goal=Goal(objective="x"), tasks=tasks))
+    assert result.status == "succeeded"
+    assert got["log"] == "signed in with password=[redacted] at a"
+    (note,) = bodies(store, result.run, Contained)
+    assert note.where == "the arguments of task 'b'"
+    assert note.error.endswith("the mark [redacted] stands for it in 'log', 'all'")
 
 
 async def test_nothing_is_said_of_what_no_tool_gets() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import anyio
 import pytest
 from pydantic import JsonValue
@@ -16,6 +18,8 @@ from replanning.events import (
     ConditionEvaluated,
 )
 from replanning.history import MemoryStore
+from replanning.interfaces import JsonObject
+from replanning.orchestrators import SequentialOrchestrator
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, bodies, chain, environment, failing, plan
 
@@ -346,6 +350,26 @@ async def test_codec() -> None:
     result = await engine.execute(plan(Task(id="ok"), Task(id="bad", optional=True)), work, replanning=False)
     assert result.outputs == {"ok": ["a", "b"]}
     assert result.status == "succeeded"
+
+
+@pytest.mark.parametrize("output", [math.nan, {"loss": math.inf}, b"bytes", {1}, object()], ids=str)
+async def test_what_is_no_json_has_no_place_in_a_text(output: object) -> None:
+    """A task whose text refers to an output that is no JSON fails and says so; what takes the output as it is gets it."""
+    got: JsonObject = {}
+
+    async def work(task: Task, context: TaskContext) -> object:
+        got.update(task.arguments)
+        return output if task.id == "a" else None
+
+    whole = Task(id="b", depends_on=("a",), arguments={"x": "${a.output}"})
+    text = Task(id="c", depends_on=("a",), arguments={"x": "it is ${a.output}"}, optional=True)
+    result = await SequentialOrchestrator(work).run(plan(Task(id="a"), whole, text))
+    assert got == {"x": output}
+    assert result.status == "succeeded"
+
+    failed = await SequentialOrchestrator(work).run(plan(Task(id="a"), text.model_copy(update={"optional": False})))
+    assert "${a.output}: a value of type " in failed.reason
+    assert "that is no JSON has no place in a text" in failed.reason
 
 
 async def test_secrets_never_enter() -> None:

@@ -196,7 +196,8 @@ class Narrator:
         """The summary tells that."""
 
     def _contained(self, event: Contained) -> Line:
-        return Line("✗", f"{event.where} failed, the run goes on: {_brief(event.error)}", "yellow")
+        what = "" if event.where.startswith(("the plan", "the arguments of")) else " failed, the run goes on"
+        return Line("!" if not what else "✗", f"{event.where}{what}: {_brief(event.error)}", "yellow")
 
 
 _SIGNALS: Final = frozenset(f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

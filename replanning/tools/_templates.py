@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from replanning._patterns import as_text, fill, holes
 from replanning._plan import ToolSpec
-from replanning._redaction import MASK
+from replanning._secrets import MASK
 from replanning._servers import McpServer
 
 MARK: Final = "\0"
