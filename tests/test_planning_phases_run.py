@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Answer, Goal, Plan, Settings, Task
+from replanning import Answer, Goal, Plan, Settings, Task, ToolSpec
 from replanning.errors import SettingsError
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
@@ -312,27 +312,22 @@ async def test_n3_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
     assert SECRET not in "".join(model.prompts)
 
 
-PLANNED: Replies = {
-    "action_sequence": tuple(
-        {"actions": [action("write", "write", arguments={"text": text})]} for text in (SECRET, "news")
-    )
-}
-FOUND: Replies = {
-    "action_sequence": {"actions": [{"task_id": "write", "tool": "write"}]},
-    "execution": tuple({"current_task": "write", **use("write", text=text)} for text in (SECRET, "news")),
-}
-STEPS: Replies = {"step": (use("write", text=SECRET), use("write", text="news"), done())}
+def first_and_then(kind: str, first: JsonObject, then: JsonObject) -> Replies:
+    """Replies whose arguments of the tool `write` are these first and those then, where a model states them."""
+    both = (first, then)
+    if kind == "action_sequence":
+        return {kind: tuple({"actions": [action("write", "write", arguments=one)]} for one in both)}
+    if kind == "execution":
+        found = tuple({"current_task": "write", **use("write", **one)} for one in both)
+        return {"action_sequence": {"actions": [{"task_id": "write", "tool": "write"}]}, kind: found}
+    return {kind: (*(use("write", **one) for one in both), done())}
 
 
-@pytest.mark.parametrize(
-    ("kind", "replies"),
-    [("action_sequence", PLANNED), ("execution", FOUND), ("step", STEPS)],
-    ids=("plan", "action", "step"),
-)
-async def test_n3_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str, replies: Replies) -> None:
+@pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
+async def test_n3_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> None:
     """An argument that no record could hold is refused where it is planned, found, or given without a plan."""
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
-    model = Model({"task_decomposition": one, **replies})
+    model = Model({"task_decomposition": one, **first_and_then(kind, {"text": SECRET}, {"text": "news"})})
     settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, settings=settings)
@@ -341,3 +336,42 @@ async def test_n3_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str, re
     assert "what looks like a secret cannot be kept: do without it in the arguments" in model.told(kind)[1]
     assert SECRET not in "".join(model.prompts)
     assert "news" in planning.result.outputs.values()
+
+
+@pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
+async def test_n3_a_model_does_not_write_the_mark_that_it_was_shown(kind: str) -> None:
+    """What a model copies from text without its secrets is refused, where a file would have lost them."""
+    one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
+    replies = first_and_then(kind, {"text": "password=[redacted]"}, {"text": "news"})
+    model, desk = Model({"task_decomposition": one, **replies}), Desk()
+    settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, desk=desk, settings=settings).execute_with_planning()
+
+    why = "[redacted] stands for a secret that you are not shown: do without it in the arguments"
+    assert why in model.told(kind)[1]
+    assert [tool for _, tool in desk.used] == ["write"]
+
+
+@pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
+@pytest.mark.parametrize(
+    "use_of",
+    [
+        {"kind": "shell", "command": "echo {text}", "produces": ["note"]},
+        {"kind": "http", "url": "http://h/x", "method": "POST", "body": {"all": [{"t": "<{text}>"}]}},
+    ],
+    ids=("shell", "http"),
+)
+async def test_j39_no_argument_of_a_model_is_passed_over(kind: str, use_of: JsonObject) -> None:
+    """An argument that a command or a request has no place for is refused with what there is, and not left out."""
+    one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
+    replies = first_and_then(kind, {"text": "news", "append": True}, {"text": "news"})
+    model, desk = Model({"task_decomposition": one, **replies}), Desk()
+    settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
+    tool = ToolSpec.model_validate({"name": "write", **use_of})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk=desk, tools=(tool,), settings=settings)
+        assert await planning.execute_with_planning()
+
+    assert "tool 'write' has no parameter 'append'; it has ['text'" in model.told(kind)[1]
+    assert len(desk.used) == 1

@@ -11,6 +11,7 @@ from replanning._ids import TaskId
 from replanning._patterns import holes
 from replanning._plan import Fallback, JsonObject, JsonValue, Task, TaskBody, ToolSpec
 from replanning._references import texts_with_references
+from replanning._wording import shown
 from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -46,8 +47,25 @@ def parameters_of(tool: ToolSpec) -> Mapping[str, str]:
     if tool.parameters:
         return tool.parameters
     lists = (tool.requires, tool.adds, tool.removes, tool.needs, tool.produces, tuple(tool.headers.values()))
-    texts = (*(text for texts in lists for text in texts), tool.command or "", tool.url or "")
+    texts = (*(text for texts in lists for text in texts), tool.command or "", tool.url or "", *_texts(tool.body))
     return {name: "any" for text in texts for name in holes(text)}
+
+
+def unused_arguments(tool: ToolSpec, given: Iterable[str]) -> list[str]:
+    """What is wrong with arguments that a command or a request has no place for, and would do without."""
+    if tool.parameters or tool.kind not in ("shell", "http"):
+        return []  # others are held against their parameters, or look at arguments themselves
+    taken = parameters_of(tool)
+    unused = [name for name in given if name not in taken and name not in tool.produces]
+    return [f"tool {tool.name!r} has no parameter {shown(name)}; it has {shown(list(taken))}" for name in unused]
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    """Every text in what a request sends."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(item)
 
 
 def missing_arguments(tool: ToolSpec, given: Mapping[str, JsonValue]) -> tuple[str, ...]:
@@ -65,7 +83,7 @@ def known_arguments(body: TaskBody) -> JsonObject:
 def problems_of_use(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]) -> list[str]:
     """What is wrong with arguments that are used as they stand, without references."""
     body = Fallback.model_validate({"tool": tool.name, "arguments": _literal(arguments)})
-    return check_task(body, {tool.name: tool}, capacity, {})
+    return [*unused_arguments(tool, arguments), *check_task(body, {tool.name: tool}, capacity, {})]
 
 
 def left_of(decomposition: TaskDecomposition, done: Container[str]) -> list[Subtask]:

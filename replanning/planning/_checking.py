@@ -11,7 +11,7 @@ from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._plan import Fallback, JsonObject, Task, ToolSpec
 from replanning._wording import Hints
-from replanning.planning._building import Ids, built, known_arguments, left_of, missing_arguments
+from replanning.planning._building import Ids, built, known_arguments, left_of, missing_arguments, unused_arguments
 from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
 _ANY: Final = "${context.asked_for_later}"
@@ -192,7 +192,7 @@ def _actions(
             continue
         later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _ANY)
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in check_task(body, library, capacity, {}):
+        for text in (*unused_arguments(tool, action.arguments), *check_task(body, library, capacity, {})):
             yield Problem(f"{at}.arguments", f"{of}: {text}")
     served = {action.task_id for action in action_plan.actions}
     for name in known:

@@ -15,6 +15,7 @@ from replanning._ids import TaskId
 from replanning._llm import LLMProvider
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
 from replanning._run import PlanRun
+from replanning._secrets import MASK, is_marked
 from replanning._settings import Settings
 from replanning.planning._deciding import explained
 from replanning.planning._decision import ReplanDecision
@@ -140,6 +141,8 @@ class Session(People):
     def refuse_secrets(self, given: Mapping[str, JsonValue]) -> None:
         """Refuse what looks like a secret in a reply: no record can hold it, and it would be missing where it is used.
 
+        So would one that the model was not shown: it has a mark for it, which no tool could do anything with.
+
         Args:
             given: what a model says, by what it is to be.
 
@@ -149,6 +152,9 @@ class Session(People):
         secret = [what for what, value in given.items() if self.run.redacted(value) != value]
         if secret:
             raise LLMReplyInvalid(f"what looks like a secret cannot be kept: do without it in {', '.join(secret)}")
+        if marked := [what for what, value in given.items() if is_marked(value)]:
+            where = ", ".join(marked)
+            raise LLMReplyInvalid(f"{MASK} stands for a secret that you are not shown: do without it in {where}")
 
     # What is told of where things stand
 
