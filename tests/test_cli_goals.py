@@ -70,6 +70,13 @@ def test_a_plan_with_danger_is_made_without_asking(folder: Path) -> None:
     assert lines(folder / "log") == ["a", "b"]
 
 
+def test_a_dry_run_keeps_no_run(folder: Path) -> None:
+    """A name for a run that is not kept is refused, instead of being passed over."""
+    done = cli(folder, "solve", *GOAL, "--dry-run", "--run-id", "release")
+    assert done.returncode == 2
+    assert "--dry-run keeps no run, so that --run-id has nothing to call" in " ".join(done.stderr.split())
+
+
 def test_j39_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:
     """A question about something dangerous lists every action, marks what may do harm, and says nothing of phases."""
     with ScriptedLLMServer(Service(WIPES)) as server:

@@ -96,6 +96,8 @@ def solve(
     from replanning.cli._task import read_task
 
     below: tuple[str, ...] = ()
+    if dry_run and run_id is not None:
+        fail("--dry-run keeps no run, so that --run-id has nothing to call: leave one of them out")
     if issue is not None:
         if goal is not None or file is not None or issue_id:
             fail("--issue says what is to be achieved: leave out --goal, FILE and --issue-id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from replanning._errors import ReplanningError
 from replanning._ids import TaskId
@@ -17,8 +17,11 @@ from replanning.planning._manager import ReplanManager
 from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import Consideration
-from replanning.planning._standing import finished
+from replanning.planning._standing import failures, finished
 from replanning.planning._state import Held, Why
+
+_MOST_SHOWN: Final = 5
+"""Failed actions whose errors are told."""
 
 
 class PlanningFailed(ReplanningError):
@@ -103,7 +106,8 @@ class People(ABC):
     def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:
         """Put on record that a person must look after this, and where things stand (J36)."""
         done, failed = finished(self.run.live)
-        counts = self.manager.counts
+        errors, counts = "; ".join(failures(self.run.live)[:_MOST_SHOWN]), self.manager.counts
+        stands = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
         summary = InterventionSummary(
             goal_achieved=False,
             tasks_completed=done,
@@ -111,7 +115,7 @@ class People(ABC):
             key_outcomes=outcomes,
             revision_attempts=counts.plan_revisions,
             reason=sayable(reason),
-            current_state=f"actions done: {done}, failed: {failed}; replans made: {counts.total}",
+            current_state=sayable(stands),
             recommendations=recommendations,
         )
         self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
+from replanning._entries import Entry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
@@ -22,6 +24,9 @@ Output = TypeVar("Output", bound=BaseModel)
 
 _LONGEST: Final = 2_000
 """Characters of an output or error that a model gets to see."""
+
+_BRIEF: Final = 200
+"""Characters of an error that a person gets to see among others."""
 
 
 class Standing:
@@ -129,9 +134,18 @@ def action_of(state: PlanningState, task: Task, name: str, attempt: str) -> Json
 
 def finished(live: LivePlan) -> tuple[int, int]:
     """How many actions are done, and how many have failed and were not made good."""
-    entries = [entry for entry in live if is_action(entry.task) and entry.parent is None]
-    done = sum(is_done(live, entry) for entry in entries)
-    return done, sum(entry.failure is not None and not is_done(live, entry) for entry in entries)
+    done = sum(is_done(live, entry) for entry in _planned(live))
+    return done, len(failures(live))
+
+
+def failures(live: LivePlan) -> list[str]:
+    """The actions that have failed and were not made good, each with its error."""
+    failed = ((entry.id, entry.failure) for entry in _planned(live) if not is_done(live, entry))
+    return [f"{name}: {shortened(failure.message, _BRIEF)}" for name, failure in failed if failure is not None]
+
+
+def _planned(live: LivePlan) -> Iterator[Entry]:
+    return (entry for entry in live if is_action(entry.task) and entry.parent is None)
 
 
 def _brief(value: JsonValue) -> str:
