@@ -65,8 +65,11 @@ def changes_of(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[Pl
 
     Raises:
         StaleAnswer: the tasks it is about have changed since.
-        ChangeRefused: there is no such candidate, or a person's own changes do not fit.
+        ChangeRefused: there is no such candidate, a person's own changes do not fit, or nothing would be done with them.
     """
+    if answer.changes and answer.verdict != "modify":
+        text = f"{answer.verdict} takes no changes of your own; answer modify to have these carried out"
+        raise ChangeRefused([Problem("changes", text)])
     if answer.verdict == "reject":
         return ()
     if is_stale(asked, live):

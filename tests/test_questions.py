@@ -391,6 +391,11 @@ async def test_answer_by_calling_the_engine() -> None:
                 engine.answer(question.id, "modify", changes=[{"kind": "explode"}])
             with pytest.raises(ChangeRefused, match="'ghost'"):
                 engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "ghost"}])
+            for verdict in ("approve", "reject"):
+                with pytest.raises(
+                    ChangeRefused, match=f"changes: {verdict} takes no changes of your own; answer modify"
+                ):
+                    engine.answer(question.id, verdict, changes=[{"kind": "skip", "task_id": "a"}])
             assert engine.pending() == [question]
             engine.answer(question.id, "modify", by="ada", changes=[{"kind": "skip", "task_id": "a"}])
             assert engine.pending() == []

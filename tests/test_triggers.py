@@ -27,6 +27,7 @@ from replanning.events import (
     BetterPathFound,
     Charged,
     ContextChanged,
+    Decided,
     GoalUnreachable,
     HumanRequest,
     ResourceChanged,
@@ -500,6 +501,19 @@ async def test_person_asks() -> None:
         assert isinstance(one, HumanRequest)
         assert (one.tasks, one.by, one.reason) == (("a",), "ada", "ada asked for replanning: use the mirror")
         assert (two.tasks, two.by, two.reason) == ((), "", "somebody asked for replanning: look again")
+
+
+async def test_a_person_asks_the_same_of_several_tasks() -> None:
+    """A request in the same words about another task is another request, and not put off as a repetition."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([ScriptedProvider()], environment=virtual_environment(clock=clock))
+        async with engine.open(made("  - {id: a}\n  - {id: b}\n  - {id: c}")) as run:
+            for task_id in ("a", "b", "c", "c"):
+                run.request_replan("use the mirror", by="ada", tasks=[task_id])
+                await clock.sleep(1)
+            run.pause()
+    decided = [body.triggers for body in bodies(engine.store, run.id) if isinstance(body, Decided)]
+    assert decided == [("t1",), ("t2",), ("t3",)]
 
 
 async def unreachable(plan: Plan, script: Script) -> GoalUnreachable:

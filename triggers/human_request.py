@@ -22,7 +22,7 @@ class HumanRequestDetector:
         who = observation.by or "somebody"
         yield HumanRequest(
             tasks=observation.tasks,
-            cause=f"{observation.by}:{observation.reason}",
+            cause=f"{observation.by}:{','.join(observation.tasks)}:{observation.reason}",
             reason=f"{who} asked for replanning: {observation.reason}",
             by=observation.by,
         )
