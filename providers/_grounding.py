@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -137,6 +138,11 @@ class _Finder:
         for item in binding.items():
             self._by_value.setdefault(item, []).append(binding)
 
+    def freedom(self, bound: AbstractSet[str]) -> tuple[bool, int]:
+        """How much is left open where these names are bound: whether everything, then how many names."""
+        left = sum(name not in bound for name in self.names)
+        return 0 < left == len(self.names), left
+
     def agreeing(self, bound: Binding) -> Iterator[Binding]:
         """The bindings that agree with another."""
         known = [name for name in self.names if name in bound]
@@ -178,7 +184,7 @@ class _Reach:
         rest = [found for index, found in enumerate(schema.finders) if index != taken]
         while rest and partial:
             bound = partial[0].keys()
-            rest.sort(key=lambda found: sum(name not in bound for name in found.names))
+            rest.sort(key=lambda found: found.freedom(bound))
             found = rest.pop(0)
             partial = [more for one in partial for more in found.agreeing(one)]
         for one in partial:

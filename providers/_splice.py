@@ -26,21 +26,16 @@ def splice(way: Way, view: Seen, taken: set[str]) -> tuple[PlanChange, ...]:
     """
     gone = {step.id: step for step in way.gone}
     kept = [step for step in way.rest.after if step.id not in gone]
-    uses = [Use(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes)) for a in way.actions]
-    before = _last(step for step in way.rest.before if any(_bears_on(step.use, use) for use in uses))
+    new = _together(way.actions)
+    before = _last(step for step in way.rest.before if _bears_on(step.use, new))
     external = [dep for step in gone.values() for dep in view.task(step.id).task.depends_on if dep not in gone]
     inherited = tuple(dict.fromkeys([*external, *(step.id for step in before)]))
     waiting = _first(
-        (
-            step
-            for step in kept
-            if any(_bears_on(step.use, use) for use in uses) or not gone.keys().isdisjoint(step.after)
-        ),
-        kept,
+        (step for step in kept if _bears_on(step.use, new) or not gone.keys().isdisjoint(step.after)), kept
     )
     if not gone:
         return tuple(_added(_chain(way.actions, None, way, view, taken), inherited, waiting))
-    if not uses:
+    if not way.actions:
         return (*_rewired(kept, gone, inherited, (), view), *_removed(gone.values(), view))
     if isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new for i in gone):
         added = tuple(_added(_chain(way.actions, None, way, view, taken), inherited, waiting))
@@ -129,6 +124,13 @@ def _removed(gone: Iterable[Step], view: Seen) -> Iterator[PlanChange]:
             yield RemoveTask(task_id=step.id)
         else:  # what it stands for must be satisfied
             yield SkipTask(task_id=step.id, reason="the repair makes it superfluous")
+
+
+def _together(actions: Sequence[Action]) -> Use:
+    """What actions need, add and remove, any of them."""
+    needs = frozenset(fact for action in actions for fact in action.needs)
+    adds = frozenset(fact for action in actions for fact in action.adds)
+    return Use(needs, adds, frozenset(fact for action in actions for fact in action.removes))
 
 
 def _bears_on(one: Use, other: Use) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from functools import partial
 
@@ -15,6 +16,7 @@ from replanning import ReplanRequest, Task
 from replanning.events import ContextChanged, FactsObserved
 from replanning.interfaces import PlanView
 from replanning.providers._bridge import problems
+from replanning.providers._grounding import Domain, reachable
 from replanning.providers._solve import solve
 from tests.live_parts import Kept, kept, tool
 
@@ -61,6 +63,29 @@ async def test_turns_of_the_event_loop(length: int) -> None:
         found = turns - before
         group.cancel_scope.cancel()
     assert found == 0 if length < 1_000 else found >= 5
+
+
+@pytest.mark.parametrize("first", ["at({a})", "part({b})"])
+def test_uses_of_tools(first: str) -> None:
+    """The work of finding the uses of a tool grows with the plan, not with its square, where its needs hang together."""
+
+    def calls(length: int) -> int:
+        count = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        needs = dict.fromkeys([first, "at({a})", "part({b})", "way({a},{b})"])
+        go = tool("go", requires=list(needs), adds=["at({b})"])
+        facts = [f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")]
+        sys.setprofile(counted)
+        found = reachable(facts, Domain((go,), {}, {}))
+        sys.setprofile(None)
+        assert len(found.actions) == length
+        return count
+
+    assert calls(400) < 2.5 * calls(200)
 
 
 async def test_memory() -> None:
