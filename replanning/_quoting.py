@@ -23,6 +23,7 @@ _HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
 """Text that JSON holds as it is."""
 
+_CUT: Final = re.compile(r"\[cut: (?:\d+ (?:characters in all|more)|nested deeper)\]")
 _DEEPEST: Final = 20
 _JSON: Final = json.JSONEncoder(ensure_ascii=False)
 
@@ -73,6 +74,11 @@ def _text(text: str, room: int) -> tuple[str, int]:
 def shortened(text: str, most: int) -> str:
     """The beginning of a text, marked where it was cut."""
     return text if len(text) <= most else f"{text[:most]}… [cut: {len(text)} characters in all]"
+
+
+def is_cut(value: JsonValue) -> bool:
+    """Whether a value holds a mark of where something was cut, as whoever copies what they were shown does."""
+    return _CUT.search(_JSON.encode(value)) is not None
 
 
 @lru_cache(maxsize=4096)

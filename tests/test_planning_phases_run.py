@@ -339,17 +339,24 @@ async def test_n3_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
-async def test_n3_a_model_does_not_write_the_mark_that_it_was_shown(kind: str) -> None:
-    """What a model copies from text without its secrets is refused, where a file would have lost them."""
+@pytest.mark.parametrize(
+    ("copied", "why"),
+    [
+        ("password=[redacted]", "[redacted] stands for a secret that you are not shown"),
+        ("all of… [cut: 9000 characters in all]", "[cut: …] stands for what you are not shown of a text or a list"),
+    ],
+    ids=("secret", "end"),
+)
+async def test_n3_a_model_does_not_write_the_mark_that_it_was_shown(kind: str, copied: str, why: str) -> None:
+    """What a model copies from text of which it is not shown all is refused, where a file would have lost the rest."""
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
-    replies = first_and_then(kind, {"text": "password=[redacted]"}, {"text": "news"})
+    replies = first_and_then(kind, {"text": copied}, {"text": "news"})
     model, desk = Model({"task_decomposition": one, **replies}), Desk()
     settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
     async with VirtualClock() as clock:
         assert await coordinator(model, clock, desk=desk, settings=settings).execute_with_planning()
 
-    why = "[redacted] stands for a secret that you are not shown: do without it in the arguments"
-    assert why in model.told(kind)[1]
+    assert f"{why}: do without it in the arguments" in model.told(kind)[1]
     assert [tool for _, tool in desk.used] == ["write"]
 
 

@@ -358,6 +358,13 @@ def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
 
 
+def test_c_tools_that_are_not_told_are_counted():
+    """Of more tools than are told a model learns how many it does not see."""
+    tools = tuple(ToolSpec(name=f"t{number}") for number in range(250))
+    found = sections(builder(tools).action_sequence({}))["tools"]
+    assert found[-1] == {"cut": f"{250 - len(found) + 1} more of these"}
+
+
 def test_a_builder_says_what_it_writes_with():
     """A builder shows its strategy, how many tools it tells of and its size."""
     assert repr(builder(strategy="simple")) == "<ReplanPromptBuilder simple, 3 tools, 24000 characters>"

@@ -280,7 +280,7 @@ class ReplanPromptBuilder:
             end.insert(0, self._templates["rejected"])
         asked = "\n\n".join(end)
         told: dict[str, JsonValue] = {kind: given[kind] for kind in GIVEN if kind in given}
-        told["tools"] = [_tool(tool) for tool in self.tools[:_MOST]]
+        told["tools"] = [_tool(tool) for tool in self.tools]
         told["other"] = [{key: value} for key, value in islice(given.items(), _MOST) if key not in {*GIVEN, "tools"}]
         room = self._size - len(asked)
         return fitted(self._sections(told, room), room, CUT_FIRST) + asked

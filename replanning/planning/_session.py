@@ -14,6 +14,7 @@ from replanning._errors import LLMReplyInvalid, ReplanningError
 from replanning._ids import TaskId
 from replanning._llm import LLMProvider
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._quoting import is_cut
 from replanning._run import PlanRun
 from replanning._secrets import MASK, is_marked
 from replanning._settings import Settings
@@ -141,7 +142,7 @@ class Session(People):
     def refuse_secrets(self, given: Mapping[str, JsonValue]) -> None:
         """Refuse what looks like a secret in a reply: no record can hold it, and it would be missing where it is used.
 
-        So would one that the model was not shown: it has a mark for it, which no tool could do anything with.
+        So would what the model was not shown, a secret or the end of a long text: no tool is used with a mark for it.
 
         Args:
             given: what a model says, by what it is to be.
@@ -149,12 +150,13 @@ class Session(People):
         Raises:
             LLMReplyInvalid: with everything that looks so; not what it says.
         """
-        secret = [what for what, value in given.items() if self.run.redacted(value) != value]
-        if secret:
-            raise LLMReplyInvalid(f"what looks like a secret cannot be kept: do without it in {', '.join(secret)}")
-        if marked := [what for what, value in given.items() if is_marked(value)]:
-            where = ", ".join(marked)
-            raise LLMReplyInvalid(f"{MASK} stands for a secret that you are not shown: do without it in {where}")
+        for why, is_wrong in (
+            ("what looks like a secret cannot be kept", lambda value: self.run.redacted(value) != value),
+            (f"{MASK} stands for a secret that you are not shown", is_marked),
+            ("[cut: …] stands for what you are not shown of a text or a list", is_cut),
+        ):
+            if wrong := [what for what, value in given.items() if is_wrong(value)]:
+                raise LLMReplyInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
     # What is told of where things stand
 
