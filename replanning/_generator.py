@@ -26,7 +26,7 @@ from replanning._settings import Settings
 from replanning._spans import UNTRACED, Spans
 from replanning._timer import Timer
 from replanning._triggers import Trigger
-from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded, unkept
+from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded, unkept, unshown
 from replanning._view import PlanView
 
 _MOST_NOTES = 20
@@ -218,6 +218,7 @@ class PathGenerator:
         """
         clean = setting.clean(alternative)
         lost = "" if clean is alternative else unkept(clean.changes, alternative.changes)
+        lost = lost or unshown(clean.changes, setting.live)
         return Candidate(clean, None, lost) if lost else self._judged(clean, request, setting, settings, seen)
 
     def _judged(

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Final
 
 from replanning._plan import JsonValue
+from replanning._secrets import texts_in
 
 _HIDDEN: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
 """What may not stand as it is; letters and digits of all languages can be seen."""
@@ -78,7 +79,7 @@ def shortened(text: str, most: int) -> str:
 
 def is_cut(value: JsonValue) -> bool:
     """Whether a value holds a mark of where something was cut, as whoever copies what they were shown does."""
-    return _CUT.search(_JSON.encode(value)) is not None
+    return any(_CUT.search(text) for text in texts_in(value) if "[cut: " in text)
 
 
 @lru_cache(maxsize=4096)

@@ -85,18 +85,21 @@ _ORDINARY: Final = 16
 """In prose, fewer letters than this and nothing but letters are a word."""
 
 
-def is_marked(value: JsonValue) -> bool:
-    """Whether a secret was taken out of a value, as far as its text says."""
+def texts_in(value: JsonValue) -> Iterator[str]:
+    """Every text within a value, names of members included."""
     waiting = [value]
     for item in waiting:  # grows while it is walked
         if isinstance(item, str):
-            if MASK in item:
-                return True
+            yield item
         elif isinstance(item, list):
             waiting += item
         elif isinstance(item, dict):
             waiting += [*item, *item.values()]
-    return False
+
+
+def is_marked(value: JsonValue) -> bool:
+    """Whether a secret was taken out of a value, as far as its text says."""
+    return any(MASK in text for text in texts_in(value))
 
 
 def is_secret(value: str) -> bool:

@@ -11,7 +11,9 @@ from replanning._errors import ChangeRefused, Problem
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._plan import JsonValue, TaskBody
+from replanning._quoting import is_cut
 from replanning._redaction import Redactor
+from replanning._secrets import MASK, is_marked
 from replanning._settings import Settings
 from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._world import world_of
@@ -46,6 +48,25 @@ def unkept(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
         f"what looks like a secret cannot be kept: do without it in the arguments of {', '.join(map(repr, names))}, "
         "or let a tool refer to it, as {env:NAME}"
     )
+
+
+def unshown(changes: Sequence[PlanChange], live: LivePlan) -> str:
+    """Why changes would have tools use marks for what their author was not shown; else empty.
+
+    Where a plan was opened with such a mark, what takes the place of its tasks may have it too.
+    """
+    names = dict.fromkeys(name for name, said in _uses(changes) if _shows_less(said))
+    if not names:
+        return ""
+    old = (live.entry(task_id).task for task_id in touched(tuple(changes)) if task_id in live)
+    if any(_shows_less(body.arguments) for task in old for body in (task, *task.fallbacks)):
+        return ""
+    listed = ", ".join(map(repr, names))
+    return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
+
+
+def _shows_less(arguments: JsonValue) -> bool:
+    return is_marked(arguments) or is_cut(arguments)
 
 
 def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:

@@ -248,8 +248,17 @@ async def test_secrets_of_the_engine() -> None:
     assert "zebra" not in "".join(prompt for model in models for prompt in model.prompts)
 
 
-async def test_n3_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret() -> None:
-    """Arguments that no record could hold are rejected, not cut, and the model is told once why."""
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("AKIAIOSFODNN7EXAMPLE", "what looks like a secret cannot be kept: do without it in the arguments of 'photo'"),
+        ("key: [redacted]", "[redacted] and [cut: …] stand for what is not shown: do without them in the arguments of"),
+        ("a… [cut: 900 characters in all]", "[cut: …] stand for what is not shown: do without them in the arguments"),
+    ],
+    ids=("secret", "mark", "cut"),
+)
+async def test_n3_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written: str, why: str) -> None:
+    """Arguments that no record could hold, or that the model was not shown, are rejected, and it is told once why."""
     used: list[object] = []
 
     def proposal(**arguments: str) -> str:
@@ -263,8 +272,8 @@ async def test_n3_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret() -> No
 
     async with VirtualClock() as clock:
         parts = virtual_environment(clock=clock)
-        model = ScriptedLLM([proposal(lens="AKIAIOSFODNN7EXAMPLE"), proposal(lens="wide")], environment=parts)
+        model = ScriptedLLM([proposal(lens=written), proposal(lens="wide")], environment=parts)
         result = await ReplanningEngine([model], environment=parts).execute(PLAN, work)
     assert result.status == "succeeded"
     assert used == [{}, {"lens": "wide"}, {}]
-    assert "what looks like a secret cannot be kept: do without it in the arguments of 'photo'" in model.prompts[1]
+    assert why in model.prompts[1]
