@@ -134,7 +134,7 @@ async def test_e5_what_ends_badly_is_told() -> None:
     assert (
         "## ⛔ Execution Ended without Success\n\n**Status**: aborted\n\n**Reason**: write failed, and nothing" in body
     )
-    assert "**Where things stand**: actions done: 0, failed: 1 (write: FileNotFoundError: no such file: news.txt)" in body
+    assert "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
     assert "Recommended Actions" not in body
 
 
