@@ -352,7 +352,9 @@ async def test_codec() -> None:
     assert result.status == "succeeded"
 
 
-@pytest.mark.parametrize("output", [math.nan, {"loss": math.inf}, b"bytes", {1}, object()], ids=str)
+@pytest.mark.parametrize(
+    "output", [math.nan, {"loss": math.inf}, b"bytes", {1}, object()], ids=["nan", "inf", "bytes", "set", "object"]
+)
 async def test_what_is_no_json_has_no_place_in_a_text(output: object) -> None:
     """A task whose text refers to an output that is no JSON fails and says so; what takes the output as it is gets it."""
     got: JsonObject = {}
