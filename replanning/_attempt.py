@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, Never, Self
 
 import anyio
@@ -13,6 +13,7 @@ from replanning._errors import NotAccepted, NotRunning, StoreError, TransientErr
 from replanning._ids import AttemptId
 from replanning._observations import Failure, Usage
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
+from replanning._results import Own
 
 if TYPE_CHECKING:
     from replanning._entries import Entry
@@ -33,13 +34,15 @@ class TaskContext:
         arguments: the task's arguments with every `${...}` reference replaced by its value.
     """
 
-    __slots__ = ("_run", "_task", "arguments", "attempt_id")
+    __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
 
     def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
         self._run = run
         self._task = task
         self.attempt_id = attempt_id
         self.arguments: JsonObject = task.arguments
+        self._results: Mapping[str, JsonValue] | None = None
+        self._context: Mapping[str, JsonValue] | None = None
 
     def __repr__(self) -> str:
         return f"<TaskContext of {self.attempt_id!r}>"
@@ -51,13 +54,20 @@ class TaskContext:
 
     @property
     def results(self) -> Mapping[str, JsonValue]:
-        """Outputs of finished tasks by id; what replaced a task is found under the id of what it replaced."""
-        return self._run.live.results
+        """Outputs of finished tasks by id; what replaced a task is found under the id of what it replaced.
+
+        Arrays and objects are this attempt's own: what it does to them is seen by nobody else.
+        """
+        if self._results is None:
+            self._results = Own(self._run.live.results)
+        return self._results
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
-        """The context of the run now."""
-        return MappingProxyType(self._run.live.context)
+        """The context of the run now; what is done to an array or object in it changes nothing, see `change_context`."""
+        if self._context is None:
+            self._context = Own(self._run.live.context)
+        return self._context
 
     @property
     def tool(self) -> ToolSpec | None:

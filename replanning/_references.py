@@ -78,7 +78,7 @@ def resolve(
     context: Mapping[str, JsonValue],
     result: Callable[[TaskId], JsonValue],
 ) -> dict[str, JsonValue]:
-    """The arguments with every reference replaced by its value.
+    """The arguments with every reference replaced by its value, which is theirs alone.
 
     A string that is one reference becomes the value itself; inside a longer string a value is written as
     text, and as JSON where it is not a string.
@@ -159,8 +159,24 @@ def _look_up(
                 raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
         if isinstance(value, str) and value == MASK:
             raise ExpressionError(f"{reference}: {_TAKEN_OUT}")
-        return cast("JsonValue", value)
+        return copied(cast("JsonValue", value))
     raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
+
+
+def copied(value: JsonValue) -> JsonValue:
+    """A value of its own, so that whoever changes it changes nothing that is on record, or that others get."""
+    try:
+        return _copied(value) if isinstance(value, list | dict) else value
+    except RecursionError:  # no record could hold it either
+        return value
+
+
+def _copied(value: JsonValue) -> JsonValue:
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return value
 
 
 def _written(match: re.Match[str], value: JsonValue) -> str:

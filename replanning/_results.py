@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from replanning._errors import NoResult, UnknownTask
 from replanning._ids import TaskId
 from replanning._plan import JsonValue
+from replanning._references import copied
 from replanning._states import TaskState
 
 if TYPE_CHECKING:
@@ -76,3 +77,31 @@ class Results(Mapping[str, JsonValue]):
                 with suppress(NoResult):
                     found[entry.id] = self.of(entry.id)
         return found
+
+
+class Own(Mapping[str, JsonValue]):
+    """Values of a run as one attempt has them: what it does to arrays and objects, it does to its own."""
+
+    __slots__ = ("_copies", "_shared")
+
+    def __init__(self, shared: Mapping[str, JsonValue]) -> None:
+        self._shared = shared
+        self._copies: dict[str, tuple[JsonValue, JsonValue]] = {}
+
+    def __repr__(self) -> str:
+        return repr(self._shared)
+
+    def __getitem__(self, key: str) -> JsonValue:
+        value = self._shared[key]
+        if not isinstance(value, list | dict):
+            return value
+        known = self._copies.get(key)
+        if known is None or known[0] is not value:
+            known = self._copies[key] = value, copied(value)
+        return known[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shared)
+
+    def __len__(self) -> int:
+        return len(self._shared)

@@ -14,6 +14,7 @@ from replanning.events import (
     AttemptFenced,
     AttemptInterrupted,
     AttemptStarted,
+    AttemptSucceeded,
     AttemptTimedOut,
     ConditionEvaluated,
 )
@@ -372,6 +373,38 @@ async def test_what_is_no_json_has_no_place_in_a_text(output: object) -> None:
     failed = await SequentialOrchestrator(work).run(plan(Task(id="a"), text.model_copy(update={"optional": False})))
     assert "${a.output}: a value of type " in failed.reason
     assert "that is no JSON has no place in a text" in failed.reason
+
+
+async def test_work_changes_nothing_that_others_get() -> None:
+    """Work that sorts or extends what it was given changes no result, no context, no record and no plan."""
+    given: JsonValue = [{"id": 3}, {"id": 1}]
+    document = plan(
+        Task(id="load"),
+        Task(id="sort", depends_on=("load",), arguments={"rows": "${load.output}", "more": "${context.more}"}),
+        Task(id="show", depends_on=("sort",), arguments={"rows": "${load.output}", "more": "${context.more}"}),
+        context={"more": ["x"]},
+    )
+    seen: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        if task.id == "load":
+            return given
+        rows, more = context.results["load"], context.context["more"]
+        assert rows is context.results["load"]
+        assert len(context.results) == len(dict(context.results))
+        seen.append(repr((task.arguments, rows, more)))
+        for each in (rows, more, task.arguments["rows"], task.arguments["more"]):
+            assert isinstance(each, list)
+            each.pop()
+        return None
+
+    store = MemoryStore()
+    engine = ReplanningEngine(store=store)
+    result = await engine.attach(SequentialOrchestrator(work)).run(document)
+    (first, second), (loaded, *_) = seen, bodies(store, result.run, AttemptSucceeded)
+    assert first == second == repr(({"rows": given, "more": ["x"]}, given, ["x"]))
+    assert result.outputs["load"] == loaded.output == given
+    assert document.context == {"more": ["x"]}
 
 
 async def test_secrets_never_enter() -> None:
