@@ -492,7 +492,7 @@ async def test_no_secrets_in_spans(content: bool) -> None:
     said = f"token={SECRET}"
 
     def propose(request: ReplanRequest) -> list[Alternative]:
-        task = Task(id=request.view.fresh_id("a"), tool="call", arguments={"header": said})
+        task = Task(id=request.view.fresh_id("a"), tool="call", goal=said)
         return [alternative(ReplaceTask(task_id="a", tasks=(task,)), reason=said)]
 
     async def work(task: Task, context: TaskContext) -> object:
