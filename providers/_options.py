@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from replanning import Task, ToolSpec
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ExpressionError
-from replanning.interfaces import JsonObject, PlanView, TaskState, TaskView
+from replanning.interfaces import Fallback, JsonObject, PlanView, TaskState, TaskView
 
 REVIVED: Final = 0.9
 FALLBACK: Final = 0.9
@@ -121,11 +121,11 @@ def wait(case: Case) -> Iterator[Found]:
 
 
 def fallbacks(case: Case) -> Iterator[Found]:
-    """Replace the task by a declared fallback; those that are left are handed on to it."""
+    """Replace the task by a declared fallback, held to the same; those that are left are handed on to it."""
     task = case.task
     if task.unmet:
         return
-    declared = task.task.fallbacks
+    declared = [_held_to(task.task.acceptance, fallback) for fallback in task.task.fallbacks]
     for index, fallback in enumerate(declared):
         fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
         fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])
@@ -135,6 +135,12 @@ def fallbacks(case: Case) -> Iterator[Found]:
     if not declared:
         tried = case.view.task(task.root).task.fallbacks
         yield WhyNot("its fallbacks have all been tried" if tried else "it declares no fallback")
+
+
+def _held_to(acceptance: tuple[str, ...], fallback: Fallback) -> Fallback:
+    """A fallback that is held to the same as its task, where it does not state something else."""
+    same = bool(fallback.acceptance) or not acceptance
+    return fallback if same else fallback.model_copy(update={"acceptance": acceptance})
 
 
 def equal_tools(case: Case) -> Iterator[Found]:

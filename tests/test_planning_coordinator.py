@@ -234,7 +234,8 @@ async def test_g8_another_decomposition_starts_clean(kind: str) -> None:
 
 async def test_a_declared_fallback_goes_first() -> None:
     """A fallback strategy that names a tool is used without asking the model, and costs no replan."""
-    planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
+    first = action("write", "write", fallback_strategy="shout", expected_outcome="It is written")
+    planned: JsonObject = {"actions": [first, action("post", "post")]}
     model, desk = Model({"action_sequence": planned}), Desk({"write": [MISSING]})
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, desk)
@@ -242,6 +243,8 @@ async def test_a_declared_fallback_goes_first() -> None:
 
     assert [tool for _, tool in desk.used] == ["write", "shout", "post"]
     assert planning.state.counts.total == 0
+    taken = next(task for task in planning.run.plan.tasks if task.tool == "shout")
+    assert taken.acceptance == ("It is written",)
 
 
 async def test_e3_a_failed_action_is_not_passed_over() -> None:

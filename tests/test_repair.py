@@ -116,9 +116,9 @@ async def test_fallback() -> None:
 
 
 async def test_fallback_is_taken_as_declared() -> None:
-    """A fallback brings its own arguments, timeout, retries and resources, and nothing of the task that failed."""
+    """A fallback brings its own arguments, timeout, retries and resources; of the task that failed, what is accepted."""
     fallback = "{name: mirror, tool: t, arguments: {u: m}, timeout: 9, retry: {max_attempts: 2}, resources: {net: 1}}"
-    tasks = f"  - {{id: get, timeout: 5, priority: 3, arguments: {{u: x}}, fallbacks: [{fallback}]}}"
+    tasks = f"  - {{id: get, timeout: 5, priority: 3, arguments: {{u: x}}, acceptance: [ok], fallbacks: [{fallback}]}}"
     async with open_run(made(tasks, resources="{net: 2}")) as run:
         (alternative,) = await proposed(run, broken(run, "get"))
         (change,) = alternative.changes
@@ -132,8 +132,20 @@ async def test_fallback_is_taken_as_declared() -> None:
         "timeout": 9.0,
         "retry": {"max_attempts": 2},
         "resources": {"net": 1.0},
+        "acceptance": ("ok",),
     }
     assert (alternative.confidence, alternative.reason) == (0.9, "replace 'get' by its declared fallback 'mirror'")
+
+
+async def test_fallbacks_are_held_to_what_their_task_is_held_to() -> None:
+    """Whatever takes the place of a task must come to what the task must, unless it states something else."""
+    fallbacks = "[{tool: mirror, acceptance: [a file]}, {tool: slow}]"
+    tasks = f"  - {{id: get, tool: fast, acceptance: [a page], fallbacks: {fallbacks}}}"
+    async with open_run(made(tasks)) as run:
+        found = [alternative.changes[0] for alternative in await proposed(run, broken(run, "get"))]
+    ways = [change.tasks[0] for change in found if isinstance(change, ReplaceTask)]
+    assert [(task.tool, task.acceptance) for task in ways] == [("mirror", ("a file",)), ("slow", ("a page",))]
+    assert [task.fallbacks[0].acceptance for task in ways] == [("a page",), ("a file",)]
 
 
 async def test_fallbacks_in_their_order() -> None:

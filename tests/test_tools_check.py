@@ -34,6 +34,20 @@ def test_nothing_is_wrong():
     assert check_tools(plan(*tools, tasks=tasks), kinds=frozenset({"mine"})) == []
 
 
+def test_a_fallback_that_cannot_be_checked_as_its_task_is():
+    """A fallback is held to the checks of its task: one that lacks an argument for them is named, one with its own is not."""
+    tool: JsonObject = {"name": "a", "kind": "shell", "command": "echo"}
+    fallbacks: list[JsonObject] = [
+        {"tool": "a", "arguments": {"y": 1}},
+        {"tool": "a", "acceptance": ["a file"], "fallbacks": [{"tool": "a"}]},
+        {"tool": "a", "arguments": {"x": 2}},
+    ]
+    task: JsonObject = {"id": "t", "tool": "a", "arguments": {"x": 1}, "acceptance": ["$ ls {x}"]}
+    problems = check_tools(plan(tool, tasks=[{**task, "fallbacks": fallbacks}]))
+    why = "task 't': the check '$ ls {x}': it needs the arguments ['x'], given are ['y']"
+    assert problems == [Problem("tasks[0].fallbacks[0]", why)]
+
+
 def test_everything_is_wrong():
     """Every problem is listed with its place, in the order of the plan."""
     tools: list[JsonObject] = [

@@ -125,9 +125,11 @@ class ActionRecovery:
         own = {key: value for key, value in about(task.task).items() if key not in ("tool", "arguments", "missing")}
         fields: JsonObject = first.model_dump(mode="json", exclude_defaults=True)
         said = {**own, **about(Task.model_validate({**fields, "id": task.id})), "fallback_of": task.id}
+        handed_on: JsonObject = {"acceptance": [*task.task.acceptance], "priority": task.task.priority}
         left: list[JsonValue] = [one.model_dump(mode="json", exclude_defaults=True) for one in rest]
         new = self._request.view.fresh_id(task.id)
-        one = Task.model_validate({**fields, "id": new, "fallbacks": left, "metadata": {"planning": said}})
+        fields = {**handed_on, **fields, "id": new, "fallbacks": left, "metadata": {"planning": said}}
+        one = Task.model_validate(fields)
         return ReplaceTask(task_id=task.id, tasks=(one,))
 
     async def _follow(self, task: TaskView, considered: Consideration, given: JsonObject) -> Alternative | None:

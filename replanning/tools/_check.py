@@ -109,17 +109,16 @@ def _unknown_kind(tool: ToolSpec, kinds: frozenset[str]) -> str:
 def _task_problems(plan: Plan) -> Iterator[Problem]:
     """Arguments that the body of a request needs; a plan checks those of commands and addresses itself."""
     for index, task in enumerate(plan.tasks):
-        for path, body in _bodies(("tasks", index), task):
+        for path, body, checks in _bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
             missing = missing_arguments(texts_of(tool.body), body.arguments) if tool is not None else []
             if missing:
                 message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
                 yield Problem(place((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
-            for number, text in enumerate(body.acceptance):
+            for number, text in enumerate(checks):
                 for problem in _check_problems(text, body):
-                    yield Problem(
-                        place((*path, "acceptance", number)), f"task {task.id!r}: the check {text!r}: {problem}"
-                    )
+                    where = (*path, "acceptance", number) if body.acceptance else path
+                    yield Problem(place(where), f"task {task.id!r}: the check {text!r}: {problem}")
 
 
 def _check_problems(text: str, body: TaskBody) -> list[str]:
@@ -131,11 +130,14 @@ def _check_problems(text: str, body: TaskBody) -> list[str]:
     return command_problems(command) + lacking
 
 
-def _bodies(path: Path, body: TaskBody) -> Iterator[tuple[Path, TaskBody]]:
-    """A task, its fallbacks and its undo, and theirs, each with its place."""
-    yield path, body
+def _bodies(
+    path: Path, body: TaskBody, checks: tuple[str, ...] = ()
+) -> Iterator[tuple[Path, TaskBody, tuple[str, ...]]]:
+    """A task, its fallbacks and its undo, and theirs, each with its place and what it is held to."""
+    held = body.acceptance or checks
+    yield path, body, held
     for index, fallback in enumerate(body.fallbacks):
-        yield from _bodies((*path, "fallbacks", index), fallback)
+        yield from _bodies((*path, "fallbacks", index), fallback, held)
     if body.undo is not None:
         yield from _bodies((*path, "undo"), body.undo)
 
