@@ -181,6 +181,18 @@ def test_a_tool_without_timeout_is_cut_off(tmp_path: Path) -> None:
     assert "0.2 s" in done.stdout
 
 
+def test_how_much_a_tool_may_print(tmp_path: Path) -> None:
+    """`max_output` is how much the output of a task may have, also where a command prints more than usual."""
+    write_plan(tmp_path, {"print": "head -c 2000000 /dev/zero | tr '\\0' x"}, "id: a, tool: print")
+
+    done = cli(tmp_path, "run", "plan.yaml", "--no-replan")
+    assert done.returncode == 1
+    assert "exceeded 1048576 bytes" in done.stdout
+
+    (tmp_path / "replanning.yaml").write_text("replanning: {max_output: 3000000}\n")
+    assert len(answer(tmp_path, "run", "plan.yaml")["outputs"]["a"]["stdout"]) == 2_000_000
+
+
 # Stores
 
 

@@ -362,7 +362,7 @@ async def test_output_without_end():
         await use(shell("yes"), output_limit=10_000)
     assert str(caught.value) == (
         "tool 't' was stopped because what it printed exceeded 10000 bytes; "
-        "let it write to a file and name the file, or raise the output limit"
+        "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
     )
     assert isinstance(caught.value, OutputError)
 

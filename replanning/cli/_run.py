@@ -343,6 +343,7 @@ async def _tools(job: Job, engine: ReplanningEngine) -> AsyncIterator[tuple[Tool
     executor = ToolExecutor(
         job.plan,
         default_timeout=engine.settings.timeout.task,
+        output_limit=engine.settings.max_output,
         cwd=job.cwd,
         environ=job.environ,
         kinds={"shell": shell},

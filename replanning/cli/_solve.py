@@ -274,8 +274,9 @@ def _summary(
 
 async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[PlanningCoordinator, bool]:
     """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
-    shell, timeout = TellingShell(), parts.settings.timeout.task
-    async with ToolExecutor(parts.task.tools, default_timeout=timeout, kinds={"shell": shell}) as work:
+    shell, timeout, most = TellingShell(), parts.settings.timeout.task, parts.settings.max_output
+    tools, kinds = parts.task.tools, {"shell": shell}
+    async with ToolExecutor(tools, default_timeout=timeout, output_limit=most, kinds=kinds) as work:
         library = await discovered(work, parts.task.tools, quiet=parts.options.quiet)
         if not library.tools:
             raise SettingsError([Problem("--tools", "there are no tools: none is described, and no server has any")])

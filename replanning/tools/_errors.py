@@ -183,7 +183,7 @@ class ToolOutputTooLarge(ToolError, OutputError):
         self.tool, self.limit = tool, limit
         super().__init__(
             f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
-            "let it write to a file and name the file, or raise the output limit"
+            "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
         )
 
 
