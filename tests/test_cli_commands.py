@@ -111,6 +111,15 @@ def test_validate_a_plan_that_is_valid(tmp_path: Path) -> None:
     assert "plan.yaml is valid: 3 tasks, 3 tools" in cli(tmp_path, "validate", "plan.yaml").stdout
 
 
+def test_validate_notes_what_has_no_effect(tmp_path: Path) -> None:
+    """An argument of which a command makes no use is noted with its task, as it may be misspelt."""
+    write_plan(tmp_path, {"say": "echo {text}"}, "id: a, tool: say, arguments: {text: hi, mode: loud}")
+
+    done = cli(tmp_path, "validate", "plan.yaml")
+    assert done.returncode == 0
+    assert "note: task 'a': tool 'say' makes no use of 'mode'" in done.stdout
+
+
 def test_validate_a_file_of_tools(tmp_path: Path) -> None:
     """A file that has only tools is no plan; that is said with the command that looks at such files."""
     (tmp_path / "tools.yaml").write_text("tools: [{name: good, kind: shell, command: 'true'}]\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from replanning._errors import Problem
 from replanning._plan import JsonObject, Plan, ToolSpec
 from replanning.tools import check_machine, check_tools
+from replanning.tools._check import check_arguments
 from replanning.tools._danger import harm_of
 
 
@@ -46,6 +47,27 @@ def test_a_fallback_that_cannot_be_checked_as_its_task_is():
     problems = check_tools(plan(tool, tasks=[{**task, "fallbacks": fallbacks}]))
     why = "task 't': the check '$ ls {x}': it needs the arguments ['x'], given are ['y']"
     assert problems == [Problem("tasks[0].fallbacks[0]", why)]
+
+
+def test_arguments_without_effect():
+    """An argument that a command or a request has no place for is noted, unless a check or a tool that may stand in has."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "capability": "c", "command": "echo {x}"},
+        {"name": "b", "kind": "http", "capability": "c", "method": "POST", "url": "http://h/", "body": {"k": "{y}"}},
+        {"name": "w", "kind": "shell", "command": "make", "produces": ["wheel"]},
+        {"name": "p", "kind": "python", "callable": "json:dumps"},
+    ]
+    given: JsonObject = {"x": 1, "y": 2, "checked": 3, "modes": 4}
+    tasks: list[JsonObject] = [
+        {"id": "t", "tool": "a", "arguments": given, "acceptance": ["$ ls {checked}"]},
+        {"id": "w", "tool": "w", "arguments": given},
+        {"id": "p", "tool": "p", "arguments": given},
+        {"id": "f", "tool": "p", "fallbacks": [{"tool": "b", "arguments": {"z": 1, "y": 1}}]},
+    ]
+    assert check_arguments(plan(*tools, tasks=tasks)) == [
+        Problem("tasks[0].arguments.modes", "task 't': tool 'a' makes no use of 'modes'"),
+        Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' makes no use of 'z'"),
+    ]
 
 
 def test_everything_is_wrong():

@@ -19,6 +19,7 @@ from replanning.cli._options import ExitCode
 from replanning.cli._output import in_json, plain, say, show, show_json
 from replanning.errors import Problem
 from replanning.tools import check_machine, check_tools
+from replanning.tools._check import check_arguments
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -75,7 +76,7 @@ def _check(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
         plan = read_plan(path)
     except PlanError as error:
         return None, [*error.problems, *_of_tools(path, error.problems)], []
-    return plan, in_file(check_tools(plan), path), check_machine(plan)
+    return plan, in_file(check_tools(plan), path), [*check_arguments(plan), *check_machine(plan)]
 
 
 def _of_tools(path: str, told: Sequence[Problem]) -> list[Problem]:

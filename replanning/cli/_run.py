@@ -36,6 +36,7 @@ from replanning.events import RunOpened
 from replanning.judging import JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import FallbackLLM, LLMProvider, create_llm_provider
 from replanning.tools import ToolExecutor, check_machine, check_tools
+from replanning.tools._check import check_arguments
 
 if TYPE_CHECKING:
     from replanning.cli._options import Asking
@@ -196,7 +197,7 @@ def load_for_run(path: str, options: RunOptions) -> Plan:
     if problems := check_tools(plan):
         raise PlanError(in_file(problems, path))
     if not options.quiet:
-        for note in check_machine(plan):
+        for note in (*check_arguments(plan), *check_machine(plan)):
             say(f"note: {note.message}")
     return plan
 

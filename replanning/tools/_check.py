@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning._errors import Problem
+from replanning._patterns import holes
 from replanning._plan import COMMAND, Plan, TaskBody, ToolSpec
 from replanning._wording import Path, did_you_mean, place
 from replanning.tools._commands import command_problems, programs
@@ -16,7 +17,7 @@ from replanning.tools._errors import McpNotInstalled
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
 from replanning.tools._shell import shell_problems
-from replanning.tools._templates import missing_arguments, texts_of, unset_variables
+from replanning.tools._templates import missing_arguments, templates_of, texts_of, unset_variables
 
 _OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
@@ -31,6 +32,9 @@ _CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "python": lambda tool: callable_problems(tool.callable),
     "mcp": lambda tool: [],  # that its server is described, the plan checks itself
 }
+
+_FILLED: Final = ("shell", "http")
+"""The kinds of tools that take no argument but where a template has a place for it."""
 
 
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
@@ -65,6 +69,39 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
             for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
         ),
     ]
+
+
+def check_arguments(plan: Plan) -> list[Problem]:
+    """The arguments that no command and no request has a place for, so that they have no effect.
+
+    Nothing is wrong with that, as another tool may take them; it is worth a note before.
+
+    Args:
+        plan: the plan.
+    """
+    same: dict[str, set[str]] = {}  # what may take the place of a tool is given the same
+    for tool in plan.tools:
+        same.setdefault(tool.capability or "", set()).update(_taken(tool) if tool.capability is not None else ())
+    taken = {tool.name: _taken(tool) | same[tool.capability or ""] for tool in plan.tools if tool.kind in _FILLED}
+    makers = {tool.name for tool in plan.tools if tool.produces}  # what they make is looked for where arguments say
+    for tool in plan.tools:  # what may take its place is given the same
+        for other in plan.tools if tool.name in taken and tool.capability is not None else ():
+            if other.capability == tool.capability and other.name != tool.name:
+                taken[tool.name] |= _taken(other)
+    return [
+        Problem(place((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}")
+        for index, task in enumerate(plan.tasks)
+        for path, body, checks in _bodies(("tasks", index), task)
+        if body.tool in taken and body.tool not in makers
+        for name in body.arguments
+        if name not in taken[body.tool] and name not in {hole for text in checks for hole in holes(text)}
+    ]
+
+
+def _taken(tool: ToolSpec) -> set[str]:
+    """The arguments that a tool has a place for; its parameters are checked with the plan."""
+    facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
+    return {*tool.parameters, *(name for text in (*templates_of(tool), *facts) for name in holes(text))}
 
 
 def _missing_of_servers(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
