@@ -318,6 +318,21 @@ async def test_j32_a_coarser_split_is_asked_for() -> None:
     assert "it is done without: posting" in model.prompts[-1]
 
 
+async def test_j32_what_is_not_possible_beside_subtasks() -> None:
+    """What a model says is not possible is on record and told, also where it divides the rest at once."""
+    model = Model({"task_decomposition": {"task_decomposition": WRITING, **CANNOT}, "action_sequence": WRITTEN})
+
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write")]
+    assert model.asked.count("task_decomposition") == 1
+    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
+    assert "it is done without: posting" in model.prompts[-1]
+
+
 @pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
 async def test_j32_what_is_possible_and_what_not(how: str, status: str) -> None:
     """Where not even a coarser split helps, it is said what is possible, what is not, and what is proposed instead."""

@@ -7,7 +7,13 @@ from typing import Final
 from replanning._errors import LLMReplyInvalid
 from replanning._plan import JsonObject, Task
 from replanning.planning._checking import ids_in, problems_of
-from replanning.planning._outputs import CannotDecompose, PlanningReply, TaskDecomposition, parse_planning
+from replanning.planning._outputs import (
+    CannotDecompose,
+    PlanningReply,
+    TaskDecomposition,
+    UnclearGoal,
+    parse_planning,
+)
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
 from replanning.planning._session import REPAIRS, Session
@@ -33,35 +39,37 @@ async def divide(session: Session, task: Task) -> JsonObject:
         BudgetExceeded: asking it does not fit what is left of the budget.
     """
     given = session.basis(task)
-    found = await _divided(session, given)
-    if isinstance(found, TaskDecomposition):
-        return found.model_dump(mode="json")
-    first, found = found, await _divided(session, _coarser(given, found, _COARSER))
-    if isinstance(found, CannotDecompose):
-        _cannot(session, task, found)
-        first, found = found, await _divided(session, _coarser(given, found, _OTHERWISE))
-    if isinstance(found, CannotDecompose):
-        raise PlanningFailed(_impossible(found))
-    without = [f"it is done without: {text}" for text in first.not_possible]
-    session.assume(without or [f"it is done in part: {first.message}"])
-    return {**found.model_dump(mode="json"), _CANNOT: first.model_dump(mode="json")}
-
-
-async def _divided(session: Session, given: JsonObject) -> TaskDecomposition | CannotDecompose:
-    """The subtasks, or why there are none."""
-
-    def read(text: str) -> TaskDecomposition | CannotDecompose:
-        reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
-        if reply.task_decomposition is None and isinstance(reply.error, CannotDecompose):
-            return reply.error
-        found = reply.task_decomposition
+    found, cannot = await _divided(session, given)
+    if cannot is not None and found is None:
+        found, again = await _divided(session, _coarser(given, cannot, _COARSER))
+        cannot = again or cannot
         if found is None:
+            _cannot(session, task, cannot)
+            found, again = await _divided(session, _coarser(given, cannot, _OTHERWISE))
+        if found is None:
+            raise PlanningFailed(_impossible(again or cannot))
+    assert found is not None
+    if cannot is None:
+        return found.model_dump(mode="json")
+    without = [f"it is done without: {text}" for text in cannot.not_possible]
+    session.assume(without or [f"it is done in part: {cannot.message}"])
+    return {**found.model_dump(mode="json"), _CANNOT: cannot.model_dump(mode="json")}
+
+
+async def _divided(session: Session, given: JsonObject) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
+    """The subtasks, or why there are none; both where some of what is wanted is not possible."""
+
+    def read(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
+        reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
+        found, cannot = reply.task_decomposition, reply.error
+        if isinstance(cannot, UnclearGoal) or (found is None and cannot is None):
             raise LLMReplyInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
-        most, tools = session.settings.max_subtasks, session.tools.values()
-        if problems := problems_of(found, tools=tools, max_subtasks=most):
-            raise LLMReplyInvalid("; ".join(map(str, problems)))
-        session.refuse_secrets(ids_in(found))
-        return found
+        if found is not None:
+            most, tools = session.settings.max_subtasks, session.tools.values()
+            if problems := problems_of(found, tools=tools, max_subtasks=most):
+                raise LLMReplyInvalid("; ".join(map(str, problems)))
+            session.refuse_secrets(ids_in(found))
+        return found, cannot
 
     return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)
 
