@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from replanning.errors import Problem, SettingsError
@@ -14,6 +14,7 @@ Found = TypeVar("Found")
 
 MOST_FILES: Final = 300
 _MOST_NAMES: Final = 200
+_MORE: Final = "… [cut: there are more]"
 _LONGEST_README: Final = 4_000
 
 
@@ -58,7 +59,12 @@ def file_names(entries: JsonValue) -> list[JsonValue]:
     """The names of files; those of folders end in a slash."""
     folders = ("dir", "tree")
     found = [f"{texts(one, 'name')}{'/' if texts(one, 'type') in folders else ''}" for one in objects(entries)]
-    return [*found[:_MOST_NAMES]]
+    return first_of(found, _MOST_NAMES)
+
+
+def first_of(entries: Sequence[JsonValue], most: int = MOST_FILES) -> list[JsonValue]:
+    """The first entries of a list, which says where it was cut."""
+    return [*entries[:most], *([_MORE] if len(entries) > most else [])]
 
 
 def readme(text: str | None) -> str:

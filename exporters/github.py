@@ -10,7 +10,16 @@ from replanning.exporters._forge_answers import objects, texts
 from replanning.exporters._forge_http import Call
 from replanning.exporters._forge_issue import ForgeIssue, Place, Variables
 from replanning.exporters._forge_names import Naming
-from replanning.exporters._forge_parts import MOST_FILES, as_object, file_names, known, listed, optional, readme
+from replanning.exporters._forge_parts import (
+    MOST_FILES,
+    as_object,
+    file_names,
+    first_of,
+    known,
+    listed,
+    optional,
+    readme,
+)
 from replanning.exporters._posting import MOST_COMMENTS
 from replanning.interfaces import JsonObject, JsonValue
 
@@ -92,11 +101,11 @@ class GitHubIssue(ForgeIssue):
         }
         if self._is_pull:
             pull = as_object(await optional(call.get(self._pull)))
-            changed = await listed(call.entries(f"{self._pull}/files", most=MOST_FILES))
+            changed = await listed(call.entries(f"{self._pull}/files", most=MOST_FILES + 1))
             about["pull_request"] = {
                 "base": texts(pull, "base", "ref"),
                 "head": texts(pull, "head", "ref"),
-                "changed_files": [_changed(one) for one in changed],
+                "changed_files": first_of([_changed(one) for one in changed]),
             }
         return known(about)
 

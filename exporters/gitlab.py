@@ -13,7 +13,16 @@ from replanning.exporters._forge_answers import texts
 from replanning.exporters._forge_http import Call
 from replanning.exporters._forge_issue import ForgeIssue, Place, Variables
 from replanning.exporters._forge_names import Naming
-from replanning.exporters._forge_parts import MOST_FILES, as_object, file_names, known, listed, optional, readme
+from replanning.exporters._forge_parts import (
+    MOST_FILES,
+    as_object,
+    file_names,
+    first_of,
+    known,
+    listed,
+    optional,
+    readme,
+)
 from replanning.exporters._posting import MOST_COMMENTS
 from replanning.http import wrong_address
 from replanning.interfaces import JsonObject
@@ -120,11 +129,13 @@ class GitLabIssue(ForgeIssue):
             "readme": readme(await optional(call.text(file))),
         }
         if self._is_merge:
-            changed = await listed(call.entries(f"{self._path}/diffs", most=MOST_FILES))
+            changed = await listed(call.entries(f"{self._path}/diffs", most=MOST_FILES + 1))
             about["merge_request"] = {
                 "base": texts(entry, "target_branch"),
                 "head": texts(entry, "source_branch"),
-                "changed_files": [{"path": texts(one, "new_path"), "status": _status(one)} for one in changed],
+                "changed_files": first_of(
+                    [{"path": texts(one, "new_path"), "status": _status(one)} for one in changed]
+                ),
             }
         return known(about)
 

@@ -192,6 +192,7 @@ class FakeGitHub(FakeForge):
         self.app = False
         self.about_lines: list[JsonObject] = []
         self.reviews: list[JsonObject] = []
+        self.files = ["a"]
         self.roles = {"ada": "OWNER", "bob": "MEMBER", "cy": "COLLABORATOR", US: "MEMBER"}
 
     def says(self, author: str, body: str, **more: Any) -> str:
@@ -244,7 +245,9 @@ class FakeGitHub(FakeForge):
             return Reply(200, one)
         lists = {f"{issue}/comments": self.comments}
         if self.pull:
-            changed = [{"filename": "a.py", "status": "modified", "additions": 2, "deletions": 1}]
+            changed = [
+                {"filename": f"{name}.py", "status": "modified", "additions": 2, "deletions": 1} for name in self.files
+            ]
             lists |= {f"{pull}/comments": self.about_lines, f"{pull}/reviews": self.reviews, f"{pull}/files": changed}
         if path in lists:
             return self.page(lists[path], query, path)
@@ -271,7 +274,11 @@ class FakeGitHub(FakeForge):
             "/user": {"login": US},
             "/repos/octo/repo": {"description": "A tool", "default_branch": "main", "language": "Python"},
             "/repos/octo/repo/issues/12": issue,
-            "/repos/octo/repo/contents/": [{"name": "src", "type": "dir"}, {"name": "README.md", "type": "file"}],
+            "/repos/octo/repo/contents/": [
+                {"name": "src", "type": "dir"},
+                *({"name": f"{name}.py", "type": "file"} for name in self.files[1:]),
+                {"name": "README.md", "type": "file"},
+            ],
             "/repos/octo/repo/readme": "# Repo\nIt does things.",
         }
 

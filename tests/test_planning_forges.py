@@ -560,6 +560,20 @@ async def test_j1_a_pull_request_of_github() -> None:
     }
 
 
+async def test_j1_more_files_than_are_told() -> None:
+    """Of many files the first are told, and that there are more."""
+    fake = FakeGitHub(pull=True)
+    fake.files = [f"f{number}" for number in range(305)]
+    about = (await on(fake).issue()).repository
+    pull, names = about["pull_request"], about["files"]
+    assert isinstance(pull, dict)
+    assert isinstance(names, list)
+    changed = pull["changed_files"]
+    assert isinstance(changed, list)
+    assert (len(names), names[0], names[-1]) == (201, "src/", "… [cut: there are more]")
+    assert (len(changed), changed[-1]) == (301, "… [cut: there are more]")
+
+
 async def test_j1_a_merge_request_of_gitlab() -> None:
     """Of a merge request, notes about lines and the changed files are part of the request; GitLab's own notes are not."""
     fake = FakeGitLab()
