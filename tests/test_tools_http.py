@@ -217,6 +217,10 @@ async def test_address_from_the_environment(server: Server):
         ({"url": "http://x/", "headers": {"a": "b\nc"}}, "its header 'a' holds control characters"),
         ({"url": "http://x/", "body": {}}, "it has a body, which GET does not send"),
         ({"url": "http://x/", "method": "POST", "body": "a\0"}, "its body holds the character NUL"),
+        (
+            {"url": "http://x/", "method": "POST", "body": [{"{u}": 1}]},
+            "has {u} in the name of a member, where nothing is",
+        ),
         ({"url": "{u}/x", "headers": {"Authorization": "abc"}}, "lets an argument choose the host"),
         ({"url": "http://{u}.x/", "headers": {"X": "{env:T}"}}, "lets an argument choose the host"),
     ],

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import JsonValue
 
+from replanning._patterns import holes
 from replanning._plan import ToolSpec
 from replanning.tools._templates import MARK, MARKED, Secrets, mark, render, sole_hole, texts_of, variables, word
 
@@ -97,8 +98,18 @@ def _header_problems(tool: ToolSpec) -> Iterator[str]:
 def _body_problems(tool: ToolSpec) -> Iterator[str]:
     if any(MARK in text for text in texts_of(tool.body)):
         yield "its body holds the character NUL"
+    for name in dict.fromkeys(name for member in _names_in(tool.body) for name in holes(member)):
+        yield f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
     if tool.body is not None and (tool.method or "GET").upper() in _SAFE_METHODS:
         yield f"it has a body, which {(tool.method or 'GET').upper()} does not send; give it another `method`, such as POST"
+
+
+def _names_in(value: JsonValue) -> Iterator[str]:
+    """The names of all members of objects within a value."""
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _names_in(item)
 
 
 def _host_is_open(marked: str) -> bool:
