@@ -124,6 +124,32 @@ def test_set_changes_the_context(tmp_path: Path) -> None:
     assert result["outputs"]["a"]["stdout"] == "eu"
 
 
+def test_versions_and_hashes_stay_as_they_are(tmp_path: Path) -> None:
+    """What looks like a number and is none stays text, given by --set or written by a command; a number is one."""
+    tools = {"tell": 'echo sha=7812345e10 >> "$REPLANNING_CONTEXT"', "say": "echo {version} {half} {many} {sha}"}
+    given = "version: '${context.version}', half: '${context.half}', many: '${context.many}', sha: '${context.sha}'"
+    tasks = f"""
+        id: look, tool: tell
+        id: a, tool: say, depends_on: [look], arguments: {{{given}}}, when: context.many == 3 and context.half == 0.5
+    """
+    write_plan(tmp_path, tools, tasks)
+
+    values = [f"context.{pair}" for pair in ("version=1.10", "half=0.5", "many=3")]
+    result = answer(tmp_path, "run", "plan.yaml", *(word for value in values for word in ("--set", value)))
+
+    assert result["outputs"]["a"]["stdout"] == "1.10 0.5 3 7812345e10"
+
+
+def test_a_command_that_says_no_text_of_the_context(tmp_path: Path) -> None:
+    """What is no UTF-8 fails the task that wrote it, where it would be another value otherwise."""
+    write_plan(tmp_path, {"tell": "printf 'name=caf\\351\\n' >> \"$REPLANNING_CONTEXT\""}, "id: look, tool: tell")
+
+    done = cli(tmp_path, "run", "plan.yaml", "--no-replan")
+
+    assert done.returncode == 1
+    assert "tool 'tell' wrote what is no UTF-8 to $REPLANNING_CONTEXT" in done.stdout
+
+
 def test_a_command_changes_the_context(tmp_path: Path) -> None:
     """A command that finds something out says so by its variable, and a step that was skipped is done after all."""
     gate = Gate(tmp_path / "gate")

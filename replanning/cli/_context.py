@@ -31,7 +31,7 @@ class TellingShell:
     """The kind `shell`, whose commands may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names; a value is JSON where it
-    can be read as such, else text. They are taken when the command has succeeded. What it prints never counts:
+    can be read as such, else text, as is a number that JSON would write in another way. They are taken when the command has succeeded. What it prints never counts:
     that may hold text from anywhere.
 
     Attributes:
@@ -59,12 +59,17 @@ class TellingShell:
 def parse_pair(text: str) -> tuple[str, JsonValue] | None:
     """The key and the value of `key=value`; None where the text is none."""
     found = _LINE.fullmatch(text)
-    if found is None:
-        return None
+    return None if found is None else (found[1], _value(found[2]))
+
+
+def _value(text: str) -> JsonValue:
+    """The JSON that a text is, else the text; also `1.10` and `12e45`, which may be a version or a hash."""
     try:
-        return found[1], json.loads(found[2], parse_constant=str)
-    except ValueError:
-        return found[1], found[2]
+        value: JsonValue = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return text if number and json.dumps(value) != text else value
 
 
 def _read(file: Path, tool: str) -> JsonObject:
@@ -74,8 +79,12 @@ def _read(file: Path, tool: str) -> JsonObject:
         content = stream.read(LIMIT + 1)
     if len(content) > LIMIT:
         raise ToolError(f"tool {tool!r} wrote more than {LIMIT} bytes to ${VARIABLE}; keep large data in a file")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ToolError(f"tool {tool!r} wrote what is no UTF-8 to ${VARIABLE}") from None
     said: JsonObject = {}
-    for line in content.decode(errors="replace").splitlines():
+    for line in text.split("\n"):  # other characters that end lines may stand in a value
         if line.strip():
             pair = parse_pair(line)
             if pair is None:
