@@ -75,10 +75,15 @@ def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
         if change.kind == "modify":
             yield change.task_id, change.fields.get("arguments")
         for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
-            waiting: list[TaskBody] = [task]
-            for body in waiting:  # grows while it is walked
-                yield task.id, body.arguments
-                waiting += [*body.fallbacks, *([body.undo] if body.undo is not None else [])]
+            if task.arguments or task.fallbacks or task.undo is not None:
+                yield from ((task.id, arguments) for arguments in _stated(task))
+
+
+def _stated(body: TaskBody) -> Iterator[JsonValue]:
+    """What a task is done with, and what is done in its place or undoes it."""
+    yield body.arguments
+    for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
+        yield from _stated(other)
 
 
 def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
