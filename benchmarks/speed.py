@@ -21,6 +21,8 @@ from replanning import (
     ReplanningEngine,
     ReplanRequest,
     Settings,
+    Task,
+    TaskContext,
 )
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
@@ -39,7 +41,7 @@ def measure(
     parts: tuple[Callable[[], list[Figure]], ...] = (
         lambda: [_ratio("sequential, per task", rounds, tasks, _sequential, _bare_tasks, bar=2.0)],
         lambda: [_ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, bar=0.7)],
-        lambda: [_tracing(rounds, tasks)],
+        lambda: _tracing(rounds, tasks),
         lambda: _replans(min(rounds, 3), 200 if short else 900, large),
         lambda: [footprint.store(rounds, tasks)],
         lambda: footprint.stalls(rounds, tasks),
@@ -64,11 +66,15 @@ def _ratio(
     return paired(name, [ours for ours, _ in pairs], [theirs for _, theirs in pairs], bar, size=size)
 
 
-def _tracing(rounds: int, tasks: int) -> Figure:
-    """Spans on, against the run without and one span of the SDK for each task."""
-    rows = [(each(_traced, tasks), each(_sequential, tasks), each(_spans, tasks)) for _ in range(rounds + 1)][1:]
-    floors = [plain + spans for _, plain, spans in rows]
-    return paired("tracing on, per task", [row[0] for row in rows], floors, 1.5)
+def _tracing(rounds: int, tasks: int) -> list[Figure]:
+    """Spans on, against the run without and one span of the SDK for each task: made in a row by themselves, or in the run."""
+    subjects = (_traced, _sequential, _spans, _spanned)
+    rows = [[each(subject, tasks) for subject in subjects] for _ in range(rounds + 1)][1:]
+    traced, apart, within = [row[0] for row in rows], [row[1] + row[2] for row in rows], [row[3] for row in rows]
+    return [
+        paired("tracing on, per task; spans of the floor in a row", traced, apart, 1.5),
+        paired("tracing on, per task; spans of the floor in the run", traced, within, 1.5),
+    ]
 
 
 def _growth(rounds: int) -> list[Figure]:
@@ -132,6 +138,16 @@ async def _spans(tasks: int) -> float:
         with tracer.start_as_current_span("task"):
             pass
     return time.perf_counter() - start
+
+
+async def _spanned(tasks: int) -> float:
+    tracer = TracerProvider().get_tracer("floor")
+
+    async def work(task: Task, context: TaskContext) -> None:
+        with tracer.start_as_current_span("task"):
+            pass
+
+    return await _timed(ReplanningEngine().attach(SequentialOrchestrator(work)), flat(tasks))
 
 
 class _Instant:
