@@ -26,6 +26,8 @@ TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Pha
 WHOLE: Final = 60
 """Seconds that a simple task is to take with one."""
 
+_EVERY: Final = "all phases and actions together"
+
 _WHOLE_CALLS: Final = 2
 """How often the model is asked in a phase that is done in one piece: for what it is, and for a judgement of that."""
 
@@ -99,7 +101,7 @@ def _with(name: str) -> list[Figure]:
         for phase, target in TARGETS.items()
         if phase.value in phases
     ]
-    whole = sum(phases.values()) + sum(seconds for _, seconds in ours)
+    whole = sum(phases.values()) + sum(seconds for name, seconds in ours if name == _EVERY)
     return [*figures, single(f"a simple task, {who}", [whole], "s", WHOLE)]
 
 
@@ -160,7 +162,7 @@ async def _work(task: object, context: object) -> JsonValue:
 
 def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> tuple[Times, Times]:
     begun: dict[str, float] = {}
-    ours, theirs = Times(), Times()
+    ours, theirs, every = Times(), Times(), Times()
     for record in records:
         body = record.body
         if isinstance(body, AttemptStarted):
@@ -172,10 +174,11 @@ def _split(records: Sequence[Record], spans: Sequence[tuple[float, float]]) -> t
             name = stem if stem in list(Phase) else Phase.EXECUTION.value
             own = end - begin - sum(asked)
             ours.append((name, own))
+            every.append((_EVERY, own))
             if len(asked) > _WHOLE_CALLS:
                 ours.append((f"{name} for each of {len(asked)} answers", own / len(asked)))
             theirs.append((name, sum(asked)))
-    return ours, theirs
+    return [*ours, *every], theirs
 
 
 class Answers:
