@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import anyio
 import pytest
@@ -393,6 +394,7 @@ async def test_work_changes_nothing_that_others_get() -> None:
         assert rows is context.results["load"]
         assert len(context.results) == len(dict(context.results))
         seen.append(repr((task.arguments, rows, more)))
+        assert repr(context.context) == repr({"more": ["x"]})
         for each in (rows, more, task.arguments["rows"], task.arguments["more"]):
             assert isinstance(each, list)
             each.pop()
@@ -405,6 +407,24 @@ async def test_work_changes_nothing_that_others_get() -> None:
     assert first == second == repr(({"rows": given, "more": ["x"]}, given, ["x"]))
     assert result.outputs["load"] == loaded.output == given
     assert document.context == {"more": ["x"]}
+
+
+async def test_results_at_the_end_of_the_stack() -> None:
+    """Work that is nested too deeply itself for a deep result to be copied is given it as it is."""
+    deep: JsonValue = []
+    for _ in range(300):
+        deep = [deep]
+
+    def nested(times: int, context: TaskContext) -> JsonValue:
+        return nested(times - 1, context) if times else context.results["a"]
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        if task.id == "a":
+            return deep
+        return nested(sys.getrecursionlimit() - 500, context) == context.results["a"]
+
+    result = await ReplanningEngine().execute(chain("a", "b"), work)
+    assert (result.status, result.outputs["b"]) == ("succeeded", True)
 
 
 async def test_secrets_never_enter() -> None:

@@ -213,6 +213,7 @@ def test_draft_shows_what_would_be() -> None:
     draft = drafted()
     states = {task.id: task.state for task in draft.tasks()}
     replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
+    assert {task.id: state for task, state in draft.documents()} == states
     assert states == {
         "a": replaced,
         "b": pending,

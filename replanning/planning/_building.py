@@ -117,9 +117,6 @@ class Ids:
         self.finished = finished or {}
         self.taken = frozenset(taken)
 
-    def __repr__(self) -> str:
-        return f"<Ids {self.prefix!r}, {len(self.finished)} finished>"
-
     def one(self, name: str) -> TaskId:
         """The id of the task that does a subtask, or did it."""
         return TaskId(self.finished.get(name, self.prefix + name))

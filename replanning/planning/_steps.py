@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from replanning._changes import AddTask, ModifyTask, PlanChange, SkipTask
@@ -217,12 +217,15 @@ def install(
     old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
     left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
     skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
-    adds: list[PlanChange] = [AddTask(task=task) for task in rooted]
     reflection = reflection_of(live)
-    if reflection is not None:  # in one change, since each looks at everything that is waited for
-        awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
-        adds.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
-    return Installed((*adds, *skips), tasks)
+    # In one change, since each looks at everything that is waited for.
+    joins = () if reflection is None else (_waiting_for(live.entry(reflection).task, ids),)
+    return Installed((*(AddTask(task=task) for task in rooted), *joins, *skips), tasks)
+
+
+def _waiting_for(task: Task, ids: Iterable[TaskId]) -> ModifyTask:
+    awaited: list[JsonValue] = [*task.depends_on, *ids]
+    return ModifyTask(task_id=task.id, fields={"depends_on": awaited})
 
 
 def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
