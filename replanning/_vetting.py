@@ -59,7 +59,7 @@ def unshown(changes: Sequence[PlanChange], live: LivePlan) -> str:
     if not names:
         return ""
     old = (live.entry(task_id).task for task_id in touched(tuple(changes)) if task_id in live)
-    if any(_shows_less(body.arguments) for task in old for body in (task, *task.fallbacks)):
+    if any(_shows_less(arguments) for task in old for arguments in _stated(task)):
         return ""
     listed = ", ".join(map(repr, names))
     return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
@@ -73,7 +73,7 @@ def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
     """The arguments that changes state, each with the task that they are for."""
     for change in changes:
         if change.kind == "modify":
-            yield change.task_id, change.fields.get("arguments")
+            yield from ((change.task_id, arguments) for arguments in _in_fields(change.fields))
         for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
             if task.arguments or task.fallbacks or task.undo is not None:
                 yield from ((task.id, arguments) for arguments in _stated(task))
@@ -84,6 +84,15 @@ def _stated(body: TaskBody) -> Iterator[JsonValue]:
     yield body.arguments
     for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
         yield from _stated(other)
+
+
+def _in_fields(fields: JsonValue) -> Iterator[JsonValue]:
+    """The same of fields that nothing has checked yet."""
+    if isinstance(fields, dict):
+        yield fields.get("arguments")
+        others = fields.get("fallbacks")
+        for other in (*(others if isinstance(others, list) else ()), fields.get("undo")):
+            yield from _in_fields(other)
 
 
 def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:

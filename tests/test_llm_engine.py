@@ -9,8 +9,10 @@ import pytest
 
 from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning._redaction import Redactor
+from replanning.changes import ModifyTask, RetryTask
 from replanning.errors import LLMRejected, LLMUnavailable, NoLLMProvider, PluginError
 from replanning.events import AlternativesConsidered, Revised
+from replanning.interfaces import JsonObject, TaskId
 from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.testing import (
     LLMReply,
@@ -25,7 +27,7 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.llm_parts import somebodys_plugins
-from tests.parts import bodies
+from tests.parts import Proposer, alternative, bodies
 from tests.tracing_parts import Spans
 
 __all__ = ["somebodys_plugins"]
@@ -290,3 +292,20 @@ async def test_n3_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too() -
         result = await engine.execute(plan, ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock))
     assert result.status == "succeeded"
     assert bodies(engine.store, result.run, AlternativesConsidered)[0].candidates[0].alternative.source == "scripted"
+
+
+@pytest.mark.parametrize("written", ["AKIAIOSFODNN7EXAMPLE", "key: [redacted]"], ids=("secret", "mark"))
+@pytest.mark.parametrize("nested", [False, True], ids=("fallback", "undo-of-fallback"))
+async def test_n3_no_fallback_that_a_task_is_given_holds_a_mark(written: str, nested: bool) -> None:
+    """Fallbacks that a change of fields gives to a task are held to the same as arguments: none is used with a mark."""
+    other: JsonObject = {"tool": "camera", "arguments": {"lens": written}}
+    fallback: JsonObject = {"tool": "camera", "undo": other} if nested else other
+    fields: JsonObject = {"fallbacks": [fallback]}
+    given = alternative(ModifyTask(task_id=TaskId("read"), fields=fields), RetryTask(task_id=TaskId("read")))
+    async with VirtualClock() as clock:
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        engine = ReplanningEngine([Proposer(lambda request: [given])], environment=virtual_environment(clock=clock))
+        result = await engine.execute(PLAN, work)
+    (candidate,) = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
+    assert "do without" in candidate.rejected
+    assert list(result.revisions) == []
