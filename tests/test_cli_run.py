@@ -447,7 +447,7 @@ def test_resume_with_another_context(tmp_path: Path) -> None:
     tasks = "id: extra, tool: good, when: context.found\nid: hold, tool: hold\nid: last, tool: good, depends_on: [hold, extra]"
     write_plan(tmp_path, tools, tasks, more="context: {found: false}")
     with Started(tmp_path, "run", "plan.yaml", "--run-id", "r") as started:
-        started.until("extra skipped")
+        started.until("extra skipped: its condition 'context.found' does not hold")
         started.signal(signal.SIGINT)
         started.until("pausing")
         gate.open()

@@ -113,7 +113,8 @@ class Narrator:
             return None
         if event.value is None:
             return Line("✗", f"the condition of {event.task} cannot be evaluated: {_brief(event.error)}", "red")
-        return Line("↷", f"{event.task} skipped: {self._view().task(event.task).task.when} does not hold", "dim")
+        when = self._view().task(event.task).task.when
+        return Line("↷", f"{event.task} skipped: its condition {shown(when)} does not hold", "dim")
 
     def _context(self, event: ContextUpdated) -> Line:
         parts = [f"{key} is now {shown(value)}" for key, value in event.changes.items()]
