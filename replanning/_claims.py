@@ -118,7 +118,7 @@ class Claims:
             self._graph.pool.take(entry.taken)
 
     def end(self, entry: Entry) -> None:
-        """Have again what a task took while it ran."""
+        """Return what a task took while it ran."""
         if entry.taken is not None:
             self._free(entry)
         if self.closed:

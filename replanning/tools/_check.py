@@ -84,10 +84,6 @@ def check_arguments(plan: Plan) -> list[Problem]:
         same.setdefault(tool.capability or "", set()).update(_taken(tool) if tool.capability is not None else ())
     taken = {tool.name: _taken(tool) | same[tool.capability or ""] for tool in plan.tools if tool.kind in _FILLED}
     makers = {tool.name for tool in plan.tools if tool.produces}  # what they make is looked for where arguments say
-    for tool in plan.tools:  # what may take its place is given the same
-        for other in plan.tools if tool.name in taken and tool.capability is not None else ():
-            if other.capability == tool.capability and other.name != tool.name:
-                taken[tool.name] |= _taken(other)
     return [
         Problem(place((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}")
         for index, task in enumerate(plan.tasks)
