@@ -13,7 +13,7 @@ from replanning._live import LivePlan
 from replanning._plan import JsonValue, TaskBody
 from replanning._quoting import is_cut
 from replanning._redaction import Redactor
-from replanning._secrets import MASK, is_marked
+from replanning._secrets import MASK, texts_in
 from replanning._settings import Settings
 from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning._world import world_of
@@ -53,20 +53,22 @@ def unkept(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
 def unshown(changes: Sequence[PlanChange], live: LivePlan) -> str:
     """Why changes would have tools use marks for what their author was not shown; else empty.
 
-    Where a plan was opened with such a mark, what takes the place of its tasks may have it too.
+    Where a plan was opened with a text that holds such a mark, what takes the place of its task may have that text, too.
     """
-    names = dict.fromkeys(name for name, said in _uses(changes) if _shows_less(said))
-    if not names:
+    found = [(name, texts) for name, said in _uses(changes) if (texts := _marked(said))]
+    if not found:
         return ""
     old = (live.entry(task_id).task for task_id in touched(tuple(changes)) if task_id in live)
-    if any(_shows_less(arguments) for task in old for arguments in _stated(task)):
+    known = {text for task in old for arguments in _stated(task) for text in _marked(arguments)}
+    names = dict.fromkeys(name for name, texts in found if not known.issuperset(texts))
+    if not names:
         return ""
     listed = ", ".join(map(repr, names))
     return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
 
 
-def _shows_less(arguments: JsonValue) -> bool:
-    return is_marked(arguments) or is_cut(arguments)
+def _marked(arguments: JsonValue) -> list[str]:
+    return [text for text in texts_in(arguments) if MASK in text or is_cut(text)]
 
 
 def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:

@@ -281,17 +281,21 @@ async def test_n3_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written
     assert why in model.prompts[1]
 
 
-async def test_n3_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too() -> None:
-    """Where a plan was opened with a secret in an argument, of which it says so, its tasks can be replaced nevertheless."""
+@pytest.mark.parametrize(
+    ("written", "taken"), [("[redacted]", True), ("key: [redacted]", False)], ids=("same", "other")
+)
+async def test_n3_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(written: str, taken: bool) -> None:
+    """Where a plan was opened with a secret, of which it says so, what replaces its task may have what was left of it."""
     lens = {"lens": "AKIAIOSFODNN7EXAMPLE"}
     plan = PLAN.model_copy(update={"tasks": (PLAN.tasks[0].model_copy(update={"arguments": lens}), *PLAN.tasks[1:])})
-    reply = CAMERA.replace('"tool": "camera"', '"tool": "camera", "arguments": {"lens": "[redacted]"}')
+    reply = CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps({"lens": written})}')
     async with VirtualClock() as clock:
         parts = virtual_environment(clock=clock)
-        engine = ReplanningEngine([ScriptedLLM([reply], environment=parts)], environment=parts)
+        engine = ReplanningEngine([ScriptedLLM(lambda prompt: reply, environment=parts)], environment=parts)
         result = await engine.execute(plan, ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock))
-    assert result.status == "succeeded"
-    assert bodies(engine.store, result.run, AlternativesConsidered)[0].candidates[0].alternative.source == "scripted"
+    assert (result.status == "succeeded") is taken
+    candidates = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
+    assert next("do without" in candidate.rejected for candidate in candidates) is not taken
 
 
 @pytest.mark.parametrize("written", ["AKIAIOSFODNN7EXAMPLE", "key: [redacted]"], ids=("secret", "mark"))
