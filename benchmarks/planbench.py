@@ -35,7 +35,7 @@ from replanning import (
     Task,
 )
 from replanning.changes import AddTask, PlanChange, RemoveTask
-from replanning.events import AlternativesConsidered, Decided, TriggerFired, Usage
+from replanning.events import AlternativesConsidered, DecisionMade, TriggerFired, Usage
 from replanning.interfaces import AlternativeProvider, JsonObject, RunId, TaskState
 
 FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
@@ -235,11 +235,11 @@ async def _told(engine: ReplanningEngine, run: PlanRun) -> None:
     """Ask for replanning, and do nothing until it is decided."""
     decided = anyio.Event()
 
-    def on_decided(body: Decided) -> None:
+    def on_decided(body: DecisionMade) -> None:
         if body.decision != "ask":
             decided.set()
 
-    engine.monitor.on(Decided, on_decided)
+    engine.monitor.on(DecisionMade, on_decided)
     run.request_replan("something unexpected has happened")
     await decided.wait()
 
@@ -256,7 +256,7 @@ def _seconds(engine: ReplanningEngine, run: RunId) -> float | None:
     """From the first trigger to its decision."""
     records = list(engine.store.read(run))
     fired = [record.at for record in records if isinstance(record.body, TriggerFired)]
-    decided = [record.at for record in records if isinstance(record.body, Decided)]
+    decided = [record.at for record in records if isinstance(record.body, DecisionMade)]
     return decided[0] - fired[0] if fired and decided else None
 
 

@@ -148,7 +148,15 @@ async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
     settings = Settings.model_validate({"escalation": {"on_no_alternative": "abort"}})
     environment = Environment(clock=clock)
     planning = PlanningCoordinator(
-        settings, model, TOOLS, GOAL, work=_work, store=store, environment=environment, workers=1, patient=False
+        settings,
+        model,
+        TOOLS,
+        GOAL,
+        work=_work,
+        store=store,
+        environment=environment,
+        workers=1,
+        wait_for_answers=False,
     )
     await planning.execute_with_planning()
     await model.aclose()

@@ -158,7 +158,7 @@ class _Instant:
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
         view: PlanView = request.view
         task_id = request.triggers[0].tasks[0]
-        task = view.task(task_id).task.model_copy(update={"id": view.fresh_id(task_id)})
+        task = view.task(task_id).task.model_copy(update={"id": view.unused_id(task_id)})
         change = ReplaceTask(task_id=task_id, tasks=(task,))
         return [Alternative(changes=(change,), reason="again under another id", confidence=0.9)]
 

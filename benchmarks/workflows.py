@@ -16,7 +16,7 @@ import anyio
 
 from replanning import Environment, Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
 from replanning.changes import ReplaceTask
-from replanning.events import AttemptStarted, AttemptSucceeded, Decided, Record, TriggerFired
+from replanning.events import AttemptStarted, AttemptSucceeded, DecisionMade, Record, TriggerFired
 from replanning.history import MemoryStore
 from replanning.interfaces import Fallback, JsonObject, Lease
 from replanning.orchestrators import SwarmOrchestrator
@@ -152,7 +152,7 @@ class _Timed(MemoryStore):
         super().append(lease, record)
         if isinstance(record.body, TriggerFired):
             self._fired[record.body.trigger.id] = time.perf_counter()
-        elif isinstance(record.body, Decided):
+        elif isinstance(record.body, DecisionMade):
             self.waits += [time.perf_counter() - self._fired.pop(t) for t in record.body.triggers if t in self._fired]
 
 

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import anyio
 
-from replanning.exporters._forge import Forge, ForgeError, is_same
-from replanning.exporters._marks import Marker, marker_of
+from replanning.exporters._forge import Forge, ForgeError, is_same_text
+from replanning.exporters._marks import Marker, find_marker
 
 
-class _Written(NamedTuple):
+class _PostedComment(NamedTuple):
     id: str
     body: str
 
 
-class Board:
+class CommentIndex:
     """Writes comments, and knows by their marks which are there.
 
     They are read before the first is written, and again after anything went wrong: whether a request that failed had an
@@ -27,40 +27,40 @@ class Board:
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
-        self._written: dict[Marker, _Written] | None = None
+        self._posted: dict[Marker, _PostedComment] | None = None
         self._lock = anyio.Lock()
 
     def __repr__(self) -> str:
-        known = "not read" if self._written is None else f"{len(self._written)} comments"
+        known = "not read" if self._posted is None else f"{len(self._posted)} comments"
         return f"<Board on {self.forge.name!r} {known}>"
 
     async def post(self, marker: Marker, body: str) -> None:
         """Write a comment, unless it is there."""
         await self._write(marker, body, edits=False)
 
-    async def keep(self, marker: Marker, body: str) -> bool:
+    async def upsert(self, marker: Marker, body: str) -> bool:
         """Write a comment, or edit it in place; whether there was anything to do."""
         return await self._write(marker, body, edits=True)
 
     async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
         async with self._lock:
             try:
-                return await self._written_anew(marker, body, edits=edits)
+                return await self._write_locked(marker, body, edits=edits)
             except BaseException:
-                self._written = None  # what has become of it is to be seen on the forge
+                self._posted = None  # what has become of it is to be seen on the forge
                 raise
 
-    async def _written_anew(self, marker: Marker, body: str, *, edits: bool) -> bool:
-        written = self._written if self._written is not None else await self._read()
-        self._written, old = written, written.get(marker)
-        if old is not None and (not edits or is_same(old.body, body)):
+    async def _write_locked(self, marker: Marker, body: str, *, edits: bool) -> bool:
+        written = self._posted if self._posted is not None else await self._read_posted()
+        self._posted, old = written, written.get(marker)
+        if old is not None and (not edits or is_same_text(old.body, body)):
             return False
-        if old is None or not await self._edited(old.id, body):
-            old = _Written(await self.forge.post(body), body)
-        written[marker] = _Written(old.id, body)
+        if old is None or not await self._try_edit(old.id, body):
+            old = _PostedComment(await self.forge.post(body), body)
+        written[marker] = _PostedComment(old.id, body)
         return True
 
-    async def _edited(self, comment: str, body: str) -> bool:
+    async def _try_edit(self, comment: str, body: str) -> bool:
         """Edit a comment; false where somebody has deleted it."""
         try:
             await self.forge.edit(comment, body)
@@ -71,10 +71,10 @@ class Board:
             return False
         return True
 
-    async def _read(self) -> dict[Marker, _Written]:
-        found: dict[Marker, _Written] = {}
+    async def _read_posted(self) -> dict[Marker, _PostedComment]:
+        found: dict[Marker, _PostedComment] = {}
         for one in await self.forge.comments():
-            marker = marker_of(one.body) if one.own else None
+            marker = find_marker(one.body) if one.own else None
             if marker is not None:
-                found.setdefault(marker, _Written(one.id, one.body))
+                found.setdefault(marker, _PostedComment(one.id, one.body))
         return found

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._markdown import field, line, moment
+from replanning.exporters._forge import MAX_COMMENT_CHARS
+from replanning.exporters._markdown import format_time, markdown_field, markdown_line
 from replanning.exporters._marks import Marker
 from replanning.planning import PlanProgress, PlanStep
 
-CHECKLIST: Final = "checklist"
+CHECKLIST_KIND: Final = "checklist"
 """The kind that the mark of such a comment states."""
 
-SUMMARY: Final = "📜 Previous Plan History"
+HISTORY_HEADING: Final = "📜 Previous Plan History"
 
-_LONGEST_TEXT: Final = (300, 80, 0)
+_TASK_TEXT_LIMITS: Final = (300, 80, 0)
 """How much of what a task is for is shown, until all tasks of the plan fit."""
 
-_LONGEST_REASON: Final = 1_000
-_LONGEST_NAME: Final = 100
+_MAX_REASON_CHARS: Final = 1_000
+_MAX_NAME_CHARS: Final = 100
 
 
-def checklist_of(plans: Sequence[PlanProgress], run: str, room: int = MAX_BODY) -> str:
+def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_COMMENT_CHARS) -> str:
     """The comment, with its mark.
 
     The plan that holds comes first. Earlier plans are cut where there is no room for everything, the oldest first, and
@@ -33,30 +33,30 @@ def checklist_of(plans: Sequence[PlanProgress], run: str, room: int = MAX_BODY) 
         run: whose they are.
         room: characters that the comment may have.
     """
-    mark = str(Marker(CHECKLIST, run))
-    head, tail = _head(plans), _footer(plans)
+    mark = str(Marker(CHECKLIST_KIND, run))
+    head, tail = _header(plans), _footer(plans)
     left = room - len(head) - len(tail) - len(mark) - 6
-    spare = _block([], len(plans), len(plans))  # that there are earlier plans is said in any case
-    tasks = _fitted(plans[-1].steps, left - len(spare))
-    earlier = _earlier(plans[:-1], left - len(tasks))
+    spare = _details_block([], len(plans), len(plans))  # that there are earlier plans is said in any case
+    tasks = _task_list(plans[-1].steps, left - len(spare))
+    earlier = _previous_plans(plans[:-1], left - len(tasks))
     return "\n\n".join(part for part in (f"{head}\n\n{tasks}", tail, earlier, mark) if part)
 
 
 def progress_line(plans: Sequence[PlanProgress]) -> str:
     """How far the plan that holds has come, on a single line."""
     plan = plans[-1]
-    revision = f" | Revision: #{plan.number - 1} at {moment(plan.at)}" if plan.number > 1 else ""
-    return f"Progress: {_count(plan)} ({_percent(plan)}%) complete{revision}"
+    revision = f" | Revision: #{plan.number - 1} at {format_time(plan.at)}" if plan.number > 1 else ""
+    return f"Progress: {_completion_count(plan)} ({_percent(plan)}%) complete{revision}"
 
 
-def _head(plans: Sequence[PlanProgress]) -> str:
+def _header(plans: Sequence[PlanProgress]) -> str:
     plan = plans[-1]
     if len(plans) == 1:
         return "## 📋 Execution Plan"
     revised = (
         f"## 📋 Execution Plan (Revised #{plan.number - 1})",
-        field("Revision Reason", plan.reason, _LONGEST_REASON),
-        f"**Previous Progress**: {_count(plans[-2])}",
+        markdown_field("Revision Reason", plan.reason, _MAX_REASON_CHARS),
+        f"**Previous Progress**: {_completion_count(plans[-2])}",
         "### New Plan:",
     )
     return "\n\n".join(revised)
@@ -68,14 +68,14 @@ def _footer(plans: Sequence[PlanProgress]) -> str:
     if revisions < 2:
         return f"*{progress_line(plans)}*"
     lines = (
-        f"Progress: {_count(plan)} ({_percent(plan)}%) complete",
+        f"Progress: {_completion_count(plan)} ({_percent(plan)}%) complete",
         f"Plan Revisions: {revisions} times",
-        f"Current Plan: #{plan.number} (started at {moment(plan.at)})",
+        f"Current Plan: #{plan.number} (started at {format_time(plan.at)})",
     )
     return "\n".join(f"*{one}*" for one in lines)
 
 
-def _count(plan: PlanProgress) -> str:
+def _completion_count(plan: PlanProgress) -> str:
     return f"{plan.done}/{len(plan.steps)}"
 
 
@@ -84,15 +84,15 @@ def _percent(plan: PlanProgress) -> int:
     return 100 * plan.done // len(plan.steps) if plan.steps else 100
 
 
-def _fitted(steps: Sequence[PlanStep], room: int) -> str:
+def _task_list(steps: Sequence[PlanStep], room: int) -> str:
     """The tasks with as much text as there is room for; those for which there is none are counted."""
-    for limit in _LONGEST_TEXT:
-        shown = "\n".join(_item(step, limit) for step in steps)
+    for limit in _TASK_TEXT_LIMITS:
+        shown = "\n".join(_task_item(step, limit) for step in steps)
         if len(shown) <= room:
             return shown
     lines, left = list[str](), room - 100
     for number, step in enumerate(steps):
-        one = _item(step, 0)
+        one = _task_item(step, 0)
         left -= len(one) + 1
         if left < 0:
             rest = steps[number:]
@@ -102,45 +102,45 @@ def _fitted(steps: Sequence[PlanStep], room: int) -> str:
     return "\n".join(lines)
 
 
-def _item(step: PlanStep, limit: int) -> str:
-    text = line(step.text, limit) if limit else "…" * bool(step.text)
-    return f"- [{'x' if step.done else ' '}] **{line(step.name, _LONGEST_NAME)}**: {text}".rstrip()
+def _task_item(step: PlanStep, limit: int) -> str:
+    text = markdown_line(step.text, limit) if limit else "…" * bool(step.text)
+    return f"- [{'x' if step.done else ' '}] **{markdown_line(step.name, _MAX_NAME_CHARS)}**: {text}".rstrip()
 
 
 # Earlier plans
 
 
-def _earlier(plans: Sequence[PlanProgress], room: int) -> str:
+def _previous_plans(plans: Sequence[PlanProgress], room: int) -> str:
     """The earlier plans: the newest in full, older ones without their tasks, the oldest counted, as there is room."""
-    shorts = [_section(plan, tasks=False) for plan in plans]
-    first, left = len(plans), room - len(_block([], len(plans), len(plans)))
+    shorts = [_plan_section(plan, tasks=False) for plan in plans]
+    first, left = len(plans), room - len(_details_block([], len(plans), len(plans)))
     while first and (need := len(shorts[first - 1]) + 2) <= left:
         first, left = first - 1, left - need
     full = len(plans)
     while full > first:
-        whole = _section(plans[full - 1], tasks=True)
+        whole = _plan_section(plans[full - 1], tasks=True)
         left -= len(whole) - len(shorts[full - 1])
         if left < 0:
             break
         full -= 1
         shorts[full] = whole
-    return _block(shorts[first:], first, full - first) if plans else ""
+    return _details_block(shorts[first:], first, full - first) if plans else ""
 
 
-def _block(sections: Sequence[str], gone: int, short: int) -> str:
+def _details_block(sections: Sequence[str], gone: int, short: int) -> str:
     """What can be folded, with a note of how many plans are left out, and of how many the tasks are."""
     notes = [f"*{gone} older plan{'s' * (gone != 1)} left out: there is no room here.*"] if gone else []
     if short:
         notes.append(f"*The tasks of {short} plan{'s' * (short != 1)} left out: there is no room here.*")
-    return "\n\n".join([f"<details>\n<summary>{SUMMARY}</summary>", *notes, *sections, "</details>"])
+    return "\n\n".join([f"<details>\n<summary>{HISTORY_HEADING}</summary>", *notes, *sections, "</details>"])
 
 
-def _section(plan: PlanProgress, *, tasks: bool) -> str:
+def _plan_section(plan: PlanProgress, *, tasks: bool) -> str:
     """An earlier plan, with its ticks and the reason for which it was made."""
     parts = [
-        f"### Plan {plan.number} (started at {moment(plan.at)})",
-        field("Reason", plan.reason or "the initial plan", _LONGEST_REASON if tasks else 100),
-        "\n".join(_item(step, _LONGEST_TEXT[0]) for step in plan.steps) if tasks else "",
-        f"*Progress: {_count(plan)} ({_percent(plan)}%) complete*",
+        f"### Plan {plan.number} (started at {format_time(plan.at)})",
+        markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS if tasks else 100),
+        "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps) if tasks else "",
+        f"*Progress: {_completion_count(plan)} ({_percent(plan)}%) complete*",
     ]
     return "\n\n".join(part for part in parts if part)

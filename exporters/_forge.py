@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final, Protocol, runtime_checkable
 
 from replanning.errors import ReplanningError
-from replanning.exporters._marks import MARK, marker_of
+from replanning.exporters._marks import AUTHORSHIP_MARKER, find_marker
 
-MAX_BODY: Final = 65_536 - len(MARK)
+MAX_COMMENT_CHARS: Final = 65_536 - len(AUTHORSHIP_MARKER)
 """Characters of one comment beyond which GitHub refuses it; no forge is given more."""
 
 
@@ -41,7 +41,7 @@ class ForgeComment:
     @property
     def question(self) -> str:
         """The id of the question that this puts to people as a notice of ours; empty where it puts none."""
-        mark = marker_of(self.body) if self.notice else None
+        mark = find_marker(self.body) if self.notice else None
         return mark.question if mark is not None else ""
 
 
@@ -104,12 +104,12 @@ class Forge(Protocol):
         ...
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same_text(one: str, other: str) -> bool:
     """Whether two texts differ in nothing that forges change by themselves."""
     return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()
 
 
-def when(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """The moment that a text names, in UTC; the epoch where it names none."""
     try:
         at = datetime.fromisoformat(text)

@@ -9,20 +9,20 @@ from typing import Final, NamedTuple
 import httpx
 
 from replanning.exporters._forge import ForgeError
-from replanning.http import FailedTry, wanted_wait
+from replanning.http import RequestFailed, retry_after_seconds
 from replanning.interfaces import JsonObject, JsonValue
 
-EXCERPT: Final = 300
+MAX_EXCERPT_CHARS: Final = 300
 """Characters of an answer that are shown."""
 
-_LIMIT_WAIT: Final = 60.0
+_DEFAULT_RATE_LIMIT_WAIT: Final = 60.0
 """Seconds for which a forge is left alone that is asked too often and does not say until when."""
 
-_MOST_DIGITS: Final = 15
+_MAX_HEADER_DIGITS: Final = 15
 """Of a number in a header; what is longer is none."""
 
-_LIMITED: Final = ("rate limit", "abuse detection", "too many requests")
-_REASONS: Final[Mapping[int, str]] = {
+_RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
+_STATUS_REASONS: Final[Mapping[int, str]] = {
     400: "it does not understand the request",
     401: "it does not accept the token",
     403: "it does not let this token do that",
@@ -36,7 +36,7 @@ _REASONS: Final[Mapping[int, str]] = {
 }
 
 
-class Access(NamedTuple):
+class ApiEndpoint(NamedTuple):
     """Where a forge is, and as whom it is asked.
 
     Attributes:
@@ -61,11 +61,11 @@ class Page(NamedTuple):
     """One page of a list, with the address of the next."""
 
     entries: list[JsonObject]
-    next: str
+    next_url: str
     etag: str
 
 
-class Answer(NamedTuple):
+class ApiResponse(NamedTuple):
     """What a request came to."""
 
     status: int
@@ -73,17 +73,17 @@ class Answer(NamedTuple):
     data: bytes
 
 
-def quiet_until(answer: Answer, now: float) -> float:
+def rate_limit_end(answer: ApiResponse, now: float) -> float:
     """When a forge may be asked again, by what an answer says; 0 where that is at once."""
     headers, until = answer.headers, 0.0
-    if _whole(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
-        until = float(_whole(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
-    wait = wanted_wait(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
+    if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
+        until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
+    wait = retry_after_seconds(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
     until = max(until, now + wait if wait else 0.0)
-    return now + _LIMIT_WAIT if _is_limited(answer) and until <= now else until
+    return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
 
 
-def refusal(answer: Answer, access: Access, excerpt: Callable[[str], str], quiet: float) -> Exception:
+def response_error(answer: ApiResponse, access: ApiEndpoint, excerpt: Callable[[str], str], quiet: float) -> Exception:
     """What a refusal means.
 
     Args:
@@ -94,29 +94,29 @@ def refusal(answer: Answer, access: Access, excerpt: Callable[[str], str], quiet
     """
     status, headers = answer.status, answer.headers
     request_id = excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
-    limited, said = _is_limited(answer), excerpt(_complaint(answer.data))
-    what = _reason(429 if limited else status)
+    limited, said = _is_rate_limited(answer), excerpt(_error_message(answer.data))
+    what = _status_reason(429 if limited else status)
     if limited or status >= 500 or status in (408, 409):
-        return FailedTry(
+        return RequestFailed(
             what,
             status=status,
             request_id=request_id,
             excerpt=said,
-            after=max(quiet, 0.0),
-            unsure=status >= 500 or status == 408,
+            retry_after=max(quiet, 0.0),
+            maybe_executed=status >= 500 or status == 408,
         )
     if status in (401, 403, 404):
         what += f"; look at {access.token_variable}" if access.token else f"; {access.token_variable} is not set"
     return ForgeError(f"{access.name}: {what}", status=status, final=True, request_id=request_id, excerpt=said)
 
 
-def serves(api: str, page: str) -> bool:
+def is_api_of(api: str, page: str) -> bool:
     """Whether an API belongs to the web site of a page; no token goes to another."""
     host, site = httpx.URL(api).host, httpx.URL(page).host
     return host in (site, f"api.{site}")
 
 
-def texts(value: JsonValue, *path: str) -> str:
+def text_at(value: JsonValue, *path: str) -> str:
     """The text at a path into objects; empty where there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -124,40 +124,40 @@ def texts(value: JsonValue, *path: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()  # half a character is none
 
 
-def objects(value: JsonValue) -> list[JsonObject]:
+def objects_in(value: JsonValue) -> list[JsonObject]:
     """The objects in a list; none where it is no list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _reason(status: int) -> str:
+def _status_reason(status: int) -> str:
     if 300 <= status < 400:
         return "it is elsewhere now, and the token is not sent on"
-    return _REASONS.get(status) or ("it fails" if status >= 500 else "it does not take this request")
+    return _STATUS_REASONS.get(status) or ("it fails" if status >= 500 else "it does not take this request")
 
 
-def _is_limited(answer: Answer) -> bool:
+def _is_rate_limited(answer: ApiResponse) -> bool:
     """Whether a refusal is about how often it is asked, and not about what."""
     if answer.status != 403:
         return answer.status == 429
-    spent = _whole(answer.headers, "x-ratelimit-remaining") == 0
-    said = _complaint(answer.data).lower()
-    return spent or "retry-after" in answer.headers or any(words in said for words in _LIMITED)
+    spent = _integer_header(answer.headers, "x-ratelimit-remaining") == 0
+    said = _error_message(answer.data).lower()
+    return spent or "retry-after" in answer.headers or any(words in said for words in _RATE_LIMIT_PHRASES)
 
 
-def _complaint(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """What an answer says is wrong, in the form of either forge."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
-        return body[: 4 * EXCERPT].decode(errors="replace")
+        return body[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace")
     found = (said.get("message") or said.get("error") or said) if isinstance(said, dict) else said
     more = said.get("errors") if isinstance(said, dict) else None
     return f"{found} {json.dumps(more)}" if more else str(found)
 
 
-def _whole(headers: Mapping[str, str], *names: str) -> int | None:
+def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:
     for name in names:
         value = headers.get(name, "")
-        if value.isdecimal() and len(value) <= _MOST_DIGITS:
+        if value.isdecimal() and len(value) <= _MAX_HEADER_DIGITS:
             return int(value)
     return None

@@ -11,45 +11,45 @@ from typing import ClassVar, Final, NamedTuple
 import httpx
 
 from replanning import Environment, Goal
-from replanning.exporters._forge import ForgeComment, ForgeError, when
-from replanning.exporters._forge_answers import Access, texts
-from replanning.exporters._forge_http import Api, Call
-from replanning.exporters._forge_parts import as_object, checked_token, logins
-from replanning.exporters._posting import Posting
+from replanning.exporters._forge import ForgeComment, ForgeError, parse_time
+from replanning.exporters._forge_answers import ApiEndpoint, text_at
+from replanning.exporters._forge_http import ForgeClient, ForgeSession
+from replanning.exporters._forge_parts import as_object, parse_logins, validated_token
+from replanning.exporters._posting import CommentWriter
 from replanning.interfaces import JsonObject
 from replanning.planning import IssueComment, TaskRequest
 
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class Variables(NamedTuple):
+class ForgeVariables(NamedTuple):
     """The variables of the environment that a forge is known by.
 
     Attributes:
         token: as whom it is asked.
-        trusted: whose word counts besides.
-        urls: where its API is; the first that is set counts.
+        trusted_users: whose word counts besides.
+        api_urls: where its API is; the first that is set counts.
     """
 
     token: str
-    trusted: str
-    urls: tuple[str, ...]
+    trusted_users: str
+    api_urls: tuple[str, ...]
 
 
-class Place(NamedTuple):
+class IssueLocation(NamedTuple):
     """Where an issue is.
 
     Attributes:
-        called: how it is called there.
+        short_name: how it is called there.
         id: how it is called everywhere.
         path: where the API has it.
-        thread: where it has the comments.
+        comments_path: where it has the comments.
     """
 
-    called: str
+    short_name: str
     id: str
     path: str
-    thread: str
+    comments_path: str
 
 
 class ForgeIssue(ABC):
@@ -81,12 +81,12 @@ class ForgeIssue(ABC):
     name: str
     command: ClassVar[str]
     default_url: ClassVar[str]
-    _variables: ClassVar[Variables]
-    _author: ClassVar[tuple[str, str]]
+    _variables: ClassVar[ForgeVariables]
+    _author_path: ClassVar[tuple[str, str]]
     """Where a comment names who wrote it."""
-    _text: ClassVar[str]
+    _text_field: ClassVar[str]
     """What the text of an issue is called."""
-    _obeys: ClassVar[bool] = False
+    _has_slash_commands: ClassVar[bool] = False
     """Whether the forge takes a line that begins with a slash for a command."""
 
     def __init__(
@@ -103,26 +103,26 @@ class ForgeIssue(ABC):
         redact: Callable[[str], str] | None = None,
     ) -> None:
         known, names = os.environ if environ is None else environ, self._variables
-        addresses = (base_url, *map(known.get, names.urls), self.default_url)
-        url = self._address(next(one for one in addresses if one).strip().rstrip("/"))
-        place = self._located(issue, url)
-        secret = checked_token(known.get(names.token, "") if token is None else token, names.token)
-        access = Access(f"{self.name} {place.called}", url, secret, names.token, self._headers(secret))
-        self.id, self._path, self._thread = place.id, place.path, place.thread
-        self._trusted = logins(known.get(names.trusted, "") if trusted is None else trusted)
-        self._api = Api(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
-        self._posting = Posting(self._api, obeys=self._obeys)
+        addresses = (base_url, *map(known.get, names.api_urls), self.default_url)
+        url = self._api_url(next(one for one in addresses if one).strip().rstrip("/"))
+        place = self._locate(issue, url)
+        secret = validated_token(known.get(names.token, "") if token is None else token, names.token)
+        access = ApiEndpoint(f"{self.name} {place.short_name}", url, secret, names.token, self._headers(secret))
+        self.id, self._path, self._comments_path = place.id, place.path, place.comments_path
+        self._trusted = parse_logins(known.get(names.trusted_users, "") if trusted is None else trusted)
+        self._api = ForgeClient(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
+        self._writer = CommentWriter(self._api, slash_commands=self._has_slash_commands)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._api!r}>"
 
     @classmethod
-    def _address(cls, given: str) -> str:
+    def _api_url(cls, given: str) -> str:
         """The address of the API, as paths are added to it."""
         return given
 
     @abstractmethod
-    def _located(self, issue: str, url: str) -> Place:
+    def _locate(self, issue: str, url: str) -> IssueLocation:
         """Where an issue is.
 
         Raises:
@@ -139,7 +139,7 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: they cannot be had.
         """
-        return await self._api.call(self._comments)
+        return await self._api.run(self._fetch_comments)
 
     async def post(self, body: str) -> str:
         """Write a new comment, and say its id.
@@ -148,11 +148,11 @@ class ForgeIssue(ABC):
             ForgeError: it was not written, or nobody knows whether it was.
         """
 
-        async def post(call: Call) -> str:
-            await self._who(call)
-            return await self._posting.post(call, self._thread, body, self._ours)
+        async def post(call: ForgeSession) -> str:
+            await self._login(call)
+            return await self._writer.post(call, self._comments_path, body, self._own_comments)
 
-        return await self._api.call(post)
+        return await self._api.run(post)
 
     async def edit(self, comment_id: str, body: str) -> None:
         """Put another text in the place of a comment's.
@@ -161,10 +161,10 @@ class ForgeIssue(ABC):
             ForgeError: it was not done.
         """
 
-        async def edit(call: Call) -> None:
-            await self._posting.edit(call, *self._edited_at(comment_id), body)
+        async def edit(call: ForgeSession) -> None:
+            await self._writer.edit(call, *self._edit_request(comment_id), body)
 
-        await self._api.call(edit)
+        await self._api.run(edit)
 
     async def issue(self) -> TaskRequest:
         """What is wanted: the issue with its comments and what is known of the repository, all of it bounded.
@@ -172,7 +172,7 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the issue cannot be read; what is missing of the rest is left out.
         """
-        return await self._api.call(self._request)
+        return await self._api.run(self._task_request)
 
     @abstractmethod
     async def may_steer(self, comment: ForgeComment) -> bool:
@@ -182,58 +182,58 @@ class ForgeIssue(ABC):
             ForgeError: that cannot be found out now.
         """
 
-    def cannot_write(self) -> str:
+    def write_error(self) -> str:
         """Why nothing can be written there, found without asking; empty where it may be."""
-        access = self._api.access
+        access = self._api.endpoint
         return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
 
     async def aclose(self) -> None:
         """Close the connections; they are made anew when it is asked again."""
         await self._api.aclose()
 
-    async def _entry(self, call: Call) -> JsonObject:
+    async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
         """The issue as the forge has it."""
         return as_object(await call.get(self._path))
 
-    async def _request(self, call: Call) -> TaskRequest:
-        entry = await self._entry(call)
-        comments = [c for c in await self._comments(call) if not c.notice]
-        title = _CONTROLS.sub(" ", texts(entry, "title"))
+    async def _task_request(self, call: ForgeSession) -> TaskRequest:
+        entry = await self._fetch_issue(call)
+        comments = [c for c in await self._fetch_comments(call) if not c.notice]
+        title = _CONTROL_CHARS.sub(" ", text_at(entry, "title"))
         return TaskRequest(
             goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
             issue_id=self.id,
             title=title,
-            text=texts(entry, self._text),
+            text=text_at(entry, self._text_field),
             comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
-            repository=await self._about(call, entry),
-        ).bounded()
+            repository=await self._repository_info(call, entry),
+        ).truncated()
 
-    async def _ours(self, call: Call) -> list[JsonObject]:
+    async def _own_comments(self, call: ForgeSession) -> list[JsonObject]:
         """The comments of the account that writes here, as the forge has them; one try."""
-        entries = await self._posting.all_entries(call, self._thread)
-        login = self._posting.login
-        return [one for one in entries if not login or texts(one, *self._author) == login]
+        entries = await self._writer.list_comments(call, self._comments_path)
+        login = self._writer.login
+        return [one for one in entries if not login or text_at(one, *self._author_path) == login]
 
-    async def _who(self, call: Call) -> str:
+    async def _login(self, call: ForgeSession) -> str:
         """The login of whoever the token belongs to; empty where that is not known."""
-        if self._posting.login is None:
-            self._posting.login = await self._asked_who(call) if self._api.access.token else ""
-        return self._posting.login
+        if self._writer.login is None:
+            self._writer.login = await self._fetch_login(call) if self._api.endpoint.token else ""
+        return self._writer.login
 
-    async def _asked_who(self, call: Call) -> str:
+    async def _fetch_login(self, call: ForgeSession) -> str:
         """The same, from the forge."""
         try:
-            return texts(await call.get("/user"), self._author[-1])
+            return text_at(await call.get("/user"), self._author_path[-1])
         except ForgeError as error:
             if not error.final or error.status == 401:
                 raise
-            return await self._asked_otherwise(call)
+            return await self._fetch_app_login(call)
 
-    async def _asked_otherwise(self, call: Call) -> str:
+    async def _fetch_app_login(self, call: ForgeSession) -> str:
         """The same of a token that belongs to no user."""
         return ""
 
-    def _comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
+    def _parse_comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
         """A comment as the forge has it.
 
         Args:
@@ -242,32 +242,32 @@ class ForgeIssue(ABC):
             kind: distinguishes ids where the forge counts several kinds of comments apart.
             where: stands before its text.
         """
-        author = texts(entry, *self._author)
-        body, marked = self._posting.read(texts(entry, "body"))
+        author = text_at(entry, *self._author_path)
+        body, marked = self._writer.parse_body(text_at(entry, "body"))
         own = bool(login) and author == login
         return ForgeComment(
-            id=f"{kind}{texts(entry, 'id')}",
+            id=f"{kind}{text_at(entry, 'id')}",
             author=author or "somebody",
             body=f"{where}{body}",
-            at=when(texts(entry, "created_at") or texts(entry, "submitted_at")),
+            at=parse_time(text_at(entry, "created_at") or text_at(entry, "submitted_at")),
             own=own,
             notice=marked and (own or not login),
-            bot=self._is_program(entry, author) or (marked and not own),
-            role=texts(entry, "author_association"),
+            bot=self._is_bot(entry, author) or (marked and not own),
+            role=text_at(entry, "author_association"),
         )
 
     @abstractmethod
-    def _is_program(self, entry: JsonObject, author: str) -> bool:
+    def _is_bot(self, entry: JsonObject, author: str) -> bool:
         """Whether a program wrote a comment."""
 
     @abstractmethod
-    async def _comments(self, call: Call) -> list[ForgeComment]:
+    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
         """The comments, oldest first."""
 
     @abstractmethod
-    async def _about(self, call: Call, entry: JsonObject) -> JsonObject:
+    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
         """What is known of the repository and the issue."""
 
     @abstractmethod
-    def _edited_at(self, comment_id: str) -> tuple[str, str]:
+    def _edit_request(self, comment_id: str) -> tuple[str, str]:
         """With which method, and where, a comment is edited."""

@@ -8,19 +8,19 @@ from typing import NamedTuple
 import httpx
 
 from replanning.errors import Problem, SettingsError
-from replanning.exporters._forge_answers import serves
-from replanning.http import wrong_address
+from replanning.exporters._forge_answers import is_api_of
+from replanning.http import url_problem
 
 
-class Naming(NamedTuple):
+class IssueNaming(NamedTuple):
     """How the issues of a forge are named.
 
     Attributes:
         forge: its name, as people write it.
-        short: matches a short name; has a group `project`.
-        page: matches the path of a page, likewise.
-        expected: what such names look like, in words.
-        pages: what has pages, in words.
+        short_pattern: matches a short name; has a group `project`.
+        page_pattern: matches the path of a page, likewise.
+        expected_format: what such names look like, in words.
+        page_description: what has pages, in words.
         page_example: the address of one.
         variable: says where its API is.
         api_example: the address of an API.
@@ -28,16 +28,16 @@ class Naming(NamedTuple):
     """
 
     forge: str
-    short: re.Pattern[str]
-    page: re.Pattern[str]
-    expected: str
-    pages: str
+    short_pattern: re.Pattern[str]
+    page_pattern: re.Pattern[str]
+    expected_format: str
+    page_description: str
     page_example: str
     variable: str
     api_example: str
     api_path: str
 
-    def found(self, issue: str, url: str) -> re.Match[str]:
+    def parse(self, issue: str, url: str) -> re.Match[str]:
         """What an issue is called, taken apart.
 
         Args:
@@ -47,24 +47,24 @@ class Naming(NamedTuple):
         Raises:
             SettingsError: it is no issue of this API, or that is no address of one.
         """
-        if problem := wrong_address(url):
+        if problem := url_problem(url):
             raise SettingsError([Problem(self.variable, f"{problem}; expected something like {self.api_example}")])
         text = issue.strip()
-        short = self.short.fullmatch(text)
-        if short is not None and _is_project(short["project"]):
+        short = self.short_pattern.fullmatch(text)
+        if short is not None and _is_project_path(short["project"]):
             return short
-        if wrong_address(text.partition("#")[0].partition("?")[0]):
-            expected = f"{self.expected}, or the address of the page of {self.pages}"
+        if url_problem(text.partition("#")[0].partition("?")[0]):
+            expected = f"{self.expected_format}, or the address of the page of {self.page_description}"
             raise SettingsError([Problem("issue", f"{issue!r} names no issue of {self.forge}; expected {expected}")])
-        return self._on_page(issue, text, url)
+        return self._parse_page(issue, text, url)
 
-    def _on_page(self, issue: str, text: str, url: str) -> re.Match[str]:
+    def _parse_page(self, issue: str, text: str, url: str) -> re.Match[str]:
         page = httpx.URL(text)
-        found = self.page.fullmatch(page.path)
-        if found is None or not _is_project(found["project"]):
-            problem = f"{issue!r} is no page of {self.pages}, such as {self.page_example}"
+        found = self.page_pattern.fullmatch(page.path)
+        if found is None or not _is_project_path(found["project"]):
+            problem = f"{issue!r} is no page of {self.page_description}, such as {self.page_example}"
             raise SettingsError([Problem("issue", problem)])
-        if not serves(url, text):
+        if not is_api_of(url, text):
             problem = (
                 f"{page.host} is not served by {httpx.URL(url).host}, and no token goes elsewhere; set {self.variable} to"
                 f" its API, such as https://{page.host}{self.api_path}"
@@ -73,6 +73,6 @@ class Naming(NamedTuple):
         return found
 
 
-def _is_project(path: str) -> bool:
+def _is_project_path(path: str) -> bool:
     """Whether a path names a project, and does not lead elsewhere."""
     return all(part.strip(".") for part in path.split("/"))

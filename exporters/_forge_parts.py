@@ -7,18 +7,18 @@ from typing import Final, TypeVar
 
 from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import ForgeError
-from replanning.exporters._forge_answers import objects, texts
+from replanning.exporters._forge_answers import objects_in, text_at
 from replanning.interfaces import JsonObject, JsonValue
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
-MOST_FILES: Final = 300
-_MOST_NAMES: Final = 200
-_MORE: Final = "… [cut: there are more]"
-_LONGEST_README: Final = 4_000
+MAX_FILES: Final = 300
+_MAX_FILE_NAMES: Final = 200
+_TRUNCATION_NOTE: Final = "… [cut: there are more]"
+_MAX_README_CHARS: Final = 4_000
 
 
-async def optional(asked: Awaitable[Found]) -> Found | None:
+async def result_or_none(asked: Awaitable[T]) -> T | None:
     """What is known of a repository; None where the forge does not give it, which is no reason to do without the rest."""
     try:
         return await asked
@@ -26,18 +26,18 @@ async def optional(asked: Awaitable[Found]) -> Found | None:
         return None
 
 
-async def listed(asked: Awaitable[list[JsonObject]]) -> list[JsonObject]:
+async def list_or_empty(asked: Awaitable[list[JsonObject]]) -> list[JsonObject]:
     """The same for a list."""
-    return await optional(asked) or []
+    return await result_or_none(asked) or []
 
 
-def logins(names: str | Iterable[str]) -> frozenset[str]:
+def parse_logins(names: str | Iterable[str]) -> frozenset[str]:
     """Accounts by their names, in small letters; also of a text with commas between them."""
     listed = names.split(",") if isinstance(names, str) else names
     return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
 
 
-def checked_token(token: str, variable: str) -> str:
+def validated_token(token: str, variable: str) -> str:
     """A token as it is sent.
 
     Raises:
@@ -58,21 +58,23 @@ def as_object(value: JsonValue) -> JsonObject:
 def file_names(entries: JsonValue) -> list[JsonValue]:
     """The names of files; those of folders end in a slash."""
     folders = ("dir", "tree")
-    found = [f"{texts(one, 'name')}{'/' if texts(one, 'type') in folders else ''}" for one in objects(entries)]
-    return first_of(found, _MOST_NAMES)
+    found = [f"{text_at(one, 'name')}{'/' if text_at(one, 'type') in folders else ''}" for one in objects_in(entries)]
+    return truncated_list(found, _MAX_FILE_NAMES)
 
 
-def first_of(entries: Sequence[JsonValue], most: int = MOST_FILES) -> list[JsonValue]:
+def truncated_list(entries: Sequence[JsonValue], most: int = MAX_FILES) -> list[JsonValue]:
     """The first entries of a list, which says where it was cut."""
-    return [*entries[:most], *([_MORE] if len(entries) > most else [])]
+    return [*entries[:most], *([_TRUNCATION_NOTE] if len(entries) > most else [])]
 
 
-def readme(text: str | None) -> str:
+def readme_excerpt(text: str | None) -> str:
     """The beginning of a file that introduces a project."""
     said = (text or "").strip()
-    return said if len(said) <= _LONGEST_README else f"{said[:_LONGEST_README]}… [cut: {len(said)} characters in all]"
+    return (
+        said if len(said) <= _MAX_README_CHARS else f"{said[:_MAX_README_CHARS]}… [cut: {len(said)} characters in all]"
+    )
 
 
-def known(about: JsonObject) -> JsonObject:
+def without_empty(about: JsonObject) -> JsonObject:
     """What is known, without what is not."""
     return {name: value for name, value in about.items() if value not in ("", None, [], {})}

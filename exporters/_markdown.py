@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
-from replanning.exporters._forge import MAX_BODY
+from replanning.exporters._forge import MAX_COMMENT_CHARS
 from replanning.interfaces import Redactor
 
-_APART: Final = "\u200b"
+_ZERO_WIDTH_SPACE: Final = "\u200b"
 """Stands, unseen, where forges would otherwise make something else of what is before and behind it: a link, a picture, a
 call of somebody."""
 
@@ -23,43 +23,43 @@ _REFERENCES: Final = re.compile(
     re.IGNORECASE,
 )
 _EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-_BEGINS: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
+_BLOCK_START: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
 """What is a list, a heading or a command to the forge, where a line begins with it."""
 
-_ESCAPED: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
-_JOINERS: Final = "\u200c\u200d"
+_ESCAPES: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
+_ZERO_WIDTH_JOINERS: Final = "\u200c\u200d"
 """Invisible, and part of how some scripts are written."""
 
-_MOST: Final = 20
+_MAX_LIST_ITEMS: Final = 20
 """Points of one list that are shown."""
 
-_LIMITS: Final = (2_000, 400, 100, 20)
+_TEXT_LIMITS: Final = (2_000, 400, 100, 20)
 """How much of each text is shown, until everything fits."""
 
 _redactor: Final = Redactor()
 
 
-def clean(text: str, limit: int) -> str:
+def plain_line(text: str, limit: int) -> str:
     """A text on one line, without secrets and without what is not seen, cut where it is long."""
     words = " ".join(_redactor.text(text[: 20 * limit]).split())
-    seen = "".join(c for c in words if c.isprintable() or c in _JOINERS)
+    seen = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
     return seen if len(seen) <= limit and len(text) <= 20 * limit else f"{seen[: limit - 1]}…"
 
 
 @lru_cache(1024)
-def line(text: str, limit: int) -> str:
+def markdown_line(text: str, limit: int) -> str:
     """Markdown that shows this text on one line; it links to nothing, and calls nobody."""
-    apart = _REFERENCES.sub(lambda match: f"{match[0]}{_APART}", clean(text, limit))
-    marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPED))
-    return _BEGINS.sub(lambda match: f"{match[0]}\\", marked, count=1) if _BEGINS.match(marked) else marked
+    apart = _REFERENCES.sub(lambda match: f"{match[0]}{_ZERO_WIDTH_SPACE}", plain_line(text, limit))
+    marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPES))
+    return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1) if _BLOCK_START.match(marked) else marked
 
 
-def field(name: str, text: str, limit: int) -> str:
+def markdown_field(name: str, text: str, limit: int) -> str:
     """A name with what it is; what is not known is a dash."""
-    return f"**{name}**: {line(text, limit) or '—'}"
+    return f"**{name}**: {markdown_line(text, limit) or '—'}"
 
 
-def points(name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False) -> str:
+def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False) -> str:
     """A name with several points; `none` where there are none.
 
     Args:
@@ -69,15 +69,17 @@ def points(name: str, texts: Iterable[str], limit: int, *, after: str = "", numb
         after: stands, as it is, between the name and the points.
         numbered: whether they are counted.
     """
-    lines = [shown for text in texts if (shown := line(text, limit))]
+    lines = [shown for text in texts if (shown := markdown_line(text, limit))]
     if not lines:
         return f"**{name}**{after}: none"
-    more = [f"… and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
-    listed = (f"{f'{number}.' if numbered else '-'} {one}" for number, one in enumerate(lines[:_MOST] + more, 1))
+    more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
+    listed = (
+        f"{f'{number}.' if numbered else '-'} {one}" for number, one in enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
+    )
     return "\n".join([f"**{name}**{after}:", *listed])
 
 
-def fitting(build: Callable[[int], str], room: int = MAX_BODY) -> str:
+def fit_text(build: Callable[[int], str], room: int = MAX_COMMENT_CHARS) -> str:
     """What is built with the longest texts that still fit.
 
     Args:
@@ -85,13 +87,13 @@ def fitting(build: Callable[[int], str], room: int = MAX_BODY) -> str:
         room: characters that there are.
     """
     text = ""
-    for limit in _LIMITS:
+    for limit in _TEXT_LIMITS:
         text = build(limit)
         if len(text) <= room:
             break
     return text[:room]
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """A point in time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Final
 
 from replanning.events import PlanningNoted, QuestionAsked, Record, RunEnded
-from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._markdown import clean, fitting, moment, points
-from replanning.exporters._markdown import field as named
+from replanning.exporters._forge import MAX_COMMENT_CHARS
+from replanning.exporters._markdown import fit_text, format_time, markdown_list, plain_line
+from replanning.exporters._markdown import markdown_field as named
 from replanning.exporters._marks import Marker
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
-    LEVELS,
+    LEVEL_DESCRIPTIONS,
     Consideration,
     DecisionRecord,
     PlanningProgress,
@@ -56,8 +56,8 @@ HEADINGS: Final = MappingProxyType(
 )
 """The heading of each kind."""
 
-Parts = Sequence[str]
-Build = Callable[[int], Parts]
+Paragraphs = Sequence[str]
+ParagraphBuilder = Callable[[int], Paragraphs]
 """Makes the paragraphs of a notice of texts of at most so many characters."""
 
 
@@ -67,17 +67,17 @@ class Notice:
 
     Attributes:
         kind: what it tells.
-        about: of what in the run: a replan, a question, the record with which the run ended.
+        subject: of what in the run: a replan, a question, the record with which the run ended.
         at: when that was, in seconds since the epoch.
-        text: the gist of it, for a single line.
+        summary: the gist of it, for a single line.
         build: makes its paragraphs.
     """
 
     kind: NoticeKind
-    about: str
+    subject: str
     at: float
-    text: str
-    build: Build = field(repr=False, compare=False)
+    summary: str
+    build: ParagraphBuilder = field(repr=False, compare=False)
 
     @property
     def heading(self) -> str:
@@ -86,7 +86,7 @@ class Notice:
 
     def marker(self, run: str) -> Marker:
         """By which it is known again."""
-        return Marker(self.kind.value, run, self.about)
+        return Marker(self.kind.value, run, self.subject)
 
     def body(self, run: str, hint: str = "") -> str:
         """The comment, with its mark.
@@ -96,19 +96,19 @@ class Notice:
             hint: how people answer, in Markdown; stands below what they are asked.
         """
         asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
-        end = [hint] * (asks and bool(hint)) + [f"*{moment(self.at)}*", str(self.marker(run))]
+        end = [hint] * (asks and bool(hint)) + [f"*{format_time(self.at)}*", str(self.marker(run))]
 
         def build(limit: int) -> str:
             return "\n\n".join([f"## {self.heading}", *self.build(limit), *end])
 
-        return fitting(build, MAX_BODY)
+        return fit_text(build, MAX_COMMENT_CHARS)
 
     def line(self) -> str:
         """The same on a single line, without secrets."""
-        return clean(f"{self.heading}: {self.text}", 240)
+        return plain_line(f"{self.heading}: {self.summary}", 240)
 
 
-def notices_of(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
+def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
     """What is to be told of a record.
 
     Args:
@@ -117,37 +117,37 @@ def notices_of(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
     """
     body = record.body
     if isinstance(body, PlanningNoted) and body.type == "replan":
-        yield from _replan(ReplanNote.model_validate(body.data, strict=False), record.at)
+        yield from _replan_notices(ReplanNote.model_validate(body.data, strict=False), record.at)
     elif isinstance(body, QuestionAsked):
-        yield _asked(body, record.at, progress)
+        yield _question_notice(body, record.at, progress)
     elif isinstance(body, RunEnded) and body.status in ("failed", "aborted"):
-        yield _ended(body, record, progress.state)
+        yield _run_ended_notice(body, record, progress.state)
 
 
 # Replans
 
 
-def _replan(note: ReplanNote, at: float) -> Iterator[Notice]:
+def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
     """What a step of a replan tells."""
     considered, record = note.considered, note.record
     if record is not None:
-        yield from _result(record, considered, at)
+        yield from _result_notices(record, considered, at)
     elif considered is not None and considered.decision is not None:
         decision = considered.decision
         kind = NoticeKind.STARTED if note.stage == "applying" else NoticeKind.DECIDED
-        if note.stage not in ("applying", "generating", "awaiting_user") or _asks(decision):
+        if note.stage not in ("applying", "generating", "awaiting_user") or _is_clarification(decision):
             return
 
-        def build(limit: int) -> Parts:
+        def build(limit: int) -> Paragraphs:
             if kind is NoticeKind.STARTED:
-                return (*_what(considered, decision), _counted("Replans so far", note.counts.total))
-            return (*_decision(considered, decision, limit), *_caution(considered, limit))
+                return (*_revision_paragraphs(considered, decision), _count_field("Replans so far", note.counts.total))
+            return (*_decision_paragraphs(considered, decision, limit), *_caution_paragraphs(considered, limit))
 
         text = f"{decision.replan_type} after {considered.phase}, {_percent(decision.confidence)}: {decision.reasoning}"
         yield Notice(kind, considered.replan_id, at, text, build)
 
 
-def _result(record: DecisionRecord, considered: Consideration | None, at: float) -> Iterator[Notice]:
+def _result_notices(record: DecisionRecord, considered: Consideration | None, at: float) -> Iterator[Notice]:
     """What came of a replan."""
     decision = considered.decision if considered is not None else None
     if considered is None or decision is None or decision.replan_type is ReplanType.NONE:
@@ -158,51 +158,51 @@ def _result(record: DecisionRecord, considered: Consideration | None, at: float)
         asked = considered.ruling.kind == "ask"
         why = f"{record.reason}; a person was asked, and did not agree" if asked else record.reason
 
-        def overridden(limit: int) -> Parts:
+        def overridden(limit: int) -> Paragraphs:
             rule = (named("Overridden by", str(record.override_reason), limit), named("Rule", why, limit))
-            return (*_decision(considered, decision, limit), *rule)
+            return (*_decision_paragraphs(considered, decision, limit), *rule)
 
         yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{decision.replan_type}: {why}", overridden)
         return
     failed = record.result == "failure"
-    if _asks(decision) and not failed:
+    if _is_clarification(decision) and not failed:
         return
 
-    def done(limit: int) -> Parts:
+    def done(limit: int) -> Paragraphs:
         error = (named("Error", record.error, limit),) if failed else ()
-        return (*_what(considered, decision), *error, f"**Duration**: {record.duration:.1f} s")
+        return (*_revision_paragraphs(considered, decision), *error, f"**Duration**: {record.duration:.1f} s")
 
     kind = NoticeKind.FAILED if failed else NoticeKind.DONE
     yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
 
 
-def _asks(decision: ReplanDecision) -> bool:
+def _is_clarification(decision: ReplanDecision) -> bool:
     """Whether what is done is asking people, of which the questions themselves tell."""
     return decision.replan_type is ReplanType.CLARIFICATION_REQUEST
 
 
-def _decision(considered: Consideration, decision: ReplanDecision, limit: int) -> Parts:
+def _decision_paragraphs(considered: Consideration, decision: ReplanDecision, limit: int) -> Paragraphs:
     return (
         f"**Phase**: {considered.phase}",
         f"**Confidence**: {_percent(decision.confidence)}",
         named("Reasoning", decision.reasoning, limit),
-        points("Issues Found", decision.issues_found, limit),
-        points("Recommended Actions", decision.recommended_actions, limit),
-        _wanted(decision),
+        markdown_list("Issues Found", decision.issues_found, limit),
+        markdown_list("Recommended Actions", decision.recommended_actions, limit),
+        _revision_field(decision),
     )
 
 
-def _what(considered: Consideration, decision: ReplanDecision) -> Parts:
-    return (f"**Phase**: {considered.phase}", _wanted(decision))
+def _revision_paragraphs(considered: Consideration, decision: ReplanDecision) -> Paragraphs:
+    return (f"**Phase**: {considered.phase}", _revision_field(decision))
 
 
-def _wanted(decision: ReplanDecision) -> str:
-    level = LEVELS.get(decision.replan_level or 0, "")
+def _revision_field(decision: ReplanDecision) -> str:
+    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
     goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
     return f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
 
 
-def _caution(considered: Consideration, limit: int) -> Parts:
+def _caution_paragraphs(considered: Consideration, limit: int) -> Paragraphs:
     """What stands in the way of a decision, if anything does."""
     match considered.ruling.kind:
         case "execute_with_warning":
@@ -216,52 +216,58 @@ def _percent(confidence: float) -> str:
     return f"{100 * confidence:.0f} %"
 
 
-def _counted(name: str, count: int) -> str:
+def _count_field(name: str, count: int) -> str:
     return f"**{name}**: {count}"
 
 
 # People
 
 
-def _asked(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
+def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is None or held.why != "clarification":
-        texts = _stopped(progress.state.completion) if held is not None else ()
+        texts = _stop_summary(progress.state.completion) if held is not None else ()
 
-        def question(limit: int) -> Parts:
+        def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
-            asked = (named("Question", body.text, limit), points("If you agree", choices, limit))
-            return (*asked, *_standing(texts, limit), named("Question id", body.question, limit))
+            asked = (named("Question", body.text, limit), markdown_list("If you agree", choices, limit))
+            return (*asked, *_summary_paragraphs(texts, limit), named("Question id", body.question, limit))
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 
     decision = held.considered.decision if held.considered is not None else None
     context = decision.reasoning if decision is not None else held.text
-    by = f" by {moment(held.due)}" if held.due is not None else ""
+    by = f" by {format_time(held.due)}" if held.due is not None else ""
 
-    def clarification(limit: int) -> Parts:
+    def clarification(limit: int) -> Paragraphs:
         waits = f"**If no response**{by}: the work waits; nothing is assumed"
         return (
-            points("Questions", held.questions, limit, numbered=True),
+            markdown_list("Questions", held.questions, limit, numbered=True),
             named("Context", context, limit),
             *((named("Caution", f"{held.risk}: a reply alone does not agree to that", limit),) if held.risk else ()),
-            *([points("Issues Found", decision.issues_found, limit)] if decision and decision.issues_found else ()),
-            points("If no response", held.assumed, limit, after=f"{by}, it is assumed") if progress.assumes else waits,
+            *(
+                [markdown_list("Issues Found", decision.issues_found, limit)]
+                if decision and decision.issues_found
+                else ()
+            ),
+            markdown_list("If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed")
+            if progress.assumes_on_timeout
+            else waits,
         )
 
     return Notice(NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification)
 
 
-def _ended(body: RunEnded, record: Record, state: PlanningState) -> Notice:
-    texts = _stopped(state.completion)
+def _run_ended_notice(body: RunEnded, record: Record, state: PlanningState) -> Notice:
+    texts = _stop_summary(state.completion)
 
-    def build(limit: int) -> Parts:
-        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *_standing(texts, limit))
+    def build(limit: int) -> Paragraphs:
+        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *_summary_paragraphs(texts, limit))
 
     return Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
 
 
-def _stopped(completion: JsonObject | None) -> tuple[str, ...]:
+def _stop_summary(completion: JsonObject | None) -> tuple[str, ...]:
     """Where things stand when a person must look after them, then what is recommended (J36); nothing if it is not so."""
     summary = (completion or {}).get("summary")
     if not isinstance(summary, dict) or not isinstance(state := summary.get("current_state"), str):
@@ -270,9 +276,9 @@ def _stopped(completion: JsonObject | None) -> tuple[str, ...]:
     return (state, *map(str, wanted if isinstance(wanted, list) else ()))
 
 
-def _standing(texts: Sequence[str], limit: int) -> Parts:
+def _summary_paragraphs(texts: Sequence[str], limit: int) -> Paragraphs:
     """The same as paragraphs."""
     if not texts:
         return ()
-    wanted = [points("Recommended Actions", texts[1:], limit)] if texts[1:] else []
+    wanted = [markdown_list("Recommended Actions", texts[1:], limit)] if texts[1:] else []
     return (named("Where things stand", texts[0], limit), *wanted)

@@ -8,24 +8,24 @@ from typing import Final
 
 import httpx
 
-from replanning.exporters._forge import ForgeError, is_same
-from replanning.exporters._forge_answers import texts
-from replanning.exporters._forge_http import PER_PAGE, Api, Call
-from replanning.exporters._marks import MARK, unmarked
+from replanning.exporters._forge import ForgeError, is_same_text
+from replanning.exporters._forge_answers import text_at
+from replanning.exporters._forge_http import PAGE_SIZE, ForgeClient, ForgeSession
+from replanning.exporters._marks import AUTHORSHIP_MARKER, strip_authorship
 from replanning.interfaces import JsonObject
 
-Ours = Callable[[Call], Awaitable[list[JsonObject]]]
+OwnCommentsReader = Callable[[ForgeSession], Awaitable[list[JsonObject]]]
 """Reads the comments of the account that writes, as the forge has them now, with one try."""
 
-MOST_COMMENTS: Final = 5_000
+MAX_COMMENTS: Final = 5_000
 """Comments of an issue that are read; GitLab takes no more, and GitHub half as many."""
 
-_MOST_PAGES: Final = MOST_COMMENTS // PER_PAGE
-_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
-_DEFUSED: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
+_MAX_PAGES: Final = MAX_COMMENTS // PAGE_SIZE
+_SLASH_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
+_ESCAPED_COMMAND: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 
 
-class Posting:
+class CommentWriter:
     """Writes comments, none of them twice.
 
     Args:
@@ -37,16 +37,16 @@ class Posting:
         login: of the account that writes, empty where nobody knows it; None before it was looked for.
     """
 
-    def __init__(self, api: Api, *, obeys: bool = False) -> None:
+    def __init__(self, api: ForgeClient, *, slash_commands: bool = False) -> None:
         self.login: str | None = None
-        self._api, self._obeys = api, obeys
-        self._posted: set[str] = set()
-        self._unsure: dict[str, frozenset[str]] = {}
+        self._api, self._slash_commands = api, slash_commands
+        self._posted_ids: set[str] = set()
+        self._unconfirmed: dict[str, frozenset[str]] = {}
 
     def __repr__(self) -> str:
         return f"<Posting to {self._api!r} as {self.login or 'nobody known'}>"
 
-    async def post(self, call: Call, path: str, body: str, ours: Ours) -> str:
+    async def post(self, call: ForgeSession, path: str, body: str, ours: OwnCommentsReader) -> str:
         """Write a comment, and say its id.
 
         What may have arrived although there was no answer, now or when the same text was last tried, is looked for
@@ -55,43 +55,43 @@ class Posting:
         Raises:
             ForgeError: it was not written, or nobody knows whether it was.
         """
-        text = self._marked(body)
-        unsure = text in self._unsure
+        text = self._prepare_body(body)
+        unsure = text in self._unconfirmed
         if not unsure:
-            self._unsure[text] = await self._before(call, path)
-        before = self._unsure[text]
+            self._unconfirmed[text] = await self._existing_ids(call, path)
+        before = self._unconfirmed[text]
 
         async def arrived() -> JsonObject | None:
-            new = [one for one in await ours(call) if texts(one, "id") not in before | self._posted]
-            return next((one for one in new if is_same(texts(one, "body"), text)), None)
+            new = [one for one in await ours(call) if text_at(one, "id") not in before | self._posted_ids]
+            return next((one for one in new if is_same_text(text_at(one, "body"), text)), None)
 
         try:
-            said = await call.write("POST", path, {"body": text}, done=arrived, unsure=unsure)
+            said = await call.write("POST", path, {"body": text}, find_existing=arrived, maybe_written=unsure)
         except ForgeError as error:
             if error.final:
-                del self._unsure[text]
+                del self._unconfirmed[text]
             raise
-        del self._unsure[text]
-        comment = texts(said, "id")
-        self._posted.add(comment)
-        self.login = self.login or texts(said, "user", "login") or texts(said, "author", "username")
+        del self._unconfirmed[text]
+        comment = text_at(said, "id")
+        self._posted_ids.add(comment)
+        self.login = self.login or text_at(said, "user", "login") or text_at(said, "author", "username")
         return comment
 
-    async def edit(self, call: Call, method: str, path: str, body: str) -> None:
+    async def edit(self, call: ForgeSession, method: str, path: str, body: str) -> None:
         """Put another text in the place of a comment's.
 
         Raises:
             ForgeError: it was not done.
         """
-        await call.write(method, path, {"body": self._marked(body)})
+        await call.write(method, path, {"body": self._prepare_body(body)})
 
-    def read(self, body: str) -> tuple[str, bool]:
+    def parse_body(self, body: str) -> tuple[str, bool]:
         """The text of a comment, and whether it bears the mark of what is written here."""
         text = body.replace("\r\n", "\n")
-        text = _DEFUSED.sub(r"\1/", text) if self._obeys else text
-        return unmarked(text)
+        text = _ESCAPED_COMMAND.sub(r"\1/", text) if self._slash_commands else text
+        return strip_authorship(text)
 
-    async def all_entries(self, call: Call, path: str) -> list[JsonObject]:
+    async def list_comments(self, call: ForgeSession, path: str) -> list[JsonObject]:
         """All comments, with one try for each page.
 
         Raises:
@@ -99,22 +99,22 @@ class Posting:
             FailedTry: they may be had later.
         """
         found: list[JsonObject] = []
-        url = call.first(path)
-        for _ in range(_MOST_PAGES):
-            page = await call.page(url, once=True)
+        url = call.first_page_url(path)
+        for _ in range(_MAX_PAGES):
+            page = await call.get_page(url, once=True)
             found += page.entries
-            url = page.next
+            url = page.next_url
             if not url:
                 break
         return found
 
-    def _marked(self, body: str) -> str:
-        text = self._api.without_token(body)
-        return (_COMMAND.sub(r"\1&#47;", text) if self._obeys else text) + MARK
+    def _prepare_body(self, body: str) -> str:
+        text = self._api.redact_token(body)
+        return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._slash_commands else text) + AUTHORSHIP_MARKER
 
-    async def _before(self, call: Call, path: str) -> frozenset[str]:
+    async def _existing_ids(self, call: ForgeSession, path: str) -> frozenset[str]:
         """The comments that were there before one is written, as they were last read."""
-        first = httpx.URL(call.first(path))
-        kept = [page.entries for url, page in self._api.pages.items() if httpx.URL(url).path == first.path]
-        entries = kept or [await call.entries(path, most=MOST_COMMENTS)]
-        return frozenset(texts(one, "id") for page in entries for one in page)
+        first = httpx.URL(call.first_page_url(path))
+        kept = [page.entries for url, page in self._api.page_cache.items() if httpx.URL(url).path == first.path]
+        entries = kept or [await call.list_entries(path, limit=MAX_COMMENTS)]
+        return frozenset(text_at(one, "id") for page in entries for one in page)

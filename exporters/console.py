@@ -11,22 +11,33 @@ from replanning.events import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptTimedOut,
-    Body,
-    Decided,
+    DecisionMade,
     GoalChanged,
+    PlanRevised,
     Record,
-    Revised,
+    RecordBody,
     RunEnded,
     RunOpened,
     TriggerFired,
 )
 from replanning.interfaces import Exporter
 
-MAX_LINE: Final = 240
+MAX_LINE_CHARS: Final = 240
 """Characters after which a line is cut."""
 
 # What a record is about, in the order in which the fields are shown.
-_SUBJECTS: Final = ("attempt", "question", "replan", "trigger", "task", "name", "text", "where", "reason", "error")
+_SUBJECT_FIELDS: Final = (
+    "attempt",
+    "question",
+    "replan",
+    "trigger",
+    "task",
+    "name",
+    "text",
+    "where",
+    "reason",
+    "error",
+)
 
 
 class ConsoleExporter(Exporter):
@@ -65,19 +76,19 @@ class ConsoleExporter(Exporter):
     async def export(self, run: str, record: Record) -> None:
         """Print a record."""
         stream: TextIO = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
-        stream.write(f"{line_of(run, record)}\n")
+        stream.write(f"{format_record(run, record)}\n")
         stream.flush()
 
 
-def line_of(run: str, record: Record) -> str:
+def format_record(run: str, record: Record) -> str:
     """A record as one line, without control characters, cut where it is long."""
     when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
-    words = f"{when} {run} {record.seq} {record.body.kind} {_about(record.body)}".split()
+    words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
     line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
-    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
 
 
-def _about(body: Body) -> str:
+def _describe_body(body: RecordBody) -> str:
     match body:
         case RunOpened():
             return f"{len(body.plan.tasks)} tasks: {body.plan.name or body.plan.goal.objective}"
@@ -92,11 +103,11 @@ def _about(body: Body) -> str:
         case AlternativesConsidered():
             usable = sum(not candidate.rejected for candidate in body.candidates)
             return f"{body.replan} {usable} of {len(body.candidates)} usable"
-        case Decided():
+        case DecisionMade():
             return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
-        case Revised():
+        case PlanRevised():
             return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
         case GoalChanged():
             return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"
         case _:
-            return " ".join(str(getattr(body, field)) for field in _SUBJECTS if getattr(body, field, None))
+            return " ".join(str(getattr(body, field)) for field in _SUBJECT_FIELDS if getattr(body, field, None))

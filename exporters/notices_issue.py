@@ -9,7 +9,7 @@ from replanning.exporters._forge_issue import ForgeIssue
 from replanning.exporters._notifier import Notifier
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
-from replanning.exporters.notices import HINT
+from replanning.exporters.notices import ANSWER_HINT
 
 
 class _IssueNotifier(Notifier):
@@ -22,14 +22,14 @@ class _IssueNotifier(Notifier):
         SettingsError: that is no name of an issue.
     """
 
-    _forge: ClassVar[type[ForgeIssue]]
+    _issue_type: ClassVar[type[ForgeIssue]]
     _example: ClassVar[str]
 
     def __init__(self, issue: str = "") -> None:
         if not issue:
             example = f"{self.name}={self._example}"
             raise SettingsError([Problem(self.name, f"name the issue below which notices are to stand: {example}")])
-        super().__init__(self._forge(issue), hint=HINT)
+        super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
     @classmethod
     def from_target(cls, target: str) -> Self:
@@ -41,7 +41,7 @@ class GitHubNotifier(_IssueNotifier):
     """Keeps notices and checklist below an issue or pull request of GitHub, such as `owner/repo#12`."""
 
     name: ClassVar[str] = "github"
-    _forge = GitHubIssue
+    _issue_type = GitHubIssue
     _example = "owner/repo#12"
 
 
@@ -49,5 +49,5 @@ class GitLabNotifier(_IssueNotifier):
     """Keeps notices and checklist below an issue of GitLab, `group/project#12`, or a merge request, `group/project!7`."""
 
     name: ClassVar[str] = "gitlab"
-    _forge = GitLabIssue
+    _issue_type = GitLabIssue
     _example = "group/project#12"

@@ -24,13 +24,13 @@ from replanning.errors import PluginError, Problem, SettingsError
 from replanning.interfaces import Exporter
 
 if TYPE_CHECKING:
-    from replanning.exporters._sending import Tally
+    from replanning.exporters._sending import LossCounter
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
-MAX_QUEUE: Final = 16_384
+MAX_QUEUE_SIZE: Final = 16_384
 """Spans that wait to be sent; when more wait, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
 
-REFUSED_LIMIT: Final = 0.2
+REFUSED_CLOSE_LIMIT: Final = 0.2
 """The same where nothing listens, which trying again for seconds would hardly change."""
 
 _log = logging.getLogger(__name__)
@@ -75,28 +75,28 @@ class OtlpExporter(Exporter):
         close_limit: float = 3.0,
         service_name: str | None = None,
     ) -> None:
-        base = _address(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
-        sending = _sending()
-        self.endpoint = _shown(base)
-        self._tally: Tally = sending.Tally()
+        base = _base_url(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
+        sending = _import_sender()
+        self.endpoint = _without_password(base)
+        self._losses: LossCounter = sending.Tally()
         resource = _resource(service_name)
-        spans = sending.SpanSender(f"{base}/v1/traces", headers, timeout, self._tally)
+        spans = sending.SpanSender(f"{base}/v1/traces", headers, timeout, self._losses)
         # The end of the program is handled below: the SDK's own handler has no limit that could be set.
-        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._tracers.add_span_processor(BatchSpanProcessor(spans, max_queue_size=_queue_size()))
-        self._meters: MeterProvider | None = None
+        self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracer_provider.add_span_processor(BatchSpanProcessor(spans, max_queue_size=_queue_size()))
+        self._meter_provider: MeterProvider | None = None
         if metrics:
-            sender = sending.MetricSender(f"{base}/v1/metrics", headers, timeout, self._tally)
+            sender = sending.MetricSender(f"{base}/v1/metrics", headers, timeout, self._losses)
             reader = PeriodicExportingMetricReader(sender)
-            self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+            self._meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         self._close_limit = close_limit
         self._closed = False
         self._problem = ""
         # The SDK waits for as long as a request lasts; a daemon thread can be left to itself. It is started now because
         # from Python 3.12 on none can be started at the end of a program.
-        self._over = threading.Event()
-        self._closing = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
-        self._closing.start()
+        self._close_requested = threading.Event()
+        self._close_thread = threading.Thread(target=self._shut_down_providers, name="otlp-close", daemon=True)
+        self._close_thread.start()
         atexit.register(self._shut_down)
 
     @classmethod
@@ -115,15 +115,15 @@ class OtlpExporter(Exporter):
     @property
     def problem(self) -> str:
         """What went wrong so far, in a sentence; empty when everything sent was taken."""
-        return self._problem or self._tally.problem(self.endpoint)
+        return self._problem or self._losses.problem(self.endpoint)
 
     def tracer_provider(self) -> TracerProvider:
         """Where the engine's spans go, and where spans of one's own may go as well."""
-        return self._tracers
+        return self._tracer_provider
 
     def meter_provider(self) -> MeterProvider | None:
         """Where the engine's metrics go, if they are wanted."""
-        return self._meters
+        return self._meter_provider
 
     async def aclose(self) -> None:
         """Send what is left, within the limit, and let go of connections."""
@@ -134,10 +134,10 @@ class OtlpExporter(Exporter):
             return
         self._closed = True
         atexit.unregister(self._shut_down)
-        self._over.set()
-        absent = _refused(self.endpoint)
-        self._closing.join(min(self._close_limit, REFUSED_LIMIT) if absent else self._close_limit)
-        if self._closing.is_alive():
+        self._close_requested.set()
+        absent = _refuses_connection(self.endpoint)
+        self._close_thread.join(min(self._close_limit, REFUSED_CLOSE_LIMIT) if absent else self._close_limit)
+        if self._close_thread.is_alive():
             self._problem = (
                 f"spans could not be sent: no collector listens at {self.endpoint}"
                 if absent
@@ -147,13 +147,13 @@ class OtlpExporter(Exporter):
             _log.warning("%s", self.problem)
 
     def _shut_down_providers(self) -> None:
-        self._over.wait()
-        self._tracers.shutdown()
-        if self._meters is not None:
-            self._meters.shutdown()
+        self._close_requested.wait()
+        self._tracer_provider.shutdown()
+        if self._meter_provider is not None:
+            self._meter_provider.shutdown()
 
 
-def _sending() -> ModuleType:
+def _import_sender() -> ModuleType:
     try:
         from replanning.exporters import _sending
     except ImportError as error:
@@ -163,7 +163,7 @@ def _sending() -> ModuleType:
     return _sending
 
 
-def _address(endpoint: str) -> str:
+def _base_url(endpoint: str) -> str:
     """The address without a path for the kind of signal."""
     text = endpoint.strip() if "://" in endpoint else f"http://{endpoint.strip()}"
     try:
@@ -178,12 +178,12 @@ def _address(endpoint: str) -> str:
     return text.rstrip("/").removesuffix("/v1/traces")
 
 
-def _refused(address: str) -> bool:
+def _refuses_connection(address: str) -> bool:
     """Whether nothing listens at an address."""
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname or "", port), timeout=REFUSED_LIMIT).close()
+        socket.create_connection((parts.hostname or "", port), timeout=REFUSED_CLOSE_LIMIT).close()
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -191,7 +191,7 @@ def _refused(address: str) -> bool:
     return False
 
 
-def _shown(address: str) -> str:
+def _without_password(address: str) -> str:
     """The address as people see it: without a password."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -203,4 +203,4 @@ def _resource(service_name: str | None) -> Resource:
 
 
 def _queue_size() -> int | None:
-    return None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE
+    return None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE

@@ -13,29 +13,37 @@ from anyio.lowlevel import current_token
 from pydantic import BaseModel, ValidationError
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid, LLMUnavailable
-from replanning.http import TRIES, FailedTry, Tries, connections, content, wanted_wait, wrong_address
+from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
+from replanning.http import (
+    MAX_ATTEMPTS,
+    RequestFailed,
+    RetryPolicy,
+    create_client,
+    read_body,
+    retry_after_seconds,
+    url_problem,
+)
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import PRICES, LLMOptions, LLMProvider, PriceTable
-from replanning.providers._http import complaint, reason
-from replanning.providers._streams import events_of
+from replanning.providers._http import error_message, status_message
+from replanning.providers._streams import sse_events
 
-Shape = TypeVar("Shape", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
-_MAY_PASS: Final = (408, 409, 429)
-_ADAPTABLE: Final = (400, 422)
-_KEY: Final = (401, 403)
+_RETRYABLE_STATUSES: Final = (408, 409, 429)
+_INVALID_REQUEST_STATUSES: Final = (400, 422)
+_AUTH_STATUSES: Final = (401, 403)
 _MASK: Final = "[redacted]"
 
 
-class Reply(NamedTuple):
+class ServiceResponse(NamedTuple):
     """What a service answered, and by which id it finds the request."""
 
     body: JsonObject
     request_id: str
 
 
-class ServiceProvider(LLMProvider):
+class HTTPLLMProvider(LLMProvider):
     """A language model that is asked over HTTP.
 
     A request is made again when its failure may pass: no connection, 408, 409, 429 and 5xx; after the time that the
@@ -90,13 +98,13 @@ class ServiceProvider(LLMProvider):
         )
         variables = os.environ if environ is None else environ
         self._key = (api_key or variables.get(self.key_variable, "")).strip()
-        self.base_url = self.address(base_url or variables.get(self.url_variable) or self.default_url)
+        self.base_url = self.normalise_url(base_url or variables.get(self.url_variable) or self.default_url)
         self._transport = transport
         self._pool: tuple[object, httpx.AsyncClient] | None = None
-        self._learned: dict[tuple[str, str], frozenset[str]] = {}
+        self._unsupported_features: dict[tuple[str, str], frozenset[str]] = {}
 
     @classmethod
-    def address(cls, given: str) -> str:
+    def normalise_url(cls, given: str) -> str:
         """Where the service is, as paths are added to it."""
         return given.strip().rstrip("/")
 
@@ -108,9 +116,9 @@ class ServiceProvider(LLMProvider):
         """What is sent along, the key among it."""
         return {"authorization": f"Bearer {self._key}"} if self._key else {}
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Which variable is missing or wrong; empty where all is there."""
-        if problem := wrong_address(self.base_url):
+        if problem := url_problem(self.base_url):
             return f"its address {problem}; set {self.url_variable} or base_url to something like {self.default_url}"
         if not self._key and self.needs_key():
             return f"{self.key_variable} is not set"
@@ -126,9 +134,9 @@ class ServiceProvider(LLMProvider):
         if pool is not None and pool[0] is current_token().native_token:
             await pool[1].aclose()
 
-    async def adapted(
+    async def post_with_downgrade(
         self, path: str, body: Callable[[frozenset[str]], JsonObject], may_lack: Mapping[str, str], options: LLMOptions
-    ) -> Reply:
+    ) -> ServiceResponse:
         """Ask with what the model takes: what it objects to is left out, and not tried again for that shape.
 
         Args:
@@ -139,15 +147,15 @@ class ServiceProvider(LLMProvider):
             options: of the call.
 
         Raises:
-            LLMError: as for `ask`.
+            LLMError: as for `post`.
         """
         asked = options.model or self.model, "" if options.schema is None else options.schema.__name__
-        lacks = self._learned.get(asked, frozenset())
+        lacks = self._unsupported_features.get(asked, frozenset())
         while True:
             try:
-                reply = await self.ask(path, body(lacks), options)
-            except LLMRejected as error:
-                known = error.status in _ADAPTABLE
+                reply = await self.post(path, body(lacks), options)
+            except LLMRequestRejected as error:
+                known = error.status in _INVALID_REQUEST_STATUSES
                 lacking = [
                     name for name, word in may_lack.items() if known and name not in lacks and word in error.excerpt
                 ]
@@ -155,10 +163,10 @@ class ServiceProvider(LLMProvider):
                     raise
                 lacks |= {lacking[0]}
             else:
-                self._learned[asked] = lacks
+                self._unsupported_features[asked] = lacks
                 return reply
 
-    async def ask(self, path: str, body: JsonObject, options: LLMOptions) -> Reply:
+    async def post(self, path: str, body: JsonObject, options: LLMOptions) -> ServiceResponse:
         """Ask, and again where that may help.
 
         Raises:
@@ -166,22 +174,27 @@ class ServiceProvider(LLMProvider):
             LLMUnavailable: the service cannot be reached or is overloaded, and stays so.
             LLMReplyInvalid: what it answers is not what such services answer.
         """
-        if problem := self.unavailable():
-            raise LLMRejected(problem, provider=self.name)
+        if problem := self.unavailable_reason():
+            raise LLMRequestRejected(problem, provider=self.name)
         assert options.deadline is not None
-        tries = Tries(self.environment, options.deadline, self._given_up, most=options.tries or TRIES)
-        return await tries.made_by(partial(self._once, path, body))
+        tries = RetryPolicy(
+            self.environment,
+            options.deadline,
+            self._unavailable_error,
+            max_attempts=options.max_attempts or MAX_ATTEMPTS,
+        )
+        return await tries.call(partial(self._post_once, path, body))
 
-    def _given_up(self, failed: FailedTry, why: str) -> LLMUnavailable:
+    def _unavailable_error(self, failed: RequestFailed, why: str) -> LLMUnavailable:
         return LLMUnavailable(
-            f"{failed.what}; {why}",
+            f"{failed.message}; {why}",
             provider=self.name,
             status=failed.status,
             request_id=failed.request_id,
             excerpt=failed.excerpt,
         )
 
-    def joined(self, events: Iterator[JsonValue]) -> JsonObject:
+    def merge_stream(self, events: Iterator[JsonValue]) -> JsonObject:
         """An answer that comes in pieces although nobody asked for that, as one.
 
         Raises:
@@ -189,19 +202,21 @@ class ServiceProvider(LLMProvider):
         """
         raise ValueError("it should come whole")
 
-    async def answers(self, path: str, patience: float) -> bool:
+    async def is_reachable(self, path: str, patience: float) -> bool:
         """Whether something is served there at all, within so many seconds."""
         try:
-            return await self._in_time(self._served, path, LLMOptions(deadline=self.environment.clock.now() + patience))
+            return await self._with_deadline(
+                self._probe, path, LLMOptions(deadline=self.environment.clock.now() + patience)
+            )
         except LLMError:
             return False
 
-    async def _served(self, path: str, options: LLMOptions) -> bool:
-        client = await self._connections()
+    async def _probe(self, path: str, options: LLMOptions) -> bool:
+        client = await self._http_client()
         async with client.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
             return response.is_success
 
-    def read(self, reply: Reply, shape: type[Shape]) -> Shape:
+    def parse(self, reply: ServiceResponse, shape: type[ModelT]) -> ModelT:
         """A reply as what it should be.
 
         Raises:
@@ -214,53 +229,55 @@ class ServiceProvider(LLMProvider):
             place = ".".join(map(str, wrong["loc"]))
             problem = f"its answer is not of the usual form: {place}: {wrong['msg']}"
             excerpt = self._excerpt(json.dumps(reply.body))
-            raise LLMReplyInvalid(problem, provider=self.name, request_id=reply.request_id, excerpt=excerpt) from None
+            raise LLMResponseInvalid(
+                problem, provider=self.name, request_id=reply.request_id, excerpt=excerpt
+            ) from None
 
-    async def _once(self, path: str, body: JsonObject) -> Reply:
+    async def _post_once(self, path: str, body: JsonObject) -> ServiceResponse:
         url, headers = self.base_url + path, dict(self.headers())
-        client = await self._connections()
+        client = await self._http_client()
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
-                data, problem = await content(response)
+                data, problem = await read_body(response)
         except (httpx.TransportError, UnicodeError) as error:  # the latter where it sends us to what is no host
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise FailedTry(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
+            raise RequestFailed(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
         request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")
         if not response.is_success:
-            raise self._refusal(response, request_id, self._excerpt(complaint(data) or problem))
-        return self._reply(data, problem, request_id, streamed=_is_stream(response))
+            raise self._response_error(response, request_id, self._excerpt(error_message(data) or problem))
+        return self._parse_response(data, problem, request_id, streamed=_is_event_stream(response))
 
-    def _reply(self, data: bytes, problem: str, request_id: str, *, streamed: bool) -> Reply:
+    def _parse_response(self, data: bytes, problem: str, request_id: str, *, streamed: bool) -> ServiceResponse:
         body: JsonValue = None
         try:
-            body = self.joined(events_of(data)) if streamed else json.loads(data)
+            body = self.merge_stream(sse_events(data)) if streamed else json.loads(data)
         except (ValueError, RecursionError):
             problem = problem or "its answer is no JSON"
         if not isinstance(body, dict):
             excerpt = self._excerpt(data.decode(errors="replace"))
             problem = problem or "its answer is no JSON object"
-            raise LLMReplyInvalid(problem, provider=self.name, request_id=request_id, excerpt=excerpt)
-        return Reply(body, request_id)
+            raise LLMResponseInvalid(problem, provider=self.name, request_id=request_id, excerpt=excerpt)
+        return ServiceResponse(body, request_id)
 
-    def _refusal(self, response: httpx.Response, request_id: str, excerpt: str) -> Exception:
+    def _response_error(self, response: httpx.Response, request_id: str, excerpt: str) -> Exception:
         status = response.status_code
-        if status < 500 and status not in _MAY_PASS:
-            what = reason(status) + (f"; look at {self.key_variable}" if status in _KEY else "")
-            return LLMRejected(what, provider=self.name, status=status, request_id=request_id, excerpt=excerpt)
-        return FailedTry(
-            reason(status),
+        if status < 500 and status not in _RETRYABLE_STATUSES:
+            what = status_message(status) + (f"; look at {self.key_variable}" if status in _AUTH_STATUSES else "")
+            return LLMRequestRejected(what, provider=self.name, status=status, request_id=request_id, excerpt=excerpt)
+        return RequestFailed(
+            status_message(status),
             status=status,
             request_id=request_id,
             excerpt=excerpt,
-            after=wanted_wait(response.headers, self.environment.clock.now()),
-            last=response.headers.get("x-should-retry") == "false",
+            retry_after=retry_after_seconds(response.headers, self.environment.clock.now()),
+            permanent=response.headers.get("x-should-retry") == "false",
         )
 
-    async def _connections(self) -> httpx.AsyncClient:
+    async def _http_client(self) -> httpx.AsyncClient:
         """The connections of this event loop; those of another one cannot be used here, nor closed."""
         loop = current_token().native_token
         if self._pool is None or self._pool[0] is not loop:
-            client = await connections(self._transport)
+            client = await create_client(self._transport)
             if self._pool is None or self._pool[0] is not loop:  # nobody else made them meanwhile
                 self._pool = loop, client
         return self._pool[1]
@@ -269,6 +286,6 @@ class ServiceProvider(LLMProvider):
         return super()._excerpt(text.replace(self._key, _MASK) if self._key else text)
 
 
-def _is_stream(response: httpx.Response) -> bool:
+def _is_event_stream(response: httpx.Response) -> bool:
     kind: str = response.headers.get("content-type", "")
     return kind.startswith("text/event-stream")

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from replanning import ToolSpec
-from replanning.facts import artifact, finder, holes
+from replanning.facts import artifact_fact, compile_fact_pattern, placeholders
 from replanning.interfaces import JsonObject, JsonValue
 
-MOST: Final = 20_000
+MAX_ACTIONS: Final = 20_000
 """How many uses of tools are considered."""
 
-_JSON: Final[Mapping[str, tuple[type, ...]]] = {
+_PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
@@ -28,12 +28,12 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
 }
 
-_SORTED: Final = json.JSONEncoder(sort_keys=True)
+_KEY_ENCODER: Final = json.JSONEncoder(sort_keys=True)
 
 Binding = dict[str, str]
 
 
-class Action(NamedTuple):
+class ToolAction(NamedTuple):
     """A use of a tool with arguments; facts in the order in which the tool states them."""
 
     tool: str
@@ -46,20 +46,20 @@ class Action(NamedTuple):
     @property
     def key(self) -> str:
         """By which equal uses are recognised."""
-        return use_key(self.tool, self.arguments)
+        return action_key(self.tool, self.arguments)
 
 
-class Grounded(NamedTuple):
+class Grounding(NamedTuple):
     """The uses of tools that can become possible, whether these are all, and whether there were too many."""
 
-    actions: tuple[Action, ...]
+    actions: tuple[ToolAction, ...]
     complete: bool
-    cut: bool
+    truncated: bool
 
 
-def use_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
+def action_key(tool: str | None, arguments: Mapping[str, JsonValue]) -> str:
     """By which equal uses of a tool are recognised."""
-    return _SORTED.encode([tool, arguments])
+    return _KEY_ENCODER.encode([tool, arguments])
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ class Domain:
     Attributes:
         tools: the tools that can be used.
         objects: the things that facts speak of: name to type.
-        values: by tool and parameter, what tasks give for it, where no fact and no type says more.
-        assumed: patterns of facts that are taken to hold.
-        forbidden: uses of tools that are out of the question.
+        parameter_values: by tool and parameter, what tasks give for it, where no fact and no type says more.
+        assumed_patterns: patterns of facts that are taken to hold.
+        forbidden_actions: uses of tools that are out of the question.
     """
 
     tools: tuple[ToolSpec, ...]
     objects: Mapping[str, str]
-    values: Mapping[tuple[str, str], tuple[JsonValue, ...]]
-    assumed: frozenset[str] = frozenset()
-    forbidden: frozenset[str] = frozenset()
+    parameter_values: Mapping[tuple[str, str], tuple[JsonValue, ...]]
+    assumed_patterns: frozenset[str] = frozenset()
+    forbidden_actions: frozenset[str] = frozenset()
 
 
-def reachable(facts: Sequence[str], domain: Domain, most: int = MOST) -> Grounded:
+def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTIONS) -> Grounding:
     """All that can be reached from facts, with no more than so many uses of tools."""
-    return _Reach(facts, [_Schema.of(tool, domain) for tool in domain.tools], domain, most).go()
+    return _ReachabilityAnalysis(facts, [_ActionSchema.of(tool, domain) for tool in domain.tools], domain, most).run()
 
 
 @dataclass
-class _Schema:
+class _ActionSchema:
     """A tool with its patterns ready to be matched."""
 
     tool: ToolSpec
@@ -95,13 +95,13 @@ class _Schema:
     adds: tuple[str, ...]
     parameters: tuple[str, ...]
     choices: Mapping[str, tuple[str, ...]]
-    finders: list[_Finder] = field(default_factory=list)
+    matchers: list[_PatternMatcher] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tool: ToolSpec, domain: Domain) -> _Schema:
-        needs = tuple(n for n in (*tool.requires, *map(artifact, tool.needs)) if n not in domain.assumed)
-        adds = (*tool.adds, *map(artifact, tool.produces))
-        named = (name for text in (*needs, *adds, *tool.removes) for name in holes(text))
+    def of(cls, tool: ToolSpec, domain: Domain) -> _ActionSchema:
+        needs = tuple(n for n in (*tool.requires, *map(artifact_fact, tool.needs)) if n not in domain.assumed_patterns)
+        adds = (*tool.adds, *map(artifact_fact, tool.produces))
+        named = (name for text in (*needs, *adds, *tool.removes) for name in placeholders(text))
         parameters = tuple(dict.fromkeys([*tool.parameters, *named]))
         types = set(domain.objects.values())
         choices = {
@@ -110,23 +110,23 @@ class _Schema:
             if tool.parameters.get(name) in types
         }
         made = cls(tool, needs, adds, parameters, choices)
-        made.finders = [_Finder(pattern, choices) for pattern in needs]
+        made.matchers = [_PatternMatcher(pattern, choices) for pattern in needs]
         return made
 
 
-class _Finder:
+class _PatternMatcher:
     """The facts found so far that a pattern stands for."""
 
     def __init__(self, pattern: str, choices: Mapping[str, tuple[str, ...]]) -> None:
         self.pattern = pattern
-        self.names = holes(pattern)
-        self.found: list[Binding] = []
-        self._matches = finder(pattern, choices).fullmatch
+        self.names = placeholders(pattern)
+        self.bindings: list[Binding] = []
+        self._fullmatch = compile_fact_pattern(pattern, choices).fullmatch
         self._by_value: dict[tuple[str, str], list[Binding]] = {}
 
-    def take(self, fact: str) -> Binding | None:
+    def match(self, fact: str) -> Binding | None:
         """What the holes stand for, if the pattern stands for this fact."""
-        match = self._matches(fact)
+        match = self._fullmatch(fact)
         if match is None:
             return None
         binding = dict(zip(self.names, match.groups(), strict=True))
@@ -134,103 +134,103 @@ class _Finder:
         return binding
 
     def _add(self, binding: Binding) -> None:
-        self.found.append(binding)
+        self.bindings.append(binding)
         for item in binding.items():
             self._by_value.setdefault(item, []).append(binding)
 
-    def freedom(self, bound: AbstractSet[str]) -> tuple[bool, int]:
+    def join_cost(self, bound: AbstractSet[str]) -> tuple[bool, int]:
         """How much is left open where these names are bound: whether everything, then how many names."""
         left = sum(name not in bound for name in self.names)
         return 0 < left == len(self.names), left
 
-    def agreeing(self, bound: Binding) -> Iterator[Binding]:
+    def consistent_bindings(self, bound: Binding) -> Iterator[Binding]:
         """The bindings that agree with another."""
         known = [name for name in self.names if name in bound]
-        options = self._by_value.get((known[0], bound[known[0]]), []) if known else self.found
+        options = self._by_value.get((known[0], bound[known[0]]), []) if known else self.bindings
         for binding in list(options):
             if all(binding[name] == bound[name] for name in known):
                 yield {**bound, **binding}
 
 
-class _Reach:
+class _ReachabilityAnalysis:
     """Takes facts one after another, and makes every action that each completes."""
 
-    def __init__(self, facts: Sequence[str], schemas: Sequence[_Schema], domain: Domain, most: int) -> None:
+    def __init__(self, facts: Sequence[str], schemas: Sequence[_ActionSchema], domain: Domain, most: int) -> None:
         self._schemas = schemas
         self._domain = domain
         self._facts: dict[str, None] = dict.fromkeys(facts)
         self._queue = list(self._facts)
-        self._actions: dict[str, Action] = {}
+        self._actions: dict[str, ToolAction] = {}
         self._complete = True
-        self._most = most
+        self._max_actions = most
 
-    def go(self) -> Grounded:
+    def run(self) -> Grounding:
         for schema in self._schemas:
             if not schema.needs:
-                self._make(schema, {})
+                self._add_actions(schema, {})
         for fact in self._queue:  # grows while it is walked
             for schema in self._schemas:
-                for index, found in enumerate(schema.finders):
-                    binding = found.take(fact)
+                for index, found in enumerate(schema.matchers):
+                    binding = found.match(fact)
                     if binding is not None:
                         self._join(schema, binding, index)
-            if len(self._actions) > self._most:
-                return Grounded(tuple(self._actions.values()), complete=False, cut=True)
-        return Grounded(tuple(self._actions.values()), self._complete, cut=False)
+            if len(self._actions) > self._max_actions:
+                return Grounding(tuple(self._actions.values()), complete=False, truncated=True)
+        return Grounding(tuple(self._actions.values()), self._complete, truncated=False)
 
-    def _join(self, schema: _Schema, binding: Binding, taken: int) -> None:
+    def _join(self, schema: _ActionSchema, binding: Binding, taken: int) -> None:
         """Complete a binding in every way that the facts found so far allow."""
         partial = [binding]
-        rest = [found for index, found in enumerate(schema.finders) if index != taken]
+        rest = [found for index, found in enumerate(schema.matchers) if index != taken]
         while rest and partial:
             bound = partial[0].keys()
-            rest.sort(key=lambda found: found.freedom(bound))
+            rest.sort(key=lambda found: found.join_cost(bound))
             found = rest.pop(0)
-            partial = [more for one in partial for more in found.agreeing(one)]
+            partial = [more for one in partial for more in found.consistent_bindings(one)]
         for one in partial:
-            self._make(schema, one)
+            self._add_actions(schema, one)
 
-    def _make(self, schema: _Schema, binding: Binding) -> None:
+    def _add_actions(self, schema: _ActionSchema, binding: Binding) -> None:
         tool = schema.tool
         for arguments in self._arguments(schema, binding):
-            key = use_key(tool.name, arguments)
-            if key in self._actions or key in self._domain.forbidden:
+            key = action_key(tool.name, arguments)
+            if key in self._actions or key in self._domain.forbidden_actions:
                 continue
             needed = [need for need in tool.preconditions(arguments) if need in self._facts]
             added = tool.additions(arguments)
             removed = tuple(fact for fact in tool.deletions(arguments) if fact not in added)
-            self._actions[key] = Action(tool.name, arguments, tuple(needed), added, removed, tool.cost or 0.0)
+            self._actions[key] = ToolAction(tool.name, arguments, tuple(needed), added, removed, tool.cost or 0.0)
             for fact in added:
                 if fact not in self._facts:
                     self._facts[fact] = None
                     self._queue.append(fact)
 
-    def _arguments(self, schema: _Schema, binding: Binding) -> Iterator[JsonObject]:
+    def _arguments(self, schema: _ActionSchema, binding: Binding) -> Iterator[JsonObject]:
         """The arguments that a binding leaves open, in every way; none where nobody knows what to give."""
         made: list[JsonObject] = [{}]
         for name in schema.parameters:
             values: Sequence[JsonValue]
             if name in binding:
-                values = [_typed(binding[name], schema.tool.parameters.get(name, "any"))]
+                values = [_parse_value(binding[name], schema.tool.parameters.get(name, "any"))]
             elif name in schema.choices:
                 values = schema.choices[name]
             else:
-                values = self._domain.values.get((schema.tool.name, name), ())
+                values = self._domain.parameter_values.get((schema.tool.name, name), ())
                 if not values:
                     self._complete = False
             made = [{**one, name: value} for one in made for value in values]
-            if len(made) > MOST:
+            if len(made) > MAX_ACTIONS:
                 self._complete = False
-                made = made[:MOST]
+                made = made[:MAX_ACTIONS]
         yield from made
 
 
-def _typed(text: str, kind: str) -> JsonValue:
+def _parse_value(text: str, kind: str) -> JsonValue:
     """What a hole stands for, as a value of a parameter's type."""
-    if kind in _JSON:
+    if kind in _PYTHON_TYPES:
         try:
             value: JsonValue = json.loads(text)
         except ValueError:
             return text
-        return value if isinstance(value, _JSON[kind]) else text
+        return value if isinstance(value, _PYTHON_TYPES[kind]) else text
     return text

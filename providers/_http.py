@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-_REASONS: Final[Mapping[int, str]] = {
+_STATUS_MESSAGES: Final[Mapping[int, str]] = {
     401: "it does not accept the key",
     402: "it wants to be paid",
     403: "it does not let this key do that",
@@ -18,14 +18,14 @@ _REASONS: Final[Mapping[int, str]] = {
 }
 
 
-def reason(status: int) -> str:
+def status_message(status: int) -> str:
     """What a status means, in words."""
     if 300 <= status < 400:
         return "it is elsewhere now, and the key is not sent on"
-    return _REASONS.get(status) or ("it fails" if status >= 500 else "it does not take this request")
+    return _STATUS_MESSAGES.get(status) or ("it fails" if status >= 500 else "it does not take this request")
 
 
-def complaint(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """What an answer says is wrong, in whichever of the usual forms."""
     try:
         said = json.loads(body)

@@ -38,29 +38,39 @@ from replanning.changes import (
 from replanning.errors import UnknownTask
 from replanning.interfaces import JsonObject, JsonValue, TaskState, TaskView
 
-MOST_CANDIDATES: Final = 20
-MOST_TASKS: Final = 200
+MAX_CANDIDATES: Final = 20
+MAX_CHANGES: Final = 200
 """More changes and new tasks than this make no candidate."""
 
-_DEEPEST: Final = 30
-_LONGEST: Final = 1000
-_SATISFIED: Final = (TaskState.DONE, TaskState.SKIPPED)
-_HANDED_ON: Final = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
+_MAX_JSON_DEPTH: Final = 30
+_MAX_REASON_CHARS: Final = 1000
+_SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
+_INHERITED_FIELDS: Final = (
+    "goal",
+    "priority",
+    "timeout",
+    "retry",
+    "optional",
+    "when",
+    "resources",
+    "acceptance",
+    "metadata",
+)
 
 
-class Part(BaseModel):
+class ReplyModel(BaseModel):
     """A part of an answer: taken strictly as it is, with nothing that was not asked for."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing(cls, value: object) -> object:
+    def _drop_nulls(cls, value: object) -> object:
         """Many models write null for what they leave out."""
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
-class NewTask(Part):
+class NewTask(ReplyModel):
     """A task that the plan does not have yet."""
 
     id: str = Field(description="One that no task has or had.")
@@ -71,7 +81,7 @@ class NewTask(Part):
     timeout: float | None = Field(default=None, gt=0, description="Seconds; left out, as is usual here.")
 
 
-class Add(Part):
+class Add(ReplyModel):
     """Add a task; the tasks in `before` will wait for it."""
 
     kind: Literal["add"]
@@ -79,14 +89,14 @@ class Add(Part):
     before: list[str] = []
 
 
-class Remove(Part):
+class Remove(ReplyModel):
     """Take out a task that has not started and on which nothing that stays depends."""
 
     kind: Literal["remove"]
     task_id: str
 
 
-class Replace(Part):
+class Replace(ReplyModel):
     """Put one or more new tasks in the place of a task, whose dependencies they inherit."""
 
     kind: Literal["replace"]
@@ -94,7 +104,7 @@ class Replace(Part):
     tasks: list[NewTask]
 
 
-class Modify(Part):
+class Modify(ReplyModel):
     """Change a task that has not started; what is left out or null stays as it is."""
 
     kind: Literal["modify"]
@@ -106,14 +116,14 @@ class Modify(Part):
     timeout: float | None = Field(default=None, gt=0)
 
 
-class Reorder(Part):
+class Reorder(ReplyModel):
     """Run these waiting tasks in this order."""
 
     kind: Literal["reorder"]
     order: list[str]
 
 
-class Retry(Part):
+class Retry(ReplyModel):
     """Run a task again, after `delay` seconds."""
 
     kind: Literal["retry"]
@@ -121,7 +131,7 @@ class Retry(Part):
     delay: float = Field(default=0.0, ge=0, le=86_400)
 
 
-class Skip(Part):
+class Skip(ReplyModel):
     """Go on without a task; what depends on it runs without its output."""
 
     kind: Literal["skip"]
@@ -129,7 +139,7 @@ class Skip(Part):
     reason: str = ""
 
 
-class Cancel(Part):
+class Cancel(ReplyModel):
     """Stop a task; what depends on it cannot run."""
 
     kind: Literal["cancel"]
@@ -137,48 +147,48 @@ class Cancel(Part):
     reason: str = ""
 
 
-class Abort(Part):
+class Abort(ReplyModel):
     """Stop the whole run."""
 
     kind: Literal["abort"]
     reason: str = ""
 
 
-Change = Annotated[
+ProposedChange = Annotated[
     Add | Remove | Replace | Modify | Reorder | Retry | Skip | Cancel | Abort, Field(discriminator="kind")
 ]
 
 
-class Proposed(Part):
+class ProposedAlternative(ReplyModel):
     """One way on."""
 
     reason: str = Field(description="Why this helps, in a sentence.")
-    changes: list[Change] = Field(description="Applied together, in this order.")
+    changes: list[ProposedChange] = Field(description="Applied together, in this order.")
     confidence: float = Field(ge=0, le=1, description="How likely it is that the goal is reached this way.")
-    _unreadable: str = PrivateAttr("")
+    _problem: str = PrivateAttr("")
 
     @classmethod
-    def unreadable(cls, why: str) -> Self:
+    def invalid(cls, why: str) -> Self:
         """Stands for a candidate that is none, so that the others are not lost with it."""
         found = cls(reason="", changes=[], confidence=0.0)
-        found._unreadable = why
+        found._problem = why
         return found
 
 
-def _or_unreadable(value: object, read: ValidatorFunctionWrapHandler) -> object:
+def _validate_or_invalid(value: object, read: ValidatorFunctionWrapHandler) -> object:
     try:
         return read(value)
     except ValidationError as error:
-        return Proposed.unreadable(_told(error))
+        return ProposedAlternative.invalid(_validation_message(error))
 
 
-class Reply(Part):
+class ProposalReply(ReplyModel):
     """What is asked of the model: ways on, the best first; none where there is none."""
 
-    candidates: list[Annotated[Proposed, WrapValidator(_or_unreadable)]]
+    candidates: list[Annotated[ProposedAlternative, WrapValidator(_validate_or_invalid)]]
 
 
-class Read(NamedTuple):
+class ParsedCandidate(NamedTuple):
     """What a candidate came to: an alternative, or why it is dropped."""
 
     reason: str
@@ -186,7 +196,7 @@ class Read(NamedTuple):
     problem: str = ""
 
 
-class Reader:
+class ProposalParser:
     """Makes alternatives of candidates.
 
     Whether the plan takes them is for the engine to say; here stands what the engine cannot know of: that this comes
@@ -200,37 +210,42 @@ class Reader:
 
     def __init__(self, view: PlanView, used: Collection[str | None], clean: Callable[[JsonValue], JsonValue]) -> None:
         self._view = view
-        self._used = used
-        self._clean = clean
+        self._used_tools = used
+        self._redact = clean
 
-    def read(self, reply: Reply) -> Iterator[Read]:
+    def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
         """What each of the candidates came to."""
-        for proposed in reply.candidates[:MOST_CANDIDATES]:
-            yield self._candidate(proposed)
-        if (more := len(reply.candidates) - MOST_CANDIDATES) > 0:
-            yield Read("", problem=f"{more} candidates beyond the first {MOST_CANDIDATES} were not looked at")
+        for proposed in reply.candidates[:MAX_CANDIDATES]:
+            yield self._parse_candidate(proposed)
+        if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
+            yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were not looked at")
 
-    def _candidate(self, proposed: Proposed) -> Read:
-        reason = self._line(proposed.reason)
-        if proposed._unreadable:
-            return Read(reason, problem=proposed._unreadable)
+    def _parse_candidate(self, proposed: ProposedAlternative) -> ParsedCandidate:
+        reason = self._single_line(proposed.reason)
+        if proposed._problem:
+            return ParsedCandidate(reason, problem=proposed._problem)
         try:
-            if sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes) > MOST_TASKS:
-                raise _Dropped(f"it has more than {MOST_TASKS} changes")
-            changes = tuple(map(self._change, proposed.changes))
-        except _Dropped as error:
-            return Read(reason, problem=str(error))
-        ask = next(self._must_ask(changes), "")
-        return Read(reason, Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask))
+            if (
+                sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
+                > MAX_CHANGES
+            ):
+                raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
+            changes = tuple(map(self._convert_change, proposed.changes))
+        except _InvalidCandidate as error:
+            return ParsedCandidate(reason, problem=str(error))
+        ask = next(self._approval_reasons(changes), "")
+        return ParsedCandidate(
+            reason, Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
+        )
 
-    def _change(self, change: Change) -> PlanChange:
+    def _convert_change(self, change: ProposedChange) -> PlanChange:
         match change:
             case Add():
-                return AddTask(task=self._task(change.task), before=tuple(change.before))
+                return AddTask(task=self._convert_task(change.task), before=tuple(change.before))
             case Replace():
-                return self._replacement(change)
+                return self._convert_replacement(change)
             case Modify():
-                return self._modification(change)
+                return self._convert_modification(change)
             case Remove():
                 return RemoveTask(task_id=change.task_id)
             case Reorder():
@@ -238,18 +253,18 @@ class Reader:
             case Retry():
                 return RetryTask(task_id=change.task_id, delay=change.delay)
             case Skip():
-                return SkipTask(task_id=change.task_id, reason=self._line(change.reason))
+                return SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Cancel():
-                return CancelTask(task_id=change.task_id, reason=self._line(change.reason))
+                return CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Abort():
-                return AbortRun(reason=self._line(change.reason))
+                return AbortRun(reason=self._single_line(change.reason))
 
-    def _replacement(self, change: Replace) -> ReplaceTask:
+    def _convert_replacement(self, change: Replace) -> ReplaceTask:
         if not change.tasks:
-            raise _Dropped(f"{change.task_id!r} is to be replaced by nothing; skip or remove it instead")
-        found = self._known(change.task_id)
+            raise _InvalidCandidate(f"{change.task_id!r} is to be replaced by nothing; skip or remove it instead")
+        found = self._find_task(change.task_id)
         old = found.task if found is not None else None
-        parts = [self._task(new, old) for new in change.tasks]
+        parts = [self._convert_task(new, old) for new in change.tasks]
         needed = {dep for part in parts for dep in part.depends_on}
         # What the old task must meet cannot be met by those that only prepare it.
         parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
@@ -266,39 +281,41 @@ class Reader:
         for part in self._view.lineage(task_id):
             lasting = part.failure is not None and not part.failure.transient
             if lasting and use == (part.task.tool, part.task.arguments, part.task.goal):
-                raise _Dropped(f"the same was tried before as {part.id!r} and failed")
+                raise _InvalidCandidate(f"the same was tried before as {part.id!r} and failed")
 
-    def _modification(self, change: Modify) -> ModifyTask:
+    def _convert_modification(self, change: Modify) -> ModifyTask:
         given: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
         if not given:
-            raise _Dropped(f"the change of {change.task_id!r} says nothing that is to be changed")
+            raise _InvalidCandidate(f"the change of {change.task_id!r} says nothing that is to be changed")
         if "tool" in given:
             self._check_tool(change.tool, change.task_id)
         _check_size(given, change.task_id)
         return ModifyTask(task_id=change.task_id, fields=given)
 
-    def _task(self, new: NewTask, old: Task | None = None) -> Task:
+    def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
         self._check_tool(new.tool, new.id)
         given: JsonObject = new.model_dump(exclude_none=True)
         _check_size(given, new.id)
         handed_on = {
-            name: getattr(old, name) for name in _HANDED_ON if old is not None and name in old.model_fields_set
+            name: getattr(old, name) for name in _INHERITED_FIELDS if old is not None and name in old.model_fields_set
         }
         try:
             return Task.model_validate({**handed_on, **given})
         except ValidationError as error:
-            raise _Dropped(f"task {_shown(new.id)}: {_told(error)}") from None
+            raise _InvalidCandidate(f"task {_quoted(new.id)}: {_validation_message(error)}") from None
 
     def _check_tool(self, tool: str | None, task_id: str) -> None:
         """Refuse what the engine takes where a plan describes no tools, or a task names none."""
-        if tool in self._used or (tool is not None and self._view.tools):
+        if tool in self._used_tools or (tool is not None and self._view.tools):
             return
-        known = ", ".join(sorted(repr(name) for name in self._used if name is not None)) or "none"
+        known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
         if tool is None:
-            raise _Dropped(f"task {_shown(task_id)} names no tool of the library")
-        raise _Dropped(f"task {_shown(task_id)}: there is no tool {_shown(tool)}; the tools of the plan are: {known}")
+            raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
+        raise _InvalidCandidate(
+            f"task {_quoted(task_id)}: there is no tool {_quoted(tool)}; the tools of the plan are: {known}"
+        )
 
-    def _known(self, task_id: str) -> TaskView | None:
+    def _find_task(self, task_id: str) -> TaskView | None:
         try:
             return self._view.task(task_id)
         except UnknownTask:
@@ -306,80 +323,80 @@ class Reader:
 
     # What a model may not do without a person
 
-    def _must_ask(self, changes: Sequence[PlanChange]) -> Iterator[str]:
+    def _approval_reasons(self, changes: Sequence[PlanChange]) -> Iterator[str]:
         view = self._view
         # Where facts say what the plan is for, the engine sees by itself whether that is still reached.
-        stated = view.original.facts is not None and bool(view.goal.facts)
+        stated = view.original_plan.facts is not None and bool(view.goal.facts)
         for change in changes:
             if isinstance(change, AbortRun):
                 yield "a model proposes to end the run"
             elif isinstance(change, AddTask):
-                yield from self._longer(change.task, None)
+                yield from self._timeout_increases(change.task, None)
             else:
-                yield from self._of_task(change, stated)
+                yield from self._task_approval_reasons(change, stated)
 
-    def _of_task(self, change: PlanChange, stated: bool) -> Iterator[str]:
-        found = self._known(change.task_id) if not isinstance(change, AbortRun | AddTask | ReorderTasks) else None
+    def _task_approval_reasons(self, change: PlanChange, stated: bool) -> Iterator[str]:
+        found = self._find_task(change.task_id) if not isinstance(change, AbortRun | AddTask | ReorderTasks) else None
         if found is None:
             return
         if isinstance(change, ReplaceTask):
             for part in change.tasks:
-                yield from self._longer(part, found.task)
+                yield from self._timeout_increases(part, found.task)
         elif isinstance(change, ModifyTask):
             new = found.task.model_copy(update={k: v for k, v in change.fields.items() if k in ("tool", "timeout")})
-            yield from self._longer(new, found.task)
+            yield from self._timeout_increases(new, found.task)
             if not stated:
-                yield from self._sooner(found, change.fields.get("depends_on"))
-        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._required(found):
+                yield from self._dropped_dependencies(found, change.fields.get("depends_on"))
+        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(found):
             yield f"a model proposes to do without {found.id!r}, which the plan requires"
 
-    def _required(self, task: TaskView) -> bool:
-        return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED)
+    def _is_required(self, task: TaskView) -> bool:
+        return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED_STATES)
 
-    def _longer(self, new: Task, old: Task | None) -> Iterator[str]:
+    def _timeout_increases(self, new: Task, old: Task | None) -> Iterator[str]:
         """Whether a task would have more time than the task or tool that it comes from."""
         tool = self._view.tool(new.tool)
         limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
         if limit is not None and new.timeout is not None and new.timeout > limit:
             yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
 
-    def _sooner(self, task: TaskView, depends_on: JsonValue) -> Iterator[str]:
+    def _dropped_dependencies(self, task: TaskView, depends_on: JsonValue) -> Iterator[str]:
         """Whether a task would no longer wait for something that is still to be done."""
         for dep in task.task.depends_on if isinstance(depends_on, list) else ():
-            found = self._known(dep)
-            if dep not in depends_on and found is not None and self._required(found):  # type: ignore[operator]  # a list
+            found = self._find_task(dep)
+            if dep not in depends_on and found is not None and self._is_required(found):  # type: ignore[operator]  # a list
                 yield f"a model proposes to let {task.id!r} run without waiting for {dep!r}"
 
-    def _line(self, text: str) -> str:
+    def _single_line(self, text: str) -> str:
         """A text for people, on one line and without what a terminal might obey."""
-        clean = str(self._clean(text[: 4 * _LONGEST]))
-        return "".join(c if c.isprintable() else " " for c in clean).strip()[:_LONGEST]
+        clean = str(self._redact(text[: 4 * _MAX_REASON_CHARS]))
+        return "".join(c if c.isprintable() else " " for c in clean).strip()[:_MAX_REASON_CHARS]
 
 
-class _Dropped(Exception):
+class _InvalidCandidate(Exception):
     """A candidate is none that a plan could have; says why."""
 
 
 def _check_size(value: JsonValue, task_id: str) -> None:
     """Refuse what cannot be kept in a journal: too deep, or no number."""
     layer: list[JsonValue] = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_JSON_DEPTH):
         if any(isinstance(item, float) and not math.isfinite(item) for item in layer):
-            raise _Dropped(f"task {_shown(task_id)} has a number that is infinite or none")
+            raise _InvalidCandidate(f"task {_quoted(task_id)} has a number that is infinite or none")
         nested = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, dict | list)]
         layer = [inner for items in nested for inner in items]
         if not layer:
             return
-    raise _Dropped(f"the arguments of task {_shown(task_id)} are nested too deeply")
+    raise _InvalidCandidate(f"the arguments of task {_quoted(task_id)} are nested too deeply")
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}…")
 
 
-def _told(error: ValidationError) -> str:
+def _validation_message(error: ValidationError) -> str:
     """What is wrong, with its place, in one line."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [f"{'.'.join(map(str, d['loc'])) or 'the candidate'}: {d['msg']}" for d in details[:5]]
     more = f"; and {len(details) - 5} more" if len(details) > 5 else ""
-    return ("; ".join(lines) + more)[:_LONGEST]
+    return ("; ".join(lines) + more)[:_MAX_REASON_CHARS]

@@ -12,65 +12,75 @@ from pydantic import BaseModel
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import LLMOptions
 
-_MAPS: Final = ("properties", "$defs")
-_DROPPED: Final = ("default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems")
+_SCHEMA_MAPS: Final = ("properties", "$defs")
+_UNSUPPORTED_KEYWORDS: Final = (
+    "default",
+    "examples",
+    "title",
+    "discriminator",
+    "minLength",
+    "maxLength",
+    "uniqueItems",
+)
 """What a strict schema may not say; the answer is held to it afterwards."""
-_LOOSE: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
-_KINDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
+_NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
+_TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 
 
-def name_of(schema: type[BaseModel]) -> str:
+def schema_name(schema: type[BaseModel]) -> str:
     """A name for a shape, as services take it."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", schema.__name__)[:64]
 
 
 @lru_cache(maxsize=64)
-def schema_of(shape: type[BaseModel]) -> JsonObject:
+def json_schema(shape: type[BaseModel]) -> JsonObject:
     """A shape as JSON Schema, not to be changed: it is made once, which takes longer than all else about a request."""
     return shape.model_json_schema()
 
 
-def told(options: LLMOptions, *, in_words: bool) -> str:
+def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
     """What the model is told about its role, and where its service takes no schema, about the shape of its answer."""
     parts = [options.system or ""]
-    if options.schema is not None and in_words:
-        schema = json.dumps(schema_of(options.schema), ensure_ascii=False)
+    if options.schema is not None and schema_in_prompt:
+        schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
         parts.append(f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
     return "\n\n".join(filter(None, parts))
 
 
 @lru_cache(maxsize=64)
-def strictly(schema: type[BaseModel]) -> JsonObject | None:
+def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
     """The shape in the part of JSON Schema to which services can hold a model; None where it cannot be said there.
 
     There an object has exactly the members that are listed, all of them.
     """
-    whole = schema_of(schema)
+    whole = json_schema(schema)
     try:
-        return _members_of(whole)
+        return _strict_object(whole)
     except ValueError:
         return None
 
 
-def _strict(node: JsonValue) -> JsonValue:
+def _strict_node(node: JsonValue) -> JsonValue:
     if isinstance(node, list):
-        return [_strict(item) for item in node]
-    return _members_of(node) if isinstance(node, dict) else node
+        return [_strict_node(item) for item in node]
+    return _strict_object(node) if isinstance(node, dict) else node
 
 
-def _members_of(node: JsonObject) -> JsonObject:
+def _strict_object(node: JsonObject) -> JsonObject:
     if "$ref" in node:
         return {
-            name: _mapped(node[name]) if name in _MAPS else node[name] for name in ("$ref", "$defs") if name in node
+            name: _strict_map(node[name]) if name in _SCHEMA_MAPS else node[name]
+            for name in ("$ref", "$defs")
+            if name in node
         }
-    if any(name in node for name in _LOOSE) or not any(name in node for name in _KINDS):
+    if any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
         raise ValueError("anything goes here")
     strict: JsonObject = {}
     for name, value in node.items():
-        if name in _MAPS:
-            strict[name] = _mapped(value)
-        elif name not in _DROPPED:
-            strict["anyOf" if name == "oneOf" else name] = _strict(value)
+        if name in _SCHEMA_MAPS:
+            strict[name] = _strict_map(value)
+        elif name not in _UNSUPPORTED_KEYWORDS:
+            strict["anyOf" if name == "oneOf" else name] = _strict_node(value)
     if node.get("type") == "object":
         members = node.get("properties")
         if node.get("additionalProperties") or not isinstance(members, dict):
@@ -81,6 +91,6 @@ def _members_of(node: JsonObject) -> JsonObject:
     return strict
 
 
-def _mapped(nodes: JsonValue) -> JsonValue:
+def _strict_map(nodes: JsonValue) -> JsonValue:
     assert isinstance(nodes, dict)
-    return {name: _strict(node) for name, node in nodes.items()}
+    return {name: _strict_node(node) for name, node in nodes.items()}

@@ -14,33 +14,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replanning.providers._grounding import Action
+from replanning.providers._grounding import ToolAction
 
-NODES: Final = 20_000
+MAX_ASTAR_NODES: Final = 20_000
 """How many states A* looks at."""
 
-GREEDY_NODES: Final = 3_000
+MAX_GREEDY_NODES: Final = 3_000
 """How many states greedy search looks at."""
 
-BETWEEN_LOOKS: Final = 50
+NODES_PER_CANCEL_CHECK: Final = 50
 """After how many states whoever wants a search is asked whether it is still wanted."""
 
-_FAR: Final = 1 << 40
+_INFINITY: Final = 1 << 40
 
 
 class Target(NamedTuple):
     """Where a way may lead: the facts that must hold there (None: it leads nowhere), and the price of what it leaves out."""
 
     needs: frozenset[str] | None
-    price: float
+    cost: float
 
 
-class Found(NamedTuple):
-    """The way to one of the targets, if there is one; `finished` says that this is certain, and there is no better."""
+class SearchResult(NamedTuple):
+    """The way to one of the targets, if there is one; `conclusive` says that this is certain, and there is no better."""
 
-    actions: tuple[Action, ...] | None
+    actions: tuple[ToolAction, ...] | None
     target: int
-    finished: bool
+    conclusive: bool
     nodes: int
 
 
@@ -49,48 +49,48 @@ class _Move(NamedTuple):
     adds: int
     removes: int
     weight: float
-    action: Action
+    action: ToolAction
 
 
 @dataclass(frozen=True, slots=True)
-class _Space:
+class _SearchSpace:
     """A search space in which each fact is one bit."""
 
     start: int
     moves: tuple[_Move, ...]
     goals: tuple[tuple[int, float, int], ...]
-    step: float
-    most: int
+    min_weight: float
+    max_adds: int
 
-    def estimate(self, state: int) -> float:
+    def heuristic(self, state: int) -> float:
         """Never more than what the best way from a state still costs."""
-        most, step = self.most, self.step
+        most, step = self.max_adds, self.min_weight
         return min(
             price + ((-(-(needs & ~state).bit_count() // most)) * step if needs & ~state else 0)
             for needs, price, _ in self.goals
         )
 
-    def following(self, state: int) -> Iterator[tuple[int, float, Action]]:
+    def successors(self, state: int) -> Iterator[tuple[int, float, ToolAction]]:
         """The states that one action leads to, with its weight."""
         for needs, adds, removes, weight, action in self.moves:
             if not needs & ~state:
                 yield (state & ~removes) | adds, weight, action
 
-    def reached(self, state: int) -> tuple[float, int] | None:
+    def satisfied_target(self, state: int) -> tuple[float, int] | None:
         """The cheapest target that a state satisfies: its price and number."""
         return min(((price, number) for needs, price, number in self.goals if not needs & ~state), default=None)
 
 
-def find(
+def find_cheapest_path(
     start: Iterable[str],
     targets: Sequence[Target],
-    actions: Sequence[Action],
+    actions: Sequence[ToolAction],
     *,
-    weight: Callable[[Action], float] = lambda action: 1,
-    nodes: int = NODES,
-    greedy: int = GREEDY_NODES,
-    look: Callable[[], None] = lambda: None,
-) -> Found:
+    weight: Callable[[ToolAction], float] = lambda action: 1,
+    nodes: int = MAX_ASTAR_NODES,
+    greedy_nodes: int = MAX_GREEDY_NODES,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> SearchResult:
     """The cheapest way from facts to one of the targets.
 
     Args:
@@ -102,21 +102,24 @@ def find(
         greedy: how many greedy search may, where A* has found nothing within its bound.
         look: called now and then; what it raises ends the search.
     """
-    space = _space(start, targets, actions, weight)
+    space = _build_space(start, targets, actions, weight)
     if space is None:
-        return Found(None, -1, True, 0)
-    found = _best(space, nodes, look)
-    if found.actions is None and not found.finished and greedy:
-        return _any(space, greedy, look)
+        return SearchResult(None, -1, True, 0)
+    found = _a_star(space, nodes, check_cancelled)
+    if found.actions is None and not found.conclusive and greedy_nodes:
+        return _greedy_search(space, greedy_nodes, check_cancelled)
     return found
 
 
-def _space(
-    start: Iterable[str], targets: Sequence[Target], actions: Sequence[Action], weight: Callable[[Action], float]
-) -> _Space | None:
+def _build_space(
+    start: Iterable[str],
+    targets: Sequence[Target],
+    actions: Sequence[ToolAction],
+    weight: Callable[[ToolAction], float],
+) -> _SearchSpace | None:
     """The space of a search; None where no target can be reached even if nothing were ever removed."""
     holds = frozenset(start)
-    actions = _relevant(holds, targets, actions)
+    actions = _relevant_actions(holds, targets, actions)
     within_reach = holds.union(*(action.adds for action in actions))
     changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
     bits = {fact: 1 << number for number, fact in enumerate(changing)}
@@ -133,10 +136,12 @@ def _space(
     )
     most = max((move.adds.bit_count() for move in moves), default=1)
     least = min((move.weight for move in moves), default=0)
-    return _Space(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
+    return _SearchSpace(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
 
 
-def _relevant(holds: frozenset[str], targets: Sequence[Target], actions: Sequence[Action]) -> list[Action]:
+def _relevant_actions(
+    holds: frozenset[str], targets: Sequence[Target], actions: Sequence[ToolAction]
+) -> list[ToolAction]:
     """The actions that can have a part in a way: they add what is lacking, or would be after others that do.
 
     Of every way that has others in it, what is left without them is a way as well.
@@ -172,27 +177,27 @@ def _mask(facts: Iterable[str], bits: dict[str, int]) -> int:
 
 class _Node(NamedTuple):
     state: int
-    before: _Node | None
-    action: Action | None
+    parent: _Node | None
+    action: ToolAction | None
 
-    def way(self) -> tuple[Action, ...]:
+    def path(self) -> tuple[ToolAction, ...]:
         """The actions that lead here."""
-        return tuple(_back(self))[::-1]
+        return tuple(_backtrack(self))[::-1]
 
 
-def _back(node: _Node | None) -> Iterator[Action]:
+def _backtrack(node: _Node | None) -> Iterator[ToolAction]:
     while node is not None and node.action is not None:
         yield node.action
-        node = node.before
+        node = node.parent
 
 
-def _best(space: _Space, limit: int, look: Callable[[], None]) -> Found:
+def _a_star(space: _SearchSpace, limit: int, look: Callable[[], None]) -> SearchResult:
     """A*."""
-    root, first = _Node(space.start, None, None), space.estimate(space.start)
+    root, first = _Node(space.start, None, None), space.heuristic(space.start)
     queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
     cheapest = {space.start: 0.0}
-    best = Found(None, -1, True, 0)
-    price, nodes = float(_FAR), 0
+    best = SearchResult(None, -1, True, 0)
+    price, nodes = float(_INFINITY), 0
     while queue:
         estimate, _, _, spent, node = heapq.heappop(queue)
         if estimate >= price:
@@ -201,49 +206,49 @@ def _best(space: _Space, limit: int, look: Callable[[], None]) -> Found:
             continue
         nodes += 1
         if nodes > limit:
-            return best._replace(finished=False, nodes=nodes)
-        if not nodes % BETWEEN_LOOKS:
+            return best._replace(conclusive=False, nodes=nodes)
+        if not nodes % NODES_PER_CANCEL_CHECK:
             look()
-        there = space.reached(node.state)
+        there = space.satisfied_target(node.state)
         if there is not None and spent + there[0] < price:
-            price, best = spent + there[0], Found(node.way(), there[1], True, nodes)
-        for follows, weight, action in space.following(node.state):
+            price, best = spent + there[0], SearchResult(node.path(), there[1], True, nodes)
+        for follows, weight, action in space.successors(node.state):
             total = spent + weight
-            if total < cheapest.get(follows, _FAR):
+            if total < cheapest.get(follows, _INFINITY):
                 cheapest[follows] = total
-                ahead = space.estimate(follows)
+                ahead = space.heuristic(follows)
                 heapq.heappush(queue, (total + ahead, ahead, len(cheapest), total, _Node(follows, node, action)))
     return best._replace(nodes=nodes)
 
 
-def _any(space: _Space, limit: int, look: Callable[[], None]) -> Found:
+def _greedy_search(space: _SearchSpace, limit: int, look: Callable[[], None]) -> SearchResult:
     """Greedy best-first search: always on from the state that looks nearest to a target."""
-    distance = _Additive(space)
+    distance = _AdditiveHeuristic(space)
     root = _Node(space.start, None, None)
     queue: list[tuple[float, int, _Node]] = [(distance(space.start), 0, root)]
     seen = {space.start}
     nodes = 0
     while queue and nodes < limit:
         nodes += 1
-        if not nodes % BETWEEN_LOOKS:
+        if not nodes % NODES_PER_CANCEL_CHECK:
             look()
         node = heapq.heappop(queue)[2]
-        there = space.reached(node.state)
+        there = space.satisfied_target(node.state)
         if there is not None:
-            return Found(node.way(), there[1], False, nodes)
-        for follows, _, action in space.following(node.state):
+            return SearchResult(node.path(), there[1], False, nodes)
+        for follows, _, action in space.successors(node.state):
             if follows not in seen:
                 seen.add(follows)
                 ahead = distance(follows)
-                if ahead < _FAR:
+                if ahead < _INFINITY:
                     heapq.heappush(queue, (ahead, len(seen), _Node(follows, node, action)))
-    return Found(None, -1, not queue, nodes)
+    return SearchResult(None, -1, not queue, nodes)
 
 
-class _Additive:
+class _AdditiveHeuristic:
     """The additive heuristic: what the facts of a target cost, each as if it were reached alone."""
 
-    def __init__(self, space: _Space) -> None:
+    def __init__(self, space: _SearchSpace) -> None:
         self._goals = [(list(_bits(needs)), price) for needs, price, _ in space.goals]
         self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
         masks = [
@@ -258,7 +263,7 @@ class _Additive:
                 self._users[fact].append(number)
 
     def __call__(self, state: int) -> float:
-        costs: list[float] = [_FAR] * self._size
+        costs: list[float] = [_INFINITY] * self._size
         left = [len(needs) for needs, _, _ in self._moves]
         sums = [0.0] * len(left)
         queue = [(0.0, fact) for fact in _bits(state) if fact < self._size]

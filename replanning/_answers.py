@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple, get_args
 
-from replanning._changes import AbortRun, PlanChange, SkipTask, parse_changes, touched
-from replanning._errors import ChangeRefused, Problem, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning._changes import AbortRun, PlanChange, SkipTask, parse_changes, target_task_ids
+from replanning._errors import ChangeRejected, Problem, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning._ids import QuestionId, TaskId
 from replanning._interfaces import Answer
 from replanning._ledger import Ledger
 from replanning._live import LivePlan
-from replanning._records import Candidate, DecisionKind, QuestionAnswered, QuestionAsked, Verdict
+from replanning._records import Candidate, DecisionKind, QuestionAnswered, QuestionAsked, QuestionVerdict
 from replanning._states import STUCK, WAITING
 from replanning._triggers import Trigger
-from replanning._wording import shown
+from replanning._wording import brief_repr
 
-CHANGED: Final = "the tasks it is about have changed since it was asked"
+STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was asked"
 """Why a question is withdrawn."""
 
-_VERDICTS: Final = get_args(Verdict)
+_HUMAN_VERDICTS: Final = get_args(QuestionVerdict)
 
 
-class Settlement(NamedTuple):
+class QuestionResolution(NamedTuple):
     """What a closed question comes to: what is changed and why, and the decision on record."""
 
     changes: tuple[PlanChange, ...]
@@ -33,34 +33,34 @@ class Settlement(NamedTuple):
     chosen: int | None
     decision: DecisionKind
     rule: str
-    because: str
+    decision_reason: str
 
 
-def understood(answer: object) -> Answer:
+def validate_answer(answer: object) -> Answer:
     """An answer whose every part is what it should be: gates are other people's code, and messages come from anywhere.
 
     Raises:
         ChangeRefused: it is none; names everything that is wrong with it.
     """
     if not isinstance(answer, Answer):
-        raise ChangeRefused([Problem("answer", f"expected an Answer, got {shown(answer)}")])
+        raise ChangeRejected([Problem("answer", f"expected an Answer, got {brief_repr(answer)}")])
     verdict, choice = answer.verdict, answer.choice
     problems = []
-    if verdict not in _VERDICTS:
-        problems.append(Problem("verdict", f"{shown(verdict)} is no verdict; expected approve, reject or modify"))
+    if verdict not in _HUMAN_VERDICTS:
+        problems.append(Problem("verdict", f"{brief_repr(verdict)} is no verdict; expected approve, reject or modify"))
     if not isinstance(choice, int):
-        problems.append(Problem("choice", f"expected the number of a candidate, got {shown(choice)}"))
+        problems.append(Problem("choice", f"expected the number of a candidate, got {brief_repr(choice)}"))
     problems += [
-        Problem(name, f"expected a text, got {shown(text)}")
+        Problem(name, f"expected a text, got {brief_repr(text)}")
         for name in ("by", "comment")
         if not isinstance(text := getattr(answer, name), str)
     ]
     if problems:
-        raise ChangeRefused(problems)
+        raise ChangeRejected(problems)
     return replace(answer, changes=parse_changes(answer.changes))
 
 
-def changes_of(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[PlanChange, ...]:
+def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[PlanChange, ...]:
     """The changes that an answer stands for, which fit the plan.
 
     Raises:
@@ -69,29 +69,29 @@ def changes_of(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[Pl
     """
     if answer.changes and answer.verdict != "modify":
         text = f"{answer.verdict} takes no changes of your own; answer modify to have these carried out"
-        raise ChangeRefused([Problem("changes", text)])
+        raise ChangeRejected([Problem("changes", text)])
     if answer.verdict == "reject":
         return ()
     if is_stale(asked, live):
-        raise StaleAnswer(f"question {asked.question!r}: {CHANGED}; replanning is considered anew")
+        raise StaleAnswer(f"question {asked.question!r}: {STALE_QUESTION_REASON}; replanning is considered anew")
     if answer.verdict == "modify":
         changes = answer.changes
         if not changes:
-            raise ChangeRefused([Problem("changes", "modify needs at least one change; to keep the plan, reject")])
+            raise ChangeRejected([Problem("changes", "modify needs at least one change; to keep the plan, reject")])
     else:
         have = len(asked.candidates)
         if not 0 <= answer.choice < have:
             text = f"question {asked.question!r} has {have} candidate{'s' * (have != 1)}, numbered from 0"
-            raise ChangeRefused([Problem("choice", f"{answer.choice} is not one of them: {text}")])
+            raise ChangeRejected([Problem("choice", f"{answer.choice} is not one of them: {text}")])
         changes = asked.candidates[answer.choice].alternative.changes
     if problems := live.check(changes):
-        raise ChangeRefused(problems)
+        raise ChangeRejected(problems)
     return changes
 
 
-def not_open(question: QuestionId, ledger: Ledger) -> ReplanningError:
+def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
     """Why a question cannot be answered."""
-    closing = ledger.closed.get(question)
+    closing = ledger.closed_questions.get(question)
     if closing is None:
         return UnknownQuestion(question, "it was never asked")
     if closing.verdict == "withdrawn":
@@ -99,7 +99,7 @@ def not_open(question: QuestionId, ledger: Ledger) -> ReplanningError:
     return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}")
 
 
-def at_timeout(
+def timeout_answer(
     asked: QuestionAsked, outcome: Literal["abort", "skip", "continue"], live: LivePlan, ledger: Ledger
 ) -> QuestionAnswered:
     """How a question is closed that nobody answered in time."""
@@ -117,15 +117,15 @@ def at_timeout(
     return QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
 
 
-def settlement(asked: QuestionAsked, closing: QuestionAnswered) -> Settlement:
+def resolve_question(asked: QuestionAsked, closing: QuestionAnswered) -> QuestionResolution:
     """What follows from how a question was closed."""
-    by_person = closing.verdict in _VERDICTS
+    by_person = closing.verdict in _HUMAN_VERDICTS
     chosen = closing.choice if closing.verdict == "approve" else None
     alternative = None if chosen is None else asked.candidates[chosen].alternative
     changes = closing.changes if alternative is None else alternative.changes
     aborts = any(isinstance(change, AbortRun) for change in changes)
     who = closing.by or "a person"
-    return Settlement(
+    return QuestionResolution(
         changes,
         closing.comment or f"changes by {who}" if alternative is None else alternative.reason,
         (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout",
@@ -155,12 +155,14 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
     return digest.hexdigest()
 
 
-def holds_for(candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan) -> tuple[TaskId, ...]:
+def question_footprint(
+    candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan
+) -> tuple[TaskId, ...]:
     """The tasks that a question is about; what depends on them cannot run while they are held."""
     ids: dict[TaskId, None] = {}
     for candidate in candidates:
         if not candidate.rejected:
-            ids.update(dict.fromkeys(touched(candidate.alternative.changes)))
+            ids.update(dict.fromkeys(target_task_ids(candidate.alternative.changes)))
     for trigger in triggers:
         ids.update(dict.fromkeys(trigger.tasks[:100]))
     return tuple(task_id for task_id in ids if task_id in live)

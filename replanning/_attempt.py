@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final, Never, Self
 
 import anyio
 
-from replanning._containment import CancelledWithin, is_cancelled, message_of
+from replanning._containment import CancelledWithin, error_message, is_cancelled
 from replanning._errors import NotAccepted, NotRunning, StoreError, TransientError
 from replanning._ids import AttemptId
 from replanning._observations import Failure, Usage
 from replanning._plan import JsonObject, JsonValue, Task, ToolSpec
-from replanning._results import Own
+from replanning._results import CopyOnRead
 
 if TYPE_CHECKING:
-    from replanning._entries import Entry
+    from replanning._entries import TaskEntry
     from replanning._run import PlanRun
 
-_MAX_MESSAGE = 8_000
-CONTINUED: Final = "#continued-"
+_MAX_MESSAGE_CHARS = 8_000
+CONTINUATION_SUFFIX: Final = "#continued-"
 """Stands in an idempotency key before how often a judge has had the task run again."""
 
 _NOT_STARTED: Final = AttemptId("")
@@ -59,14 +59,14 @@ class TaskContext:
         Arrays and objects are this attempt's own: what it does to them is seen by nobody else.
         """
         if self._results is None:
-            self._results = Own(self._run.live.results)
+            self._results = CopyOnRead(self._run.live.results)
         return self._results
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
         """The context of the run now; what is done to an array or object in it changes nothing, see `change_context`."""
         if self._context is None:
-            self._context = Own(self._run.live.context)
+            self._context = CopyOnRead(self._run.live.context)
         return self._context
 
     @property
@@ -80,9 +80,9 @@ class TaskContext:
         return self._run.live.entry(self._task.id).feedback
 
     @property
-    def continued(self) -> int:
+    def continuations(self) -> int:
         """How often a judge has had the task run again."""
-        return self._run.live.entry(self._task.id).continued
+        return self._run.live.entry(self._task.id).continuations
 
     @property
     def idempotency_key(self) -> str:
@@ -90,8 +90,8 @@ class TaskContext:
 
         It is another after each feedback of a judge: what is not finished is to be done anew.
         """
-        continued = self.continued
-        return f"{self._run.id}/{self._task.id}{f'{CONTINUED}{continued}' if continued else ''}"
+        continued = self.continuations
+        return f"{self._run.id}/{self._task.id}{f'{CONTINUATION_SUFFIX}{continued}' if continued else ''}"
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Tell the budget what the work used."""
@@ -111,9 +111,9 @@ class TaskContext:
         """Report that a resource has another capacity, or that a tool is (un)available, and why."""
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
 
-    def note_process(self, group: int) -> None:
+    def record_process(self, group: int) -> None:
         """Journal the process group that the work started, to be killed if this process dies."""
-        self._run._note_process(self.attempt_id, group)
+        self._run._record_process(self.attempt_id, group)
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
@@ -135,7 +135,7 @@ class Attempt:
         output: what the body assigns.
     """
 
-    __slots__ = ("_refused", "_run", "_scope", "_token", "cancelled", "context", "id", "output", "task")
+    __slots__ = ("_not_started", "_run", "_scope", "_token", "cancelled", "context", "id", "output", "task")
 
     def __init__(self, run: PlanRun, task: Task) -> None:
         self._run = run
@@ -144,7 +144,7 @@ class Attempt:
         self.output: object = None
         self.cancelled = False
         self.context: TaskContext
-        self._refused = False
+        self._not_started = False
         self._scope = run._scope_type()
 
     def __repr__(self) -> str:
@@ -171,46 +171,46 @@ class Attempt:
         self._scope.cancel()
 
     async def __aenter__(self) -> Self:
-        started = self._run._begin(self) or await self._run._begin_later(self)
+        started = self._run._try_start(self) or await self._run._start_when_store_recovers(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
         else:
-            self._refused = True
+            self._not_started = True
             self.cancel()
-        self._token = self._run._spans.enter(self.id)
+        self._token = self._run._spans.attach_attempt(self.id)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if self._token is not None:
-            self._run._spans.leave(self._token)
+            self._run._spans.detach(self._token)
         swallowed = self._scope.__exit__(kind, error, trace)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
                 self._run.succeeded(self.id, self.output)
             return True
         if isinstance(error, Exception):
-            if not self._refused:
+            if not self._not_started:
                 self._run.failed(self.id, error)
             return True
-        self._run._interrupted(self.id, f"{type(error).__name__} in the worker")
+        self._run._report_interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
 
 
 def failure_from(error: BaseException | str) -> Failure:
     """The record of an exception; a group of exceptions is one failure, transient if all its parts are."""
     if isinstance(error, str):
-        return Failure("Error", _bounded(error))
-    message = message_of(error)
+        return Failure("Error", _truncate_middle(error))
+    message = error_message(error)
     if isinstance(error, NotAccepted):
-        return Failure("NotAccepted", _bounded(message), kind=error.kind)
+        return Failure("NotAccepted", _truncate_middle(message), kind=error.kind)
     if isinstance(error, BaseExceptionGroup):
         parts = [failure_from(part) for part in error.exceptions]
         message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
-        return Failure(type(error).__name__, _bounded(message), all(part.transient for part in parts))
-    return Failure(type(error).__name__, _bounded(message), is_transient(error))
+        return Failure(type(error).__name__, _truncate_middle(message), all(part.transient for part in parts))
+    return Failure(type(error).__name__, _truncate_middle(message), is_transient(error))
 
 
 def is_transient(error: BaseException) -> bool:
@@ -235,10 +235,10 @@ def is_transient(error: BaseException) -> bool:
 _TRANSPORT_ERRORS = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
 
 
-def _bounded(message: str) -> str:
-    if len(message) <= _MAX_MESSAGE:
+def _truncate_middle(message: str) -> str:
+    if len(message) <= _MAX_MESSAGE_CHARS:
         return message
-    half = _MAX_MESSAGE // 2
+    half = _MAX_MESSAGE_CHARS // 2
     return f"{message[:half]}\n[... {len(message) - 2 * half} characters left out ...]\n{message[-half:]}"
 
 
@@ -249,12 +249,12 @@ class ReadyTasks:
     object is dropped.
     """
 
-    __slots__ = ("_claim", "_entry", "_life", "_run")
+    __slots__ = ("_claim", "_entry", "_lifecycle", "_run")
 
     def __init__(self, run: PlanRun) -> None:
         self._run = run
-        self._life = run._life
-        self._entry: Entry | None = None
+        self._lifecycle = run._lifecycle
+        self._entry: TaskEntry | None = None
         self._claim = 0
 
     def __repr__(self) -> str:
@@ -264,35 +264,35 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        task = self.now() or await self.later()
+        task = self.get_nowait() or await self.get()
         if task is None:
             raise StopAsyncIteration
         return task
 
-    def now(self) -> Task | None:
+    def get_nowait(self) -> Task | None:
         """The next task, if there is one and the event loop need not have a turn first."""
-        self._give_back()
-        return self._hand_out(self._life.next_now())
+        self._requeue()
+        return self._dispatch(self._lifecycle.next_task_nowait())
 
-    async def later(self) -> Task | None:
+    async def get(self) -> Task | None:
         """The next task as soon as there is one; None when the run has ended."""
-        return self._hand_out(await self._life.next_task())
+        return self._dispatch(await self._lifecycle.next_task())
 
-    def _hand_out(self, found: tuple[Entry, Task] | None) -> Task | None:
+    def _dispatch(self, found: tuple[TaskEntry, Task] | None) -> Task | None:
         if found is None:
             return None
         self._entry, task = found
-        self._claim = self._entry.claimed
+        self._claim = self._entry.claim
         return task
 
-    def _give_back(self) -> None:
+    def _requeue(self) -> None:
         entry = self._entry
-        if entry is not None and entry.claimed == self._claim:
-            self._life.give_back(entry, self._claim)
+        if entry is not None and entry.claim == self._claim:
+            self._lifecycle.requeue(entry, self._claim)
         self._entry = None
 
     def __del__(self) -> None:
-        self._give_back()
+        self._requeue()
 
 
 class Worker:
@@ -306,11 +306,11 @@ class Worker:
         apart: whether it runs in a task of ours, so that a cancellation that is not ours is the work's own failure.
     """
 
-    __slots__ = ("_apart", "_cancelled", "_run", "_scope", "_work", "id", "task")
+    __slots__ = ("_cancelled", "_in_own_task", "_run", "_scope", "_work", "id", "task")
 
-    def __init__(self, run: PlanRun, work: Work, *, apart: bool = False) -> None:
+    def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
         self._run = run
-        self._apart = apart
+        self._in_own_task = in_own_task
         self._work = work
         self._scope = run._scope_type()
         self._cancelled = False
@@ -332,27 +332,27 @@ class Worker:
             self._cancelled = False
             self._scope = self._run._scope_type()
             with self._scope:
-                more = await self._serve()
+                more = await self._run_attempts()
 
-    async def _serve(self) -> bool:
+    async def _run_attempts(self) -> bool:
         """Execute until an attempt was cancelled; false when the run has ended."""
-        run, life, spans, work = self._run, self._run._life, self._run._spans, self._work
-        while (found := life.next_now() or await life.next_task()) is not None:
+        run, life, spans, work = self._run, self._run._lifecycle, self._run._spans, self._work
+        while (found := life.next_task_nowait() or await life.next_task()) is not None:
             entry, self.task = found
             try:
                 self.id = run._start(entry, self)
             except StoreError:
-                if not await self._start_later(entry):
+                if not await self._start_when_store_recovers(entry):
                     continue
-            token = spans.enter(self.id)
+            token = spans.attach_attempt(self.id)
             try:
                 try:
                     output = await work(self.task, TaskContext(run, self.task, self.id))
                 finally:
                     if token is not None:
-                        spans.leave(token)
+                        spans.detach(token)
             except BaseException as error:
-                if not self._failed(error):
+                if not self._report_failure(error):
                     raise
             else:
                 if not self._cancelled:
@@ -361,22 +361,22 @@ class Worker:
                 return True
         return False
 
-    def _failed(self, error: BaseException) -> bool:
+    def _report_failure(self, error: BaseException) -> bool:
         """Report what work raised; false where it is no failure of the work, but somebody cuts it off."""
         if isinstance(error, Exception):
             self._run.failed(self.id, error)
             return True
-        if self._apart and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():
-            self._run.failed(self.id, CancelledWithin(CancelledWithin.WHAT))
+        if self._in_own_task and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():
+            self._run.failed(self.id, CancelledWithin(CancelledWithin.MESSAGE))
             return True
         if not self._cancelled:
-            self._run._interrupted(self.id, f"{type(error).__name__} in the worker")
+            self._run._report_interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
 
-    async def _start_later(self, entry: Entry) -> bool:
+    async def _start_when_store_recovers(self, entry: TaskEntry) -> bool:
         """Wait for the store, then start; what may not be executed any more is given back."""
-        claim, self.id = entry.claimed, _NOT_STARTED
+        claim, self.id = entry.claim, _NOT_STARTED
         try:
-            return await self._run._begin_later(self)
+            return await self._run._start_when_store_recovers(self)
         finally:
-            self._run._life.give_back(entry, claim)
+            self._run._lifecycle.requeue(entry, claim)

@@ -8,27 +8,27 @@ from typing import Final, Literal
 BreakerState = Literal["closed", "open", "half-open"]
 """Whether everything goes through, nothing, or a single call that tries."""
 
-FAILURES: Final = 3
+FAILURE_THRESHOLD: Final = 3
 """Failures in a row after which it opens."""
 
-REST: Final = 30.0
+RESET_TIMEOUT: Final = 30.0
 """Seconds that it stays open for at first; each time that the trial fails they double."""
 
-LONGEST_REST: Final = 300.0
+MAX_RESET_TIMEOUT: Final = 300.0
 """Seconds that it stays open for at most, and where asking again cannot help by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """Leave to make one call; `trial` for the one that finds out whether it works again."""
+    """Leave to make one call; `is_probe` for the one that finds out whether it works again."""
 
-    trial: bool = False
+    is_probe: bool = False
 
 
-class Breaker:
+class CircuitBreaker:
     """Says whether something that may be failing is to be asked; it is told the time, and how calls end.
 
-    Every permit is returned once: to `succeeded`, `failed` or `released`.
+    Every permit is returned once: to `record_success`, `record_failure` or `release`.
 
     Args:
         failures: how many in a row open it.
@@ -36,46 +36,52 @@ class Breaker:
         longest: most seconds that it stays open for.
     """
 
-    def __init__(self, *, failures: int = FAILURES, rest: float = REST, longest: float = LONGEST_REST) -> None:
-        self._most = failures
-        self._first = rest
-        self._longest = longest
-        self._failures = 0
-        self._rest = rest
-        self._until: float | None = None
-        self._trying = False
+    def __init__(
+        self,
+        *,
+        failure_threshold: int = FAILURE_THRESHOLD,
+        reset_timeout: float = RESET_TIMEOUT,
+        max_reset_timeout: float = MAX_RESET_TIMEOUT,
+    ) -> None:
+        self._failure_threshold = failure_threshold
+        self._initial_reset_timeout = reset_timeout
+        self._max_reset_timeout = max_reset_timeout
+        self._consecutive_failures = 0
+        self._reset_timeout = reset_timeout
+        self._open_until: float | None = None
+        self._probing = False
 
     def __repr__(self) -> str:
-        return f"<Breaker failures={self._failures} open until {self._until}>"
+        return f"<Breaker failures={self._consecutive_failures} open until {self._open_until}>"
 
     def state(self, now: float) -> BreakerState:
         """How it stands at a time."""
-        if self._until is None:
+        if self._open_until is None:
             return "closed"
-        return "open" if now < self._until else "half-open"
+        return "open" if now < self._open_until else "half-open"
 
-    def left(self, now: float) -> float:
+    def retry_after(self, now: float) -> float:
         """Seconds until it lets a call through; 0 where it does so now, or waits for the one that tries."""
-        return 0.0 if self._until is None else max(0.0, self._until - now)
+        return 0.0 if self._open_until is None else max(0.0, self._open_until - now)
 
     def admit(self, now: float) -> Permit | None:
         """A permit for a call; None where it may not be made."""
         state = self.state(now)
         if state == "closed":
             return Permit()
-        if state == "open" or self._trying:
+        if state == "open" or self._probing:
             return None
-        self._trying = True
-        return Permit(trial=True)
+        self._probing = True
+        return Permit(is_probe=True)
 
-    def succeeded(self, permit: Permit) -> None:
+    def record_success(self, permit: Permit) -> None:
         """What was asked has answered: it works, also where that was asked before the failures."""
-        self._trying = False
-        self._failures = 0
-        self._rest = self._first
-        self._until = None
+        self._probing = False
+        self._consecutive_failures = 0
+        self._reset_timeout = self._initial_reset_timeout
+        self._open_until = None
 
-    def failed(self, permit: Permit, now: float, *, for_good: bool = False) -> None:
+    def record_failure(self, permit: Permit, now: float, *, permanent: bool = False) -> None:
         """A call has failed.
 
         Args:
@@ -83,18 +89,18 @@ class Breaker:
             now: when it failed.
             for_good: that asking again does not help, so that it opens at once and for long.
         """
-        if permit.trial:
-            self._trying = False
-            self._rest = min(2 * self._rest, self._longest)
-        elif self._until is not None:
+        if permit.is_probe:
+            self._probing = False
+            self._reset_timeout = min(2 * self._reset_timeout, self._max_reset_timeout)
+        elif self._open_until is not None:
             return  # it was asked before the others had failed, and tells nothing new
-        self._failures += 1
-        if for_good:
-            self._rest = self._longest
-        if permit.trial or for_good or self._failures >= self._most:
-            self._until = now + self._rest
+        self._consecutive_failures += 1
+        if permanent:
+            self._reset_timeout = self._max_reset_timeout
+        if permit.is_probe or permanent or self._consecutive_failures >= self._failure_threshold:
+            self._open_until = now + self._reset_timeout
 
-    def released(self, permit: Permit) -> None:
+    def release(self, permit: Permit) -> None:
         """A call has ended without telling whether it works."""
-        if permit.trial:
-            self._trying = False
+        if permit.is_probe:
+            self._probing = False

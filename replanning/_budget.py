@@ -7,7 +7,7 @@ from replanning._observations import Usage
 from replanning._plan import Budget
 
 
-class Spending:
+class BudgetTracker:
     """What a run has spent and reserved, against its budget.
 
     Args:
@@ -16,7 +16,7 @@ class Spending:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._limited = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
+        self._has_limits = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
         self.spent = Usage()
         self.reservations: list[Usage] = []
 
@@ -34,7 +34,7 @@ class Spending:
         Raises:
             BudgetExceeded: it does not fit what is left; nothing was reserved.
         """
-        if self._limited and (problem := self._over(self.spent + self.reserved + estimate)):
+        if self._has_limits and (problem := self._exceeded_limits(self.spent + self.reserved + estimate)):
             raise BudgetExceeded(f"it would exceed the budget: {problem}")
         self.reservations.append(estimate)
         return estimate
@@ -47,12 +47,12 @@ class Spending:
         """Count what was used, whether or not it was reserved."""
         self.spent = self.spent + usage
 
-    def exceeded(self) -> str:
+    def exceeded_reason(self) -> str:
         """Which limit on what is spent has been passed, in words; empty when none has."""
-        problem = self._over(self.spent)
+        problem = self._exceeded_limits(self.spent)
         return f"has exceeded the budget: {problem}" if problem else ""
 
-    def _over(self, total: Usage) -> str:
+    def _exceeded_limits(self, total: Usage) -> str:
         limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
         over = [
             f"{getattr(total, name):g} of {limit:g} {name}"

@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from replanning._errors import ChangeRefused, Problem
+from replanning._errors import ChangeRejected, Problem
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
-from replanning._wording import did_you_mean, shown
+from replanning._wording import brief_repr, did_you_mean
 
 
 class _Change(BaseModel):
@@ -121,7 +121,7 @@ class Alternative(BaseModel):
         return changes_hash(tuple(self.changes))
 
 
-def touched(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+def target_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     """The existing tasks that changes name as their subject, in order, each once."""
     ids: dict[TaskId, None] = {}
     for change in changes:
@@ -134,31 +134,31 @@ def touched(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     return tuple(ids)
 
 
-def new_tasks(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+def new_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     """The tasks that changes bring in, in order."""
     added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
     return tuple(task.id for tasks in added for task in tasks)
 
 
-_MOST_HASHED: Final = 16
+_HASH_CACHE_SIZE: Final = 16
 
-_HASHED: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
+_HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
 """The last hashes, for the very same changes: they are judged, then applied, then remembered as tried."""
 
-_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_CANONICAL_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
-    for known, found in _HASHED:
+    for known, found in _HASH_CACHE:
         if known is changes:
             return found
-    found = _hash(changes)
-    _HASHED[:] = [(changes, found), *_HASHED[: _MOST_HASHED - 1]]
+    found = _compute_hash(changes)
+    _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
     return found
 
 
-def _hash(changes: tuple[PlanChange, ...]) -> str:
+def _compute_hash(changes: tuple[PlanChange, ...]) -> str:
     names: dict[str, str] = {}
     for change in changes:
         new = change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ()
@@ -167,14 +167,14 @@ def _hash(changes: tuple[PlanChange, ...]) -> str:
     document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
     for part, change in zip(document, changes, strict=True):
         part["kind"] = change.kind
-        _rename(part, names)
-    text = _CANONICAL.encode(document)
+        _rename_tasks(part, names)
+    text = _CANONICAL_ENCODER.encode(document)
     for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _rename(part: JsonObject, names: dict[str, str]) -> None:
+def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
     """Give the tasks in a change their names, wherever it names them; what does not fit is not for here to say."""
     for key, value in part.items():
         if key in ("id", "task_id") and isinstance(value, str):
@@ -184,7 +184,7 @@ def _rename(part: JsonObject, names: dict[str, str]) -> None:
         elif key in ("task", "tasks", "fields"):
             for inner in value if isinstance(value, list) else [value]:
                 if isinstance(inner, dict):
-                    _rename(inner, names)
+                    _rename_tasks(inner, names)
 
 
 def dump_change(change: PlanChange) -> JsonObject:
@@ -199,28 +199,31 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
         ChangeRefused: something is no change; names every offender and its place.
     """
     try:
-        return _CHANGES.validate_python(data)
+        return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
-        raise ChangeRefused(
+        raise ChangeRejected(
             [
-                Problem("changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]), _message(e))
+                Problem(
+                    "changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]),
+                    _error_message(e),
+                )
                 for e in error.errors(include_url=False)
             ]
         ) from None
 
 
-def _message(details: ErrorDetails) -> str:
+def _error_message(details: ErrorDetails) -> str:
     match details["type"]:
         case "missing":
             return f"{details['loc'][-1]!r} is missing"
         case "union_tag_invalid":
             given = details["ctx"]["tag"]
-            hint = did_you_mean(given, _KINDS)
-            return f"there is no kind of change {shown(given)}; known are {', '.join(_KINDS)}{hint and f'; {hint}'}"
+            hint = did_you_mean(given, _CHANGE_KINDS)
+            return f"there is no kind of change {brief_repr(given)}; known are {', '.join(_CHANGE_KINDS)}{hint and f'; {hint}'}"
         case "union_tag_not_found":
-            return f"its `kind` is missing; known are {', '.join(_KINDS)}"
+            return f"its `kind` is missing; known are {', '.join(_CHANGE_KINDS)}"
     return details["msg"]
 
 
-_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
-_CHANGES: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])
+_CHANGE_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
+_CHANGES_ADAPTER: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

@@ -33,7 +33,7 @@ class SystemClock:
 
 
 @asynccontextmanager
-async def at_most(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
+async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
     """Cancel a block that takes longer than this on a clock, and go on; gives what is cancelled."""
 
     async def expire() -> None:

@@ -22,17 +22,17 @@ def link(graph: TaskGraph, task_id: TaskId) -> None:
     """Let a new task wait for what it depends on."""
     entry = graph.entry(task_id)
     graph._link(entry)
-    graph._settle(entry)
+    graph._update_readiness(entry)
 
 
 def replace(graph: TaskGraph, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
     """Let new tasks stand for another."""
     original = graph.entry(task_id)
-    graph.claims.drop(original)
-    graph._move(original, TaskEvent.REPLACE)
-    original.replaced_by, original.open_sinks = parts, len(sinks)
+    graph.dispatcher.end_claim(original)
+    graph._transition(original, TaskEvent.REPLACE)
+    original.replaced_by, original.unsatisfied_sinks = parts, len(sinks)
     for part in parts:
-        graph.entry(part).stands_for = original if part in sinks else None
+        graph.entry(part).sink_of = original if part in sinks else None
         link(graph, part)
 
 
@@ -40,70 +40,70 @@ def edit(graph: TaskGraph, task: Task) -> None:
     """Put a changed task in the place of the one it was."""
     entry = graph.entry(task.id)
     if entry.state not in FINISHED:
-        graph.usage.discard(entry.task)
-        graph.usage.add(task)
+        graph.dependency_index.discard(entry.task)
+        graph.dependency_index.add(task)
     if entry.task.depends_on != task.depends_on:
         graph._unlink(entry)
-        entry.become(task)
+        entry.set_task(task)
         graph._link(entry)
-        graph._settle(entry)
-    entry.become(task)
-    graph._recount(entry)
-    graph.claims.reconsider(entry)
+        graph._update_readiness(entry)
+    entry.set_task(task)
+    graph._update_unsatisfied_count(entry)
+    graph.dispatcher.requeue(entry)
 
 
-def put(graph: TaskGraph, task: Task, order: int) -> None:
+def reorder(graph: TaskGraph, task: Task, order: int) -> None:
     """Give a task another place among those that are ready."""
     entry = graph.entry(task.id)
-    entry.become(task)
+    entry.set_task(task)
     entry.order = order
-    graph.claims.reconsider(entry)
+    graph.dispatcher.requeue(entry)
 
 
 def remove(graph: TaskGraph, task_id: TaskId) -> None:
     """Take a task out; it can be revived."""
     entry = graph.entry(task_id)
-    graph.claims.drop(entry)
-    graph._move(entry, TaskEvent.CANCEL)
+    graph.dispatcher.end_claim(entry)
+    graph._transition(entry, TaskEvent.CANCEL)
     entry.removed = True
-    graph._recount(entry)
+    graph._update_unsatisfied_count(entry)
 
 
 def withdraw(graph: TaskGraph, task_id: TaskId) -> None:
     """Take a task out for good that stood for another, which is to run again."""
     entry = graph.entry(task_id)
     if entry.state is TaskState.REPLACED_BY_REPLAN:
-        graph._move(entry, TaskEvent.REVIVE)
+        graph._transition(entry, TaskEvent.REVIVE)
     if entry.state is not TaskState.CANCELLED:
         remove(graph, task_id)
-    entry.removed, entry.withdrawn, entry.stands_for = True, True, None
+    entry.removed, entry.withdrawn, entry.sink_of = True, True, None
 
 
 def retry(graph: TaskGraph, task_id: TaskId, due: float | None) -> None:
     """Let a task run again, at once or when its delay is over."""
     entry = graph.entry(task_id)
     if entry.state is TaskState.SKIPPED:
-        graph._withhold(entry)
-    graph._move(entry, TaskEvent.REVIVE)
-    graph.usage.add(entry.task)
-    entry.removed, entry.round, entry.reason, entry.condition = False, 0, "", None
-    entry.replaced_by, entry.open_sinks = (), 0
-    entry.continued, entry.feedback = 0, ""
-    graph._recount(entry)
+        graph._unsatisfy_dependents(entry)
+    graph._transition(entry, TaskEvent.REVIVE)
+    graph.dependency_index.add(entry.task)
+    entry.removed, entry.attempts_in_round, entry.reason, entry.condition_revision = False, 0, "", None
+    entry.replaced_by, entry.unsatisfied_sinks = (), 0
+    entry.continuations, entry.feedback = 0, ""
+    graph._update_unsatisfied_count(entry)
     graph._wait_until(entry, due)
-    graph._settle(entry)
+    graph._update_readiness(entry)
 
 
-def end(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> None:
+def finish(graph: TaskGraph, task_id: TaskId, event: TaskEvent, reason: str) -> None:
     """Skip or cancel a task."""
     entry = graph.entry(task_id)
-    graph.claims.drop(entry)
-    graph._move(entry, event)
+    graph.dispatcher.end_claim(entry)
+    graph._transition(entry, event)
     graph._end_attempt(entry)
     entry.reason = reason
     if event is TaskEvent.SKIP:
-        graph.loose = graph.loose or entry.missing > 0
-        graph._release(entry)
+        graph.has_early_skips = graph.has_early_skips or entry.unsatisfied_dependencies > 0
+        graph._satisfy_dependents(entry)
 
 
 def abort(graph: TaskGraph, reason: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from replanning._observations import Usage
 
-Finish = Literal["stop", "length", "refusal", "other"]
+FinishReason = Literal["stop", "length", "refusal", "other"]
 """Why an answer ended: complete, cut at the token limit, declined, or something else."""
 
 
@@ -36,7 +36,7 @@ class Completion:
     input_tokens: int
     output_tokens: int
     usage: Usage
-    finish: Finish = "stop"
+    finish: FinishReason = "stop"
     request_id: str = ""
 
 
@@ -79,19 +79,19 @@ class Meter(Protocol):
         ...
 
 
-class _Unmetered:
+class _NullMeter:
     def call(self, call: LLMCall) -> AbstractContextManager[Callable[[Completion], None]]:
-        return nullcontext(_forget)
+        return nullcontext(_ignore_completion)
 
     def note(self, text: str) -> None:
         pass
 
 
-def _forget(completion: Completion) -> None:
+def _ignore_completion(completion: Completion) -> None:
     pass
 
 
-UNMETERED: Final[Meter] = _Unmetered()
+UNMETERED: Final[Meter] = _NullMeter()
 """For calls that belong to no run."""
 
 
@@ -104,7 +104,7 @@ class LLMOptions:
         schema: what the answer must be; the service's own mechanism is used where it has one.
         deadline: when the answer comes too late, in seconds since the epoch; the provider's own limit holds as well.
         meter: reserves and counts what the call uses.
-        tries: how often a client makes a request at most that fails in a way which may pass.
+        max_attempts: how often a client makes a request at most that fails in a way which may pass.
     """
 
     system: str | None = None
@@ -114,4 +114,4 @@ class LLMOptions:
     schema: type[BaseModel] | None = None
     deadline: float | None = None
     meter: Meter = field(default=UNMETERED)
-    tries: int | None = None
+    max_attempts: int | None = None

@@ -14,13 +14,13 @@ from replanning._records import Score
 from replanning._settings import Weights
 from replanning._view import PlanView
 
-UNKNOWN = 0.5
+NEUTRAL_SCORE = 0.5
 """What missing evidence counts; zero is zero."""
 
-PATIENCE = 10
+PRIOR_WEIGHT = 10
 """How many outcomes it takes until what a source has earned counts as much as what it says of itself."""
 
-PastSuccess = Callable[[str], Sequence[bool]]
+OutcomeHistory = Callable[[str], Sequence[bool]]
 """The last outcomes of a tool, or where it has none of its capability; by `source_key`, of a source's alternatives."""
 
 
@@ -29,7 +29,7 @@ class ConfidenceScorer:
 
     Args:
         weights: other weights; they sum to 1.
-        shrink: take a self-assessment for what the alternatives of its source have earned, see `shrunk`.
+        shrink: take a self-assessment for what the alternatives of its source have earned, see `shrink_confidence`.
     """
 
     def __init__(self, weights: Weights | None = None, *, shrink: bool = False) -> None:
@@ -37,7 +37,7 @@ class ConfidenceScorer:
         self.shrink = shrink
 
     def score(
-        self, alternative: Alternative, view: PlanView, past: PastSuccess, *, time_left: float | None = None
+        self, alternative: Alternative, view: PlanView, past: OutcomeHistory, *, time_left: float | None = None
     ) -> Score:
         """The score of an alternative on the plan as it stands.
 
@@ -49,10 +49,10 @@ class ConfidenceScorer:
         """
         tasks = tasks_to_run(alternative.changes, view)
         tools = list(dict.fromkeys(task.tool for task in tasks if task.tool))
-        own = UNKNOWN if alternative.confidence is None else alternative.confidence
+        own = NEUTRAL_SCORE if alternative.confidence is None else alternative.confidence
         if self.shrink and alternative.source:
-            own = shrunk(own, past(source_key(alternative.source)))
-        history = past_success([past(tool) for tool in tools])
+            own = shrink_confidence(own, past(source_key(alternative.source)))
+        history = smoothed_success_rate([past(tool) for tool in tools])
         fit = 1.0
         if time_left is not None and alternative.expected_duration:
             fit = min(1.0, max(0.0, time_left / alternative.expected_duration))
@@ -94,7 +94,7 @@ def source_key(source: str) -> str:
     return f" {source}"
 
 
-def shrunk(own: float, outcomes: Sequence[bool]) -> float:
+def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
     """A self-assessment, drawn towards what its source has earned.
 
     With n outcomes, s of them good, that is (10 x own + n x earned) / (10 + n), where earned = (s + 1) / (n + 2):
@@ -102,13 +102,13 @@ def shrunk(own: float, outcomes: Sequence[bool]) -> float:
     """
     count = len(outcomes)
     earned = (sum(outcomes) + 1) / (count + 2)
-    return round((PATIENCE * own + count * earned) / (PATIENCE + count), 6)
+    return round((PRIOR_WEIGHT * own + count * earned) / (PRIOR_WEIGHT + count), 6)
 
 
-def past_success(histories: Sequence[Sequence[bool]]) -> float:
+def smoothed_success_rate(histories: Sequence[Sequence[bool]]) -> float:
     """The Laplace-smoothed share of successes, averaged over the tools that have a history."""
     known = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in histories if outcomes]
-    return sum(known) / len(known) if known else UNKNOWN
+    return sum(known) / len(known) if known else NEUTRAL_SCORE
 
 
 def availability(tasks: Sequence[Task], tools: Sequence[str], view: PlanView) -> float:

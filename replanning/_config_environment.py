@@ -15,7 +15,7 @@ from replanning._config_keys import Given, flat, is_too_deep, keys, tables, type
 from replanning._errors import Problem
 from replanning._plan import JsonValue
 from replanning._settings import Settings
-from replanning._wording import place
+from replanning._wording import format_path
 
 _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
@@ -110,7 +110,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     read |= {variable(key.split(".")): name for name, key in VARIABLES if name in given}
     found = _Variables({long: given[name] for long, name in read.items()})()
     return {
-        place(steps): Given(_typed(place(steps), value), f"environment {_variable_of(steps, read)}")
+        format_path(steps): Given(_typed(format_path(steps), value), f"environment {_variable_of(steps, read)}")
         for steps, value in flat(found)
     }
 

@@ -10,8 +10,8 @@ from replanning._config_keys import Given, flat
 from replanning._errors import PlanError, Problem, SettingsError
 from replanning._loading import read_document
 from replanning._plan import JsonObject
-from replanning._positions import positions, yaml_tokens
-from replanning._wording import place, shown
+from replanning._positions import find_positions, yaml_tokens
+from replanning._wording import brief_repr, format_path
 
 FILES: Final = ("replanning.yaml", ".replanning.yaml")
 """Looked for where the program runs, when no file is named."""
@@ -53,8 +53,8 @@ def from_file(path: Path | None, problems: list[Problem]) -> dict[str, Given]:
     if PLANNING in document:
         stands |= {steps: (steps, value) for steps, value in flat(document[PLANNING], (PLANNING,))}
     wanted = {steps[:length] for steps, _ in stands.values() for length in range(1, len(steps) + 1)}
-    lines = positions(yaml_tokens(text), wanted)
-    return {place(steps): Given(value, _at(path, lines.get(at))) for steps, (at, value) in stands.items()}
+    lines = find_positions(yaml_tokens(text), wanted)
+    return {format_path(steps): Given(value, _at(path, lines.get(at))) for steps, (at, value) in stands.items()}
 
 
 def _sections(text: str, path: Path, problems: list[Problem]) -> JsonObject:
@@ -67,7 +67,7 @@ def _sections(text: str, path: Path, problems: list[Problem]) -> JsonObject:
         return {}
     if not isinstance(document, dict):
         raise SettingsError(
-            [Problem(str(path), f"expected a mapping with the section {SECTION!r}, got {shown(document)}")]
+            [Problem(str(path), f"expected a mapping with the section {SECTION!r}, got {brief_repr(document)}")]
         )
     unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
     problems += [Problem(f"{path} {name}", unknown) for name in document if name not in (SECTION, PLANNING)]

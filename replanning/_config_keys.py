@@ -15,7 +15,7 @@ from replanning._errors import Problem
 from replanning._plan import JsonObject, JsonValue
 from replanning._redaction import Redactor
 from replanning._settings import Settings
-from replanning._wording import did_you_mean, place, shown
+from replanning._wording import brief_repr, did_you_mean, format_path
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -81,7 +81,7 @@ def flat(value: JsonValue, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 def values(settings: Settings) -> dict[str, JsonValue]:
     """Every key with what it holds, in the order of the sections."""
-    found = {place(steps): value for steps, value in flat(settings.model_dump(mode="json", by_alias=True))}
+    found = {format_path(steps): value for steps, value in flat(settings.model_dump(mode="json", by_alias=True))}
     return {_SHOWN.get(key, key): value for key, value in found.items()}
 
 
@@ -193,7 +193,7 @@ def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
 def _got(value: JsonValue) -> str:
     """What was given, without secrets; these are found while they are whole, and so before it is cut."""
     redactor = Redactor()
-    return redactor.text(shown(redactor.value(value)))
+    return redactor.text(brief_repr(redactor.value(value)))
 
 
 @cache

@@ -15,7 +15,7 @@ from replanning._loading import read_document
 from replanning._plan import JsonValue
 from replanning._redaction import Redactor
 from replanning._settings import OverrideSettings
-from replanning._wording import place, shown
+from replanning._wording import brief_repr, format_path
 
 MAX_SIZE: Final = 1024 * 1024
 """Largest answer of a server, in bytes."""
@@ -53,13 +53,13 @@ def from_override(
         return {}
     match answer:
         case {"status": "success", "data": {"planning": dict(planning)}}:
-            return {place(steps): Given(value, source) for steps, value in flat(planning, ("planning",))}
+            return {format_path(steps): Given(value, source) for steps, value in flat(planning, ("planning",))}
         case {"status": "success", "data": {**sections}}:
-            got = f"data with {', '.join(map(shown, sections)) or 'nothing'} in it"
+            got = f"data with {', '.join(map(brief_repr, sections)) or 'nothing'} in it"
         case {"status": status} if status != "success":
-            got = f"status {shown(status)}"
+            got = f"status {brief_repr(status)}"
         case _:
-            got = shown(answer)
+            got = brief_repr(answer)
     problems.append(Problem(source, f"{EXPECTED}, got {Redactor().text(got)}"))
     return {}
 
@@ -81,7 +81,7 @@ def as_json(value: object) -> JsonValue:
     try:
         clean: JsonValue = json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError):
-        raise PlanError([Problem("", f"got {shown(value)}, which JSON cannot express")]) from None
+        raise PlanError([Problem("", f"got {brief_repr(value)}, which JSON cannot express")]) from None
     return clean
 
 

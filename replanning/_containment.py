@@ -9,16 +9,16 @@ import anyio
 
 from replanning._errors import ReplanningError
 
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 
 class CancelledWithin(Exception):
     """Others' code was cut off by a cancellation that did not come from us: of something that it waited for itself."""
 
-    WHAT: ClassVar[str] = "something that it waited for was cancelled"
+    MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
 
 
-async def contained(answer: Awaitable[Answer]) -> Answer:
+async def isolate(answer: Awaitable[ResultT]) -> ResultT:
     """What others' code answers, in a task that only we cancel.
 
     Raises:
@@ -30,7 +30,7 @@ async def contained(answer: Awaitable[Answer]) -> Answer:
     except anyio.get_cancelled_exc_class() as error:
         if is_cancelled():
             raise
-        raise CancelledWithin(CancelledWithin.WHAT) from error
+        raise CancelledWithin(CancelledWithin.MESSAGE) from error
 
 
 def is_cancelled() -> bool:
@@ -38,7 +38,7 @@ def is_cancelled() -> bool:
     return anyio.get_current_task().has_pending_cancellation()
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The sentence of an error of ours, and what `repr` says of others, also of one that fails to say it."""
     try:
         return str(error) if isinstance(error, ReplanningError) else repr(error)
@@ -46,9 +46,9 @@ def described(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be shown"
 
 
-def message_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What an error says, or how it is described where it says nothing or fails to say it."""
     try:
-        return str(error) or described(error)
+        return str(error) or describe_error(error)
     except Exception:  # noqa: BLE001 - it is others' code
-        return described(error)
+        return describe_error(error)

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import anyio.abc
 
-from replanning._answers import changes_of, not_open, understood
-from replanning._asked import Asked
+from replanning._answers import answer_changes, closed_error, validate_answer
+from replanning._asked import ProviderRegistry
 from replanning._attempt import Work, Worker
 from replanning._changes import PlanChange, dump_change, parse_changes
 from replanning._clock import Environment
 from replanning._confidence import ConfidenceScorer
-from replanning._delivery import Delivery, close_exporters, exporters_of
-from replanning._errors import NotRunning, ReplanningError, StoreError, UnknownQuestion, UnknownRun, Unstorable
+from replanning._delivery import ExporterDelivery, close_exporters, resolve_exporters
+from replanning._errors import (
+    NotRunning,
+    RecordNotSerializable,
+    ReplanningError,
+    StoreError,
+    UnknownQuestion,
+    UnknownRun,
+)
 from replanning._evaluation import PlanEvaluator
 from replanning._generator import AlternativeGenerator
 from replanning._ids import QuestionId, RunId
@@ -25,38 +32,38 @@ from replanning._interfaces import (
     AlternativeProvider,
     Answer,
     Exporter,
+    ExporterContext,
     HumanGate,
-    Message,
+    InboxMessage,
     Question,
     RunStore,
-    Surroundings,
-    check_work,
+    validate_work,
 )
-from replanning._lifecycle import Past
+from replanning._lifecycle import ResumeState
 from replanning._llm import LLMProvider
 from replanning._monitor import PlanMonitor
-from replanning._opening import Opener, redactor_for
-from replanning._outcomes import OutcomeWatch, PastOutcomes
+from replanning._opening import RunFactory, redactor_for
+from replanning._outcomes import AlternativeOutcomeTracker, PastOutcomes
 from replanning._plan import JsonObject, Plan
 from replanning._policy import ReplanPolicy
 from replanning._questions import Questions
-from replanning._records import Contained, Verdict
+from replanning._records import ErrorContained, QuestionVerdict
 from replanning._redaction import Redactor
 from replanning._replan import Replanner
 from replanning._reporting import Codec
 from replanning._run import PlanRun, RunResult
-from replanning._services import opened
+from replanning._services import run_services
 from replanning._settings import Settings
-from replanning._telemetry import telemetry_of
-from replanning._vetting import without_secrets
+from replanning._telemetry import build_telemetry
+from replanning._vetting import redact_changes
 from replanning.history import MemoryStore, ReplanHistory, open_questions
-from replanning.history._standing import replayed
+from replanning.history._standing import replay_records
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-RESUMABLE: Final = ("paused", "needs_human")
+RESUMABLE_STATUSES: Final = ("paused", "needs_human")
 """How runs stand still that can be taken up again."""
 
 Mode = Literal["act", "observe"]
@@ -119,18 +126,20 @@ class ReplanningEngine:
         self.evaluator = evaluator or PlanEvaluator()
         scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
         environment, redactor = environment or Environment(), redactor or redactor_for(self.settings)
-        self._asked = Asked(self.settings, environment, redactor)
+        self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         self.generator = generator or AlternativeGenerator(
-            self._asked.each(providers), scorer=scorer, likeness=self._asked.likeness()
+            self._provider_registry.resolve(providers),
+            scorer=scorer,
+            tool_similarity=self._provider_registry.tool_similarity(),
         )
         self.policy = policy or ReplanPolicy(self.settings)
-        self.exporters = exporters_of(exporters)
+        self.exporters = resolve_exporters(exporters)
         for exporter in self.exporters:
-            exporter.attach(Surroundings(self.store, environment.clock))
-        telemetry = telemetry_of(self.exporters, tracer_provider, meter_provider)
+            exporter.attach(ExporterContext(self.store, environment.clock))
+        telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
         parts = environment, redactor, codec, telemetry
-        self._opener = Opener(self.store, self.settings, *parts)
-        self._open: dict[RunId, tuple[PlanRun, Questions]] = {}
+        self._run_factory = RunFactory(self.store, self.settings, *parts)
+        self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:
         return f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
@@ -149,7 +158,7 @@ class ReplanningEngine:
         Raises:
             StoreError: the store does not take the run.
         """
-        return self._running(lambda: self._opener.create(plan, run_id, mode=self.mode))
+        return self._managed_run(lambda: self._run_factory.create(plan, run_id, mode=self.mode))
 
     def resume(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
         """The same for a run that was paused, was left, or whose process died.
@@ -161,7 +170,7 @@ class ReplanningEngine:
             UnknownRun: the store has no such run.
             RunOwned: another process is at it.
         """
-        return self._running(lambda: self._opener.resume(run_id))
+        return self._managed_run(lambda: self._run_factory.resume(run_id))
 
     def fork(self, run_id: str, revision: int, *, new_id: str | None = None) -> RunId:
         """Start a new run from a checkpoint of an old one: the moment a revision had been applied.
@@ -173,7 +182,7 @@ class ReplanningEngine:
             UnknownRun: the store has no such run.
             StoreError: it has no such revision.
         """
-        return self._opener.fork(run_id, revision, new_id)
+        return self._run_factory.fork(run_id, revision, new_id)
 
     async def execute(self, plan: Plan, work: Work, *, max_concurrency: int = 8, replanning: bool = True) -> RunResult:
         """Run a plan to its end with one call, on up to `max_concurrency` workers.
@@ -181,20 +190,20 @@ class ReplanningEngine:
         Raises:
             TypeError: the work is not async.
         """
-        check_work(work)
-        source = self.open(plan) if replanning else open_run(plan, store=self.store, opener=self._opener)
+        validate_work(work)
+        source = self.open(plan) if replanning else open_run(plan, store=self.store, factory=self._run_factory)
         async with source as run:
-            await drive(run, work, max_concurrency)
+            await run_workers(run, work, max_concurrency)
         return run.result
 
     def pending(self, run_id: str | None = None) -> list[Question]:
         """The questions that wait for a person, of one run or of all, also of runs of other processes."""
-        here = [(run._life, questions) for run, questions in self._open.values()]
-        going = [(life, qs) for life, qs in here if life.end is None or life.end.status in RESUMABLE]
-        found = [q for life, qs in going for q in map(qs.question, life.ledger.questions.values())]
+        here = [(run._lifecycle, questions) for run, questions in self._open_runs.values()]
+        going = [(life, qs) for life, qs in here if life.end is None or life.end.status in RESUMABLE_STATUSES]
+        found = [q for life, qs in going for q in map(qs.question, life.ledger.open_questions.values())]
         for info in self.store.runs():
-            wanted = info.run not in self._open and (run_id is None or info.run == run_id)
-            if wanted and (info.status == "running" or info.status in RESUMABLE):
+            wanted = info.run not in self._open_runs and (run_id is None or info.run == run_id)
+            if wanted and (info.status == "running" or info.status in RESUMABLE_STATUSES):
                 found += open_questions(self.store.read(info.run))
         return [question for question in found if run_id is None or question.run == run_id]
 
@@ -209,7 +218,7 @@ class ReplanningEngine:
     def answer(
         self,
         question_id: str,
-        verdict: Verdict,
+        verdict: QuestionVerdict,
         *,
         by: str = "",
         choice: int = 0,
@@ -227,31 +236,31 @@ class ReplanningEngine:
             ChangeRefused: it is no answer, or the changes of `modify` do not fit the plan.
             NotRunning: the run has ended for good.
         """
-        answer = understood(Answer(verdict, by, choice, parse_changes(changes), comment))
+        answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
         run_id = RunId(question_id.rpartition(".q")[0])
-        run, questions = self._open.get(run_id, (None, None))
-        if run is not None and questions is not None and run._life.end is None:
+        run, questions = self._open_runs.get(run_id, (None, None))
+        if run is not None and questions is not None and run._lifecycle.end is None:
             questions.answer(QuestionId(question_id), answer)
         else:
-            self._leave_answer(run_id, QuestionId(question_id), answer)
+            self._post_answer(run_id, QuestionId(question_id), answer)
 
-    def _leave_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
+    def _post_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
         """Leave an answer, which fits the plan as far as can be seen, for whoever has the run."""
         try:
-            _, live, ledger, *_ = replayed(self.store.read(run_id))
+            _, live, ledger, *_ = replay_records(self.store.read(run_id))
             left = self.store.inbox(run_id)
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
-        asked = ledger.questions.get(question_id)
+        asked = ledger.open_questions.get(question_id)
         if asked is None:
-            raise not_open(question_id, ledger)
-        if ledger.ended is not None and ledger.ended.status not in RESUMABLE:
-            raise NotRunning(f"run {run_id!r} is {ledger.ended.status}; its questions need no answer any more")
+            raise closed_error(question_id, ledger)
+        if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
+            raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
         if any(message.kind == "answer" and message.payload.get("question") == question_id for message in left):
             raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
-        changes_of(answer, asked, live)
-        redactor = self._opener.redactor
-        changes = without_secrets(answer.changes, redactor)
+        answer_changes(answer, asked, live)
+        redactor = self._run_factory.redactor
+        changes = redact_changes(answer.changes, redactor)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
@@ -259,40 +268,40 @@ class ReplanningEngine:
             "changes": list(map(dump_change, changes)),
             "comment": redactor.text(answer.comment),
         }
-        now = self._opener.environment.clock.now()
-        self.store.post(run_id, Message("answer", now, redactor.text(answer.by), payload))
+        now = self._run_factory.environment.clock.now()
+        self.store.post(run_id, InboxMessage("answer", now, redactor.text(answer.by), payload))
 
     async def aclose(self) -> None:
         """Let the exporters send what is left, each for a few seconds at most, and close the connections of models.
 
         Called after the last run. Models that were handed over as objects are closed by whoever made them.
         """
-        await self._asked.aclose()
-        await close_exporters(self.exporters, self._opener.environment.clock, self._opener.redactor)
+        await self._provider_registry.aclose()
+        await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
 
     @asynccontextmanager
-    async def _running(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
+    async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
         run = await start()
-        life = run._life
+        life = run._lifecycle
         questions = Questions(run, self.gate, durable=self.store.durable)
-        past, outcomes = PastOutcomes(life, self._earlier), OutcomeWatch(life)
+        past, outcomes = PastOutcomes(life, self._stored_outcomes), AlternativeOutcomeTracker(life)
         replanner = Replanner(
-            run, self.generator, self.policy, questions, observe_only=self.mode == "observe", past=past
+            run, self.generator, self.policy, questions, observe_only=self.mode == "observe", outcome_history=past
         )
 
-        def look_again(past: Past) -> None:
-            self.monitor.detect_again(run, past)
-            outcomes.look_again(past.cause)
+        def look_again(past: ResumeState) -> None:
+            self.monitor.redetect(run, past)
+            outcomes.recheck(past.last_cause)
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             if life.end is None:
                 with suppress(StoreError):  # then it is done when the store works again
-                    replanner.conclude()
-                questions.rearm(group)
-                replanner.queue.refill()
+                    replanner.record_pending_decisions()
+                questions.resume(group)
+                replanner.queue.reload()
             group.start_soon(replanner.run)
             group.start_soon(deliver)
-            delivery.begin(group)
+            delivery.start(group)
 
         async def deliver() -> None:
             await self.monitor.deliver(run)
@@ -304,36 +313,38 @@ class ReplanningEngine:
             await delivery.close()
 
         delivered = anyio.Event()
-        delivery = Delivery(run, self.exporters)
-        self._open[run.id] = (run, questions)
+        delivery = ExporterDelivery(run, self.exporters)
+        self._open_runs[run.id] = (run, questions)
         if self.settings.enabled:
-            life.busy = lambda: replanner.busy
+            life.is_replanning = lambda: replanner.busy
         self.monitor.watch(run, self.settings.triggers if self.settings.enabled else ())
         try:
-            on_message = partial(_take_answer, run, questions)
-            async with opened(run, [begin], on_message=on_message, look_again=look_again, before_close=close):
+            on_message = partial(_handle_answer_message, run, questions)
+            async with run_services(run, [begin], on_message=on_message, on_resume=look_again, before_close=close):
                 yield run
         finally:
-            del self._open[run.id]
+            del self._open_runs[run.id]
             self.monitor.unwatch(run)  # where the orchestrator was cancelled, nobody did
-            await delivery.finish()
-            if not self._open:
-                await self._asked.aclose()  # nobody may call ours, and no connection outlives what it was for
+            await delivery.flush()
+            if not self._open_runs:
+                await (
+                    self._provider_registry.aclose()
+                )  # nobody may call ours, and no connection outlives what it was for
 
-    def _earlier(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
+    def _stored_outcomes(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
         found = self.store.outcomes(tool=tool, capability=capability)
         return [outcome.succeeded for outcome in reversed(found)]
 
 
-def _take_answer(run: PlanRun, questions: Questions, message: Message) -> None:
+def _handle_answer_message(run: PlanRun, questions: Questions, message: InboxMessage) -> None:
     """Carry out the answer in a message; one that cannot be carried out is recorded."""
     try:
         answer = parse_answer(message.payload, message.by)
         questions.answer(QuestionId(str(message.payload.get("question"))), answer)
     except ReplanningError as error:
-        if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+        if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
             raise  # the answer stays where it is until the store works
-        run._life.observe(Contained("answer", run._redactor.text(str(error))[:2000]))
+        run._lifecycle.commit_or_defer(ErrorContained("answer", run._redactor.text(str(error))[:2000]))
 
 
 def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
@@ -345,7 +356,7 @@ def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
     verdict: Any = payload.get("verdict")
     choice: Any = payload.get("choice", 0)
     changes = parse_changes(payload.get("changes") or [])
-    return understood(Answer(verdict, by, choice, changes, str(payload.get("comment") or "")))
+    return validate_answer(Answer(verdict, by, choice, changes, str(payload.get("comment") or "")))
 
 
 @asynccontextmanager
@@ -355,22 +366,22 @@ async def open_run(
     store: RunStore | None = None,
     settings: Settings | None = None,
     run_id: str | None = None,
-    opener: Opener | None = None,
+    factory: RunFactory | None = None,
 ) -> AsyncIterator[PlanRun]:
     """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
     settings = settings or Settings()
-    base = opener or Opener(store or MemoryStore(), settings, redactor=redactor_for(settings))
+    base = factory or RunFactory(store or MemoryStore(), settings, redactor=redactor_for(settings))
     quiet = base.settings.model_copy(update={"enabled": False})
     run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
-    async with opened(run):
+    async with run_services(run):
         yield run
 
 
-async def drive(run: PlanRun, work: Work, workers: int) -> None:
+async def run_workers(run: PlanRun, work: Work, workers: int) -> None:
     """Pull and execute tasks on a number of workers until the run ends."""
     if workers == 1:
         await Worker(run, work).run()
         return
     async with anyio.create_task_group() as group:
         for _ in range(workers):
-            group.start_soon(Worker(run, work, apart=True).run)
+            group.start_soon(Worker(run, work, in_own_task=True).run)

@@ -16,20 +16,20 @@ from replanning._states import SATISFIED, TaskState
 _READY = TaskState.READY
 _BACKING_OFF = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
 
-SKIP_AHEAD = 16
+MAX_LOOKAHEAD = 16
 """How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
 
-_DUST = 1e-9
+_CAPACITY_EPSILON = 1e-9
 """What adding and subtracting fractions may leave over: three tenths fit into 0.3."""
 
-_FEW = 256
+_MIN_COMPACTION_SIZE = 256
 """How many points in time are kept at least before those that count no more are looked for."""
 
-NOT_MET = -1
+CONDITION_NOT_MET = -1
 """Stands for the revision at which a condition held, where it did not hold."""
 
 
-class _Fields(TypedDict):
+class _TaskFields(TypedDict):
     """Those fields of a task that are looked at whenever it moves."""
 
     id: TaskId
@@ -42,7 +42,7 @@ class _Fields(TypedDict):
     when: str | None
 
 
-class Entry:
+class TaskEntry:
     """One task as it runs. Its links to other entries are kept in step by the live plan alone.
 
     Attributes:
@@ -52,44 +52,44 @@ class Entry:
     __slots__ = (
         "attempt",
         "attempts",
-        "claimed",
-        "condition",
-        "continued",
-        "counted",
+        "attempts_in_round",
+        "claim",
+        "condition_revision",
+        "continuations",
+        "counts_as_unsatisfied",
         "deadline",
         "dependents",
-        "due",
         "duration",
         "effects",
         "failure",
         "failures",
         "feedback",
         "fields",
-        "held",
+        "hold_count",
         "id",
-        "missing",
-        "open_sinks",
+        "not_before",
         "order",
         "output",
         "parent",
-        "passed",
+        "pass_over_count",
         "priority",
         "reason",
         "recoverable",
         "removed",
         "replaced_by",
+        "reserved",
         "root",
-        "round",
-        "stands_for",
-        "started",
+        "sink_of",
+        "started_at",
         "state",
-        "taken",
         "task",
+        "unsatisfied_dependencies",
+        "unsatisfied_sinks",
         "withdrawn",
     )
 
-    def __init__(self, task: Task, order: int, parent: Entry | None) -> None:
-        self.fields = fields = _fields(task)
+    def __init__(self, task: Task, order: int, parent: TaskEntry | None) -> None:
+        self.fields = fields = _field_dict(task)
         self.id: TaskId = fields["id"]
         self.task = task
         self.state = TaskState.PENDING
@@ -97,67 +97,67 @@ class Entry:
         self.priority = fields["priority"]
         self.parent = parent
         self.root: TaskId = self.id if parent is None else parent.root
-        self.missing = 0
-        self.dependents: list[Entry] | tuple[()] = ()
-        self.stands_for: Entry | None = None
+        self.unsatisfied_dependencies = 0
+        self.dependents: list[TaskEntry] | tuple[()] = ()
+        self.sink_of: TaskEntry | None = None
         self.replaced_by: tuple[TaskId, ...] = ()
-        self.open_sinks = 0
+        self.unsatisfied_sinks = 0
         self.attempts = 0
-        self.round = 0
+        self.attempts_in_round = 0
         self.failures = 0
-        self.continued = 0
+        self.continuations = 0
         self.feedback = ""
         self.attempt: AttemptId | None = None
-        self.started = 0.0
+        self.started_at = 0.0
         self.duration = 0.0
         self.deadline: float | None = None
-        self.due: float | None = None
+        self.not_before: float | None = None
         self.output: JsonValue = None
         self.recoverable = True
         self.failure: Failure | None = None
         self.reason = ""
-        self.condition: int | None = None
-        self.claimed = 0
-        self.held = 0
-        self.passed = 0
+        self.condition_revision: int | None = None
+        self.claim = 0
+        self.hold_count = 0
+        self.pass_over_count = 0
         self.effects: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self.removed = False
         self.withdrawn = False
-        self.counted = False
-        self.taken: Mapping[str, float] | None = None
+        self.counts_as_unsatisfied = False
+        self.reserved: Mapping[str, float] | None = None
 
     def __repr__(self) -> str:
-        return f"<Entry {self.id!r} {self.state} attempts={self.attempts} missing={self.missing}>"
+        return f"<Entry {self.id!r} {self.state} attempts={self.attempts} missing={self.unsatisfied_dependencies}>"
 
-    def become(self, task: Task) -> None:
+    def set_task(self, task: Task) -> None:
         """Stand for a changed task of the same id."""
         self.task = task
-        self.fields = _fields(task)
+        self.fields = _field_dict(task)
         self.priority = task.priority
 
     @property
     def satisfied(self) -> bool:
         """Whether what depends on this task may run."""
-        return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.open_sinks)
+        return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.unsatisfied_sinks)
 
-    def waiting(self) -> tuple[TaskId, ...]:
+    def dependent_ids(self) -> tuple[TaskId, ...]:
         """The tasks that wait for this one, also those that wait for what it replaced."""
         found: dict[TaskId, None] = {}
-        entry: Entry | None = self
+        entry: TaskEntry | None = self
         while entry is not None:
             found.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
-            entry = entry.stands_for
+            entry = entry.sink_of
         return tuple(found)
 
-    def started_after(self) -> list[TaskId]:
+    def started_dependents(self) -> list[TaskId]:
         """The tasks that run or are done and would not have started, were this one not satisfied."""
         found: list[TaskId] = []
         entry = self
         while True:
             found += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
-            if entry.stands_for is None or entry.stands_for.open_sinks:
+            if entry.sink_of is None or entry.sink_of.unsatisfied_sinks:
                 return found
-            entry = entry.stands_for
+            entry = entry.sink_of
 
     @property
     def iteration(self) -> int:
@@ -168,7 +168,7 @@ class Entry:
         return count
 
 
-def _fields(task: Task) -> _Fields:
+def _field_dict(task: Task) -> _TaskFields:
     return task.__dict__  # type: ignore[return-value]  # pydantic keeps them there, defaults as well
 
 
@@ -179,25 +179,28 @@ class ResourcePool:
         self.capacity = dict(capacities)
         self.used = dict.fromkeys(capacities, 0.0)
 
-    def possible(self, demand: Mapping[str, float]) -> bool:
+    def can_ever_fit(self, demand: Mapping[str, float]) -> bool:
         """Whether the demand could ever be met."""
         return all(amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
 
-    def fits(self, demand: Mapping[str, float]) -> bool:
+    def fits_now(self, demand: Mapping[str, float]) -> bool:
         """Whether the demand can be met now."""
         used, capacity = self.used, self.capacity
-        return all(used.get(name, 0.0) + amount <= capacity.get(name, 0.0) + _DUST for name, amount in demand.items())
+        return all(
+            used.get(name, 0.0) + amount <= capacity.get(name, 0.0) + _CAPACITY_EPSILON
+            for name, amount in demand.items()
+        )
 
-    def take(self, demand: Mapping[str, float]) -> None:
+    def acquire(self, demand: Mapping[str, float]) -> None:
         """Mark the demand as used."""
         for name, amount in demand.items():
             self.used[name] = self.used.get(name, 0.0) + amount
 
-    def give_back(self, demand: Mapping[str, float]) -> None:
+    def release(self, demand: Mapping[str, float]) -> None:
         """Mark the demand as free again; nothing in use is exactly 0, whatever floats add up to."""
         for name, amount in demand.items():
             left = self.used[name] - amount
-            self.used[name] = left if left > _DUST else 0.0
+            self.used[name] = left if left > _CAPACITY_EPSILON else 0.0
 
 
 class ReadyQueue:
@@ -207,32 +210,32 @@ class ReadyQueue:
     """
 
     def __init__(self) -> None:
-        self._row: deque[tuple[int, int, TaskId, Entry]] = deque()
-        self._heap: list[tuple[int, int, TaskId, Entry]] = []
+        self._fifo: deque[tuple[int, int, TaskId, TaskEntry]] = deque()
+        self._heap: list[tuple[int, int, TaskId, TaskEntry]] = []
 
-    def __iter__(self) -> Iterator[tuple[int, int, TaskId, Entry]]:
-        return chain(self._row, self._heap)
+    def __iter__(self) -> Iterator[tuple[int, int, TaskId, TaskEntry]]:
+        return chain(self._fifo, self._heap)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: TaskEntry) -> None:
         """Put an entry in."""
         # The id tells an entry from one that had its place before a change of the order.
         item = (entry.priority, entry.order, entry.id, entry)
-        row = self._row
+        row = self._fifo
         if not row or row[-1] < item:
             row.append(item)
         else:
             heapq.heappush(self._heap, item)
 
-    def pop(self) -> Entry | None:
+    def pop(self) -> TaskEntry | None:
         """Take the first entry out; None when there is none."""
-        row, heap = self._row, self._heap
+        row, heap = self._fifo, self._heap
         while row or heap:
             first = row.popleft() if row and not (heap and heap[0] < row[0]) else heapq.heappop(heap)
             priority, order, _, entry = first
             if (
                 entry.state is _READY
-                and not entry.claimed
-                and not entry.held
+                and not entry.claim
+                and not entry.hold_count
                 and priority == entry.priority
                 and order == entry.order
             ):
@@ -244,39 +247,39 @@ class Deadlines:
     """Points in time at which an attempt is overdue or a backoff is over."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Entry, AttemptId | None]] = []
-        self._count = 0
-        self._full = _FEW
+        self._heap: list[tuple[float, int, TaskEntry, AttemptId | None]] = []
+        self._sequence = 0
+        self._compact_at = _MIN_COMPACTION_SIZE
 
-    def add(self, when: float, entry: Entry, attempt: AttemptId | None) -> None:
+    def add(self, when: float, entry: TaskEntry, attempt: AttemptId | None) -> None:
         """Remember a deadline of an attempt, or without one the end of a backoff."""
         heap = self._heap
-        if len(heap) >= self._full:
+        if len(heap) >= self._compact_at:
             # Most attempts end long before their deadlines, which would pile up.
-            heap[:] = [item for item in heap if self._counts(item[0], item[2], item[3])]
+            heap[:] = [item for item in heap if self._is_current(item[0], item[2], item[3])]
             heapq.heapify(heap)
-            self._full = max(_FEW, 2 * len(heap))
-        self._count += 1
-        heapq.heappush(heap, (when, self._count, entry, attempt))
+            self._compact_at = max(_MIN_COMPACTION_SIZE, 2 * len(heap))
+        self._sequence += 1
+        heapq.heappush(heap, (when, self._sequence, entry, attempt))
 
-    def next(self) -> float | None:
+    def next_due(self) -> float | None:
         """The earliest point that still counts."""
         heap = self._heap
         while heap:
             when, _, entry, attempt = heap[0]
-            if self._counts(when, entry, attempt):
+            if self._is_current(when, entry, attempt):
                 return when
             heapq.heappop(heap)
         return None
 
-    def take(self, now: float) -> Iterator[tuple[Entry, AttemptId | None]]:
+    def pop_due(self, now: float) -> Iterator[tuple[TaskEntry, AttemptId | None]]:
         """Take out what is due, earliest first."""
-        while (when := self.next()) is not None and when <= now:
+        while (when := self.next_due()) is not None and when <= now:
             _, _, entry, attempt = heapq.heappop(self._heap)
             yield entry, attempt
 
     @staticmethod
-    def _counts(when: float, entry: Entry, attempt: AttemptId | None) -> bool:
+    def _is_current(when: float, entry: TaskEntry, attempt: AttemptId | None) -> bool:
         if attempt is not None:
             return entry.attempt == attempt and entry.deadline == when
-        return entry.due == when and entry.state in _BACKING_OFF
+        return entry.not_before == when and entry.state in _BACKING_OFF

@@ -55,10 +55,10 @@ class ReplanningError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # As it is, and not by its constructor: most errors are not made from their message.
-        return _remade, (type(self), self.args), self.__dict__
+        return _rebuild_error, (type(self), self.args), self.__dict__
 
 
-def _remade(kind: type[ReplanningError], args: tuple[object, ...]) -> ReplanningError:
+def _rebuild_error(kind: type[ReplanningError], args: tuple[object, ...]) -> ReplanningError:
     return kind.__new__(kind, *args)
 
 
@@ -84,13 +84,13 @@ class ExpressionError(ReplanningError):
     """A condition or reference cannot be read or evaluated."""
 
 
-class ChangeRefused(_ProblemsError):
+class ChangeRejected(_ProblemsError):
     """A set of changes does not fit the live plan; nothing has changed."""
 
     summary = "the changes were refused and nothing was changed"
 
 
-class RevisionConflict(ChangeRefused):
+class RevisionConflict(ChangeRejected):
     """The changes were made for another revision of the plan."""
 
     def __init__(self, problems: Sequence[Problem], *, expected: int = 0, actual: int = 0) -> None:
@@ -108,10 +108,10 @@ class IllegalTransition(ReplanningError):
 
 
 class _UnknownError(ReplanningError, LookupError):
-    what = "thing"
+    noun = "thing"
 
     def __init__(self, name: str, hint: str = "") -> None:
-        super().__init__(f"there is no {self.what} {name!r}" + (f"; {hint}" if hint else ""))
+        super().__init__(f"there is no {self.noun} {name!r}" + (f"; {hint}" if hint else ""))
         self.name = name
         self.hint = hint
 
@@ -119,31 +119,31 @@ class _UnknownError(ReplanningError, LookupError):
 class UnknownTask(_UnknownError):
     """No task of the plan has this id."""
 
-    what = "task"
+    noun = "task"
 
 
 class NoResult(UnknownTask):
     """The task exists, and it has no result: it is not done, or its result was lost."""
 
-    what = "result of task"
+    noun = "result of task"
 
 
 class UnknownAttempt(_UnknownError):
     """No attempt of the run has this id."""
 
-    what = "attempt"
+    noun = "attempt"
 
 
 class UnknownQuestion(_UnknownError):
     """No open question of the run has this id: it was never asked, or was answered already."""
 
-    what = "open question"
+    noun = "open question"
 
 
 class UnknownRun(_UnknownError):
     """The store holds no run with this id."""
 
-    what = "run"
+    noun = "run"
 
 
 class NotRunning(ReplanningError):
@@ -192,7 +192,7 @@ class JournalCorrupt(StoreError):
     """Records of a journal are missing or cannot be read."""
 
 
-class Unstorable(StoreError):
+class RecordNotSerializable(StoreError):
     """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
 
 
@@ -243,19 +243,19 @@ class LLMUnavailable(LLMError):
     """The service cannot be reached or is overloaded, also after retries; this may pass."""
 
 
-class LLMTimedOut(LLMError):
+class LLMTimeout(LLMError):
     """No answer came within the deadline, retries included."""
 
 
-class LLMRejected(LLMError):
+class LLMRequestRejected(LLMError):
     """The service refuses the request or the key; asking the same again does not help."""
 
 
-class LLMRefused(LLMError):
+class LLMRefusal(LLMError):
     """The model declines to answer what was asked."""
 
 
-class LLMReplyInvalid(LLMError):
+class LLMResponseInvalid(LLMError):
     """The answer is not what was asked for, also after the model was told so."""
 
 

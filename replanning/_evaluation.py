@@ -14,14 +14,14 @@ Health = Literal["good", "strained", "stuck"]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class PlanEvaluation:
     """How a run stands.
 
     Attributes:
         done: required and optional tasks that are done or skipped.
         total: all tasks that count, replaced and removed ones left out.
         progress: done / total; 1 when there is nothing to do.
-        remaining: expected seconds of work left, one task after another; None without any experience.
+        remaining_seconds: expected seconds of work left, one task after another; None without any experience.
         health: `stuck` when tasks failed, `strained` when many attempts fail, else `good`.
         recommendations: what a person could do, in sentences.
     """
@@ -29,7 +29,7 @@ class Evaluation:
     done: int
     total: int
     progress: float
-    remaining: float | None
+    remaining_seconds: float | None
     health: Health
     recommendations: tuple[str, ...]
 
@@ -37,20 +37,20 @@ class Evaluation:
 class PlanEvaluator:
     """Evaluates a plan from real durations and attempts."""
 
-    def evaluate(self, view: PlanView) -> Evaluation:
+    def evaluate(self, view: PlanView) -> PlanEvaluation:
         """How the plan stands now."""
         counts = view.counts
         gone = counts[TaskState.REPLACED_BY_REPLAN] + counts[TaskState.CANCELLED]
         total = sum(counts.values()) - gone
         done = sum(counts[state] for state in SATISFIED)
-        average = self._average(view)
+        average = self._average_task_seconds(view)
         left = total - done
         remaining = 0.0 if not left else None if average is None else left * average
         stuck = view.stuck()
-        attempts, successes = view.attempts, view.successes
+        attempts, successes = view.ended_attempts, view.succeeded_attempts
         health: Health = "stuck" if stuck else "strained" if attempts > 3 and successes < 0.7 * attempts else "good"
-        advice = tuple(self._advice(stuck, health))
-        return Evaluation(done, total, done / total if total else 1.0, remaining, health, advice)
+        advice = tuple(self._recommendations(stuck, health))
+        return PlanEvaluation(done, total, done / total if total else 1.0, remaining, health, advice)
 
     def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
         """By which share `other` is cheaper than `one`; negative when it costs more.
@@ -66,14 +66,16 @@ class PlanEvaluator:
         return 1.0 if tool is None or tool.cost is None else tool.cost
 
     @staticmethod
-    def _average(view: PlanView) -> float | None:
+    def _average_task_seconds(view: PlanView) -> float | None:
         """Seconds that a task takes, with the attempts that it needs."""
-        if not view.successes:
+        if not view.succeeded_attempts:
             return None
-        return view.busy_seconds / view.successes * max(1.0, view.attempts / view.successes)
+        return (
+            view.successful_seconds / view.succeeded_attempts * max(1.0, view.ended_attempts / view.succeeded_attempts)
+        )
 
     @staticmethod
-    def _advice(stuck: tuple[TaskView, ...], health: Health) -> Iterable[str]:
+    def _recommendations(stuck: tuple[TaskView, ...], health: Health) -> Iterable[str]:
         for task in stuck[:5]:
             why = task.failure.message if task.failure else task.reason
             yield f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it"

@@ -15,30 +15,30 @@ from typing import Final, NamedTuple, NoReturn
 
 from replanning._plan import JsonValue
 
-_DEEPEST: Final = 100
+_MAX_DEPTH: Final = 100
 """What is nested more deeply is no answer to anything."""
 
-_LONGEST: Final = 400_000
+_MAX_TEXT_CHARS: Final = 400_000
 """Characters in which JSON is searched for."""
 
 _FENCE: Final = "```"
-_LANGUAGE: Final = re.compile(r"\s*[\w+-]*\s")
-_TAG: Final = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
-_STRING: Final = r'"(?:[^"\\]++|\\.)*+"'
-_START: Final = re.compile(rf"\{{\s*+(?:\}}|{_STRING}\s*+:)", re.DOTALL)
+_FENCE_LANGUAGE: Final = re.compile(r"\s*[\w+-]*\s")
+_THINKING_TAG: Final = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_STRING_PATTERN: Final = r'"(?:[^"\\]++|\\.)*+"'
+_OBJECT_START: Final = re.compile(rf"\{{\s*+(?:\}}|{_STRING_PATTERN}\s*+:)", re.DOTALL)
 """How an object begins; prose has braces, too."""
-_TOKEN: Final = re.compile(rf'{_STRING}|[][{{}}"]', re.DOTALL)
+_TOKEN: Final = re.compile(rf'{_STRING_PATTERN}|[][{{}}"]', re.DOTALL)
 """A string, a bracket, or the beginning of a string without an end."""
 
 
-class _Found(NamedTuple):
+class _JsonSpan(NamedTuple):
     start: int
     end: int
     value: JsonValue
     fenced: bool
 
 
-def json_in(text: str) -> Iterator[JsonValue]:
+def extract_json(text: str) -> Iterator[JsonValue]:
     """Every JSON value that a text may mean, the likeliest first; one may come twice.
 
     That is the whole text. Else it is its fenced blocks and then the objects in its prose, the last one first, because
@@ -48,25 +48,25 @@ def json_in(text: str) -> Iterator[JsonValue]:
     A text of more than 400,000 characters is JSON as a whole, or none.
     """
     try:
-        yield _loaded(text)
+        yield _parse_strict_json(text)
         return
     except ValueError:
         pass
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_TEXT_CHARS:
         return
-    said, thought = _parted(text)
+    said, thought = _split_thinking(text)
     for part in (*reversed(said), *reversed(thought)):
-        yield from _values_in(part)
+        yield from _json_values(part)
     if thought:  # what looked like a tag may have stood in a string
-        yield from _values_in(text)
+        yield from _json_values(text)
 
 
-def _parted(text: str) -> tuple[list[str], list[str]]:
+def _split_thinking(text: str) -> tuple[list[str], list[str]]:
     """What a text says, and what its author only thought."""
     said: list[str] = []
     thought: list[str] = []
     thinking, start = False, 0
-    for tag in _TAG.finditer(text):
+    for tag in _THINKING_TAG.finditer(text):
         closes = bool(tag[1])
         if closes and not thinking:  # the tag that opened it was part of the prompt
             thought += said
@@ -77,10 +77,10 @@ def _parted(text: str) -> tuple[list[str], list[str]]:
     return said, thought
 
 
-def _values_in(text: str) -> Iterator[JsonValue]:
-    found: list[_Found] = []
+def _json_values(text: str) -> Iterator[JsonValue]:
+    found: list[_JsonSpan] = []
     end = 0
-    for each in sorted([*_blocks(text), *_objects(text)], key=lambda each: (each.start, -each.end)):
+    for each in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda each: (each.start, -each.end)):
         if each.start >= end:  # else it is a part of what was found before
             found.append(each)
             end = each.end
@@ -88,31 +88,31 @@ def _values_in(text: str) -> Iterator[JsonValue]:
         yield from (each.value for each in reversed(found) if each.fenced is fenced)
 
 
-def _blocks(text: str) -> Iterator[_Found]:
+def _fenced_blocks(text: str) -> Iterator[_JsonSpan]:
     """Fenced blocks that are JSON and nothing else."""
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
-        language = _LANGUAGE.match(block)  # at its start: further on, it would take words out of strings
+        language = _FENCE_LANGUAGE.match(block)  # at its start: further on, it would take words out of strings
         content = block[language.end() if language else 0 :].strip()
         if number % 2 and content[:1] in ("{", "["):
             with contextlib.suppress(ValueError):
-                yield _Found(start, end, _loaded(content), True)
+                yield _JsonSpan(start, end, _parse_strict_json(content), True)
         start = end + len(_FENCE)
 
 
-def _objects(text: str) -> Iterator[_Found]:
-    start = _START.search(text)
+def _bare_objects(text: str) -> Iterator[_JsonSpan]:
+    start = _OBJECT_START.search(text)
     while start is not None:
-        end = _end(text, start.start())
+        end = _closing_end(text, start.start())
         if end is None:
             return
         with contextlib.suppress(ValueError):
-            yield _Found(start.start(), end, _loaded(text[start.start() : end]), False)
-        start = _START.search(text, end)
+            yield _JsonSpan(start.start(), end, _parse_strict_json(text[start.start() : end]), False)
+        start = _OBJECT_START.search(text, end)
 
 
-def _end(text: str, start: int) -> int | None:
+def _closing_end(text: str, start: int) -> int | None:
     """Where the bracket that opens at a place is closed; None where the text ends before."""
     depth = 0
     for token in _TOKEN.finditer(text, start):
@@ -122,7 +122,7 @@ def _end(text: str, start: int) -> int | None:
     return None
 
 
-def _loaded(text: str) -> JsonValue:
+def _parse_strict_json(text: str) -> JsonValue:
     """The JSON that a text is.
 
     Raises:
@@ -132,9 +132,9 @@ def _loaded(text: str) -> JsonValue:
         value: JsonValue = json.loads(
             text,
             strict=False,  # models write line breaks into strings as they are
-            parse_constant=_refused,
-            parse_float=_number,
-            object_pairs_hook=_members,
+            parse_constant=_reject_constant,
+            parse_float=_finite_float,
+            object_pairs_hook=_unique_members,
         )
         _check_depth(value)
     except RecursionError:
@@ -144,7 +144,7 @@ def _loaded(text: str) -> JsonValue:
 
 def _check_depth(value: JsonValue) -> None:
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         holders = [each for each in level if isinstance(each, dict | list)]
         level = [item for each in holders for item in (each.values() if isinstance(each, dict) else each)]
         if not level:
@@ -152,19 +152,19 @@ def _check_depth(value: JsonValue) -> None:
     raise ValueError("it is nested too deeply")
 
 
-def _members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a name stands there twice")
     return members
 
 
-def _number(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise ValueError("a number is too large")
     return number
 
 
-def _refused(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")

@@ -9,7 +9,7 @@ import anyio
 
 from replanning._interfaces import Answer, Question
 
-Ask = Callable[[Question], Awaitable[Answer] | Answer]
+AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
 class CallbackGate:
@@ -20,7 +20,7 @@ class CallbackGate:
         remind: gets it again when the deadline comes near.
     """
 
-    def __init__(self, ask: Ask, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
+    def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
         self._ask = ask
         self._remind = remind
 

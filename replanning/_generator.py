@@ -11,46 +11,46 @@ import anyio
 
 from replanning._changes import Alternative, RetryTask
 from replanning._completions import LLMOptions
-from replanning._confidence import ConfidenceScorer, PastSuccess
-from replanning._containment import contained, described
+from replanning._confidence import ConfidenceScorer, OutcomeHistory
+from replanning._containment import describe_error, isolate
 from replanning._errors import BudgetExceeded, LLMError, StaleView
 from replanning._interfaces import AlternativeProvider, ReplanRequest
 from replanning._ledger import Ledger
-from replanning._likeness import Likeness
+from replanning._likeness import ToolSimilarity
 from replanning._live import LivePlan
-from replanning._meter import Charge, RunMeter
+from replanning._meter import ChargeUsage, RunMeter
 from replanning._observations import Usage
 from replanning._plan import Goal
 from replanning._records import Candidate
 from replanning._settings import Settings
-from replanning._spans import UNTRACED, Spans
+from replanning._spans import NOOP_TRACER, RunTracer
 from replanning._timer import Timer
 from replanning._triggers import Trigger
-from replanning._vetting import UNFOUNDED, declined, exhausted, unfounded, unkept, unshown
+from replanning._vetting import INFEASIBLE, check_feasible, check_masked, check_secrets, exceeded_limit, was_declined
 from replanning._view import PlanView
 
-_MOST_NOTES = 20
+_MAX_NOTES = 20
 
-Answers = tuple[list[Alternative], list[str]]
-Check = Callable[[Alternative], str]
+Proposals = tuple[list[Alternative], list[str]]
+AlternativeCheck = Callable[[Alternative], str]
 
 
-class Setting(NamedTuple):
+class GenerationContext(NamedTuple):
     """Where alternatives are generated: the plan, what the run remembers, its timer, and its evidence."""
 
     live: LivePlan
     ledger: Ledger
     timer: Timer
-    past: PastSuccess
+    past_success: OutcomeHistory
     now: float
     time_left: float | None
-    charge: Charge = lambda usage, provider=None: None
-    spans: Spans = UNTRACED
-    clean: Callable[[Alternative], Alternative] = lambda alternative: alternative
+    charge: ChargeUsage = lambda usage, provider=None: None
+    spans: RunTracer = NOOP_TRACER
+    redact: Callable[[Alternative], Alternative] = lambda alternative: alternative
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class RankedCandidates:
     """Candidates, best first, the rejected ones last; and what providers had to say or failed with."""
 
     candidates: tuple[Candidate, ...]
@@ -61,10 +61,10 @@ class Generated:
 class ContextAnalyzer:
     """Reads from a plan what a provider is asked."""
 
-    def analyse(self, triggers: Sequence[Trigger], setting: Setting, settings: Settings) -> ReplanRequest:
+    def analyse(self, triggers: Sequence[Trigger], setting: GenerationContext, settings: Settings) -> ReplanRequest:
         """The request that follows from triggers."""
         roots = {setting.live.entry(t).root for trigger in triggers for t in trigger.tasks}
-        tried = [setting.ledger.tried[root] for root in sorted(roots) if root in setting.ledger.tried]
+        tried = [setting.ledger.tried_by_root[root] for root in sorted(roots) if root in setting.ledger.tried_by_root]
         patience = settings.timeout.replan
         if all(trigger.kind == "better-path-found" for trigger in triggers):
             patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
@@ -73,9 +73,9 @@ class ContextAnalyzer:
             view=PlanView(setting.live),
             max_alternatives=settings.alternatives.max_count,
             deadline=setting.now + patience,
-            tried=frozenset(print_ for prints in tried for print_ in prints),
+            tried_fingerprints=frozenset(print_ for prints in tried for print_ in prints),
             charge=setting.charge,
-            earlier=tuple(setting.ledger.recent),
+            history=tuple(setting.ledger.recent_records),
         )
 
     def extract_goal(self, view: PlanView) -> Goal:
@@ -94,44 +94,54 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
-        self._modest = {_Reply(provider).name for provider in providers if getattr(provider, "gives_way", False)}
+        self._low_priority = {
+            _ProviderCall(provider).name for provider in providers if getattr(provider, "yields_priority", False)
+        }
 
-    async def generate(self, request: ReplanRequest, setting: Setting, check: Check) -> Answers:
+    async def generate(self, request: ReplanRequest, setting: GenerationContext, check: AlternativeCheck) -> Proposals:
         """Everything the providers propose, in their order, and notes on those that failed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        return await self._collect([_Reply(provider) for provider in self.providers], request, setting, check)
+        return await self._collect([_ProviderCall(provider) for provider in self.providers], request, setting, check)
 
-    async def complete(self, flawed: Sequence[Candidate], request: ReplanRequest, setting: Setting) -> Answers:
+    async def complete_rejected(
+        self, flawed: Sequence[Candidate], request: ReplanRequest, setting: GenerationContext
+    ) -> Proposals:
         """What providers make of others' proposals that could not be carried out, and notes on those that failed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
         able = [provider for provider in self.providers if flawed and hasattr(provider, "complete")]
-        replies = [_Completion(provider, flawed) for provider in able]
-        return await self._collect(replies, request, setting, request.check)
+        replies = [_CompletionCall(provider, flawed) for provider in able]
+        return await self._collect(replies, request, setting, request.rejection_reason)
 
     async def _collect(
-        self, replies: Sequence[_Reply], request: ReplanRequest, setting: Setting, check: Check
-    ) -> Answers:
+        self,
+        replies: Sequence[_ProviderCall],
+        request: ReplanRequest,
+        setting: GenerationContext,
+        check: AlternativeCheck,
+    ) -> Proposals:
         if len(replies) == 1:
-            await self._ask(replies[0], request, setting, check)
+            await self._ask_provider(replies[0], request, setting, check)
         elif replies:
             async with anyio.create_task_group() as group:
                 for reply in replies:
-                    group.start_soon(self._ask, reply, request, setting, check)
+                    group.start_soon(self._ask_provider, reply, request, setting, check)
         for reply in replies:
-            if reply.stale is not None:
-                raise reply.stale
+            if reply.stale_error is not None:
+                raise reply.stale_error
         alternatives = [alternative for reply in replies for alternative in reply.alternatives]
         return alternatives, [note for reply in replies for note in reply.notes]
 
-    async def _ask(self, reply: _Reply, request: ReplanRequest, setting: Setting, check: Check) -> None:
+    async def _ask_provider(
+        self, reply: _ProviderCall, request: ReplanRequest, setting: GenerationContext, check: AlternativeCheck
+    ) -> None:
         provider, name = reply.provider, reply.name
-        spending = setting.ledger.spending
+        spending = setting.ledger.budget_tracker
         try:
             estimate = getattr(provider, "estimate", None)
             reserved = spending.reserve(estimate(request) if estimate is not None else Usage())
@@ -139,10 +149,10 @@ class PathGenerator:
             reply.notes.append(f"{name} was not asked: {error}")
             return
         except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-            reply.notes.append(f"{name} failed: {described(error)}"[:2000])
+            reply.notes.append(f"{name} failed: {describe_error(error)}"[:2000])
             return
         scope = anyio.CancelScope()
-        alarm = setting.timer.at(request.deadline, scope.cancel)
+        alarm = setting.timer.call_at(request.deadline, scope.cancel)
         meter = RunMeter(name, spending, setting.charge, setting.spans, reply.note)
         charge = partial(setting.charge, provider=name)
         # As `replace` would make it, which takes several times as long.
@@ -151,34 +161,38 @@ class PathGenerator:
             view=request.view,
             max_alternatives=request.max_alternatives,
             deadline=request.deadline,
-            tried=request.tried,
+            tried_fingerprints=request.tried_fingerprints,
             charge=charge,
             meter=meter,
-            earlier=request.earlier,
-            check=check,
-            note=reply.note,
+            history=request.history,
+            rejection_reason=check,
+            add_note=reply.note,
         )
         try:
-            with setting.spans.provider(name) as answered:
+            with setting.spans.provider_span(name) as answered:
                 with scope:
-                    reply.take(await contained(reply.ask(request)))
+                    reply.accept(await isolate(reply.ask(request)))
                 answered(len(reply.alternatives), scope.cancelled_caught)
             if scope.cancelled_caught:
                 reply.notes.append(f"{name} did not answer in time")
         except StaleView as error:
-            reply.stale = error
+            reply.stale_error = error
         except BudgetExceeded as error:
             reply.notes.append(f"{name} could ask no further: {error}")
         except LLMError as error:  # what it says is meant for people
             reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:2000])
         except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
-            reply.notes.append(f"{name} failed: {described(error)}"[:2000])
+            reply.notes.append(f"{name} failed: {describe_error(error)}"[:2000])
         finally:
             alarm.cancel()
             spending.settle(reserved)
 
     def rank(
-        self, alternatives: Sequence[Alternative], request: ReplanRequest, setting: Setting, settings: Settings
+        self,
+        alternatives: Sequence[Alternative],
+        request: ReplanRequest,
+        setting: GenerationContext,
+        settings: Settings,
     ) -> tuple[Candidate, ...]:
         """Candidates, best first; ties go by provider, then by its order. Rejected ones come last, with why."""
         wanted = settings.alternatives
@@ -186,14 +200,14 @@ class PathGenerator:
         good: list[Candidate] = []
         bad: list[Candidate] = []
         for alternative in alternatives:
-            candidate = self.judge(alternative, request, setting, settings, seen)
+            candidate = self.vet(alternative, request, setting, settings, seen)
             (bad if candidate.rejected else good).append(candidate)
         sure = wanted.human_approval_threshold if setting.live.plan.facts is not None else 2.0
-        good.sort(key=lambda candidate: self._place(candidate, sure))
+        good.sort(key=lambda candidate: self._sort_key(candidate, sure))
         spare = [replace(c, rejected=f"only {wanted.max_count} are considered") for c in good[wanted.max_count :]]
         return (*good[: wanted.max_count], *spare, *bad)
 
-    def _place(self, candidate: Candidate, sure: float) -> tuple[bool, float]:
+    def _sort_key(self, candidate: Candidate, sure: float) -> tuple[bool, float]:
         """By what a candidate is ranked.
 
         Where facts have shown it to be valid and it needs no person, it goes before what providers propose that give
@@ -202,10 +216,15 @@ class PathGenerator:
         total = candidate.score.total if candidate.score else 0.0
         doubtful = total < sure or bool(candidate.alternative.ask)
         leading, _, _ = candidate.alternative.source.partition("+")  # of a proposal that another completed
-        return doubtful or leading in self._modest, -total
+        return doubtful or leading in self._low_priority, -total
 
-    def judge(
-        self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
+    def vet(
+        self,
+        alternative: Alternative,
+        request: ReplanRequest,
+        setting: GenerationContext,
+        settings: Settings,
+        seen: set[str],
     ) -> Candidate:
         """What is to be said of an alternative: its score, or why it is rejected.
 
@@ -216,13 +235,18 @@ class PathGenerator:
             settings: thresholds and limits.
             seen: fingerprints of what was judged before; that of the alternative is added.
         """
-        clean = setting.clean(alternative)
-        lost = "" if clean is alternative else unkept(clean.changes, alternative.changes)
-        lost = lost or unshown(clean.changes, setting.live)
-        return Candidate(clean, None, lost) if lost else self._judged(clean, request, setting, settings, seen)
+        clean = setting.redact(alternative)
+        lost = "" if clean is alternative else check_secrets(clean.changes, alternative.changes)
+        lost = lost or check_masked(clean.changes, setting.live)
+        return Candidate(clean, None, lost) if lost else self._vet_redacted(clean, request, setting, settings, seen)
 
-    def _judged(
-        self, alternative: Alternative, request: ReplanRequest, setting: Setting, settings: Settings, seen: set[str]
+    def _vet_redacted(
+        self,
+        alternative: Alternative,
+        request: ReplanRequest,
+        setting: GenerationContext,
+        settings: Settings,
+        seen: set[str],
     ) -> Candidate:
         if not alternative.changes:
             return Candidate(alternative, None, alternative.unreachable or "it changes nothing")
@@ -230,18 +254,18 @@ class PathGenerator:
         if print_ in seen:
             return Candidate(alternative, None, "the same was proposed already")
         seen.add(print_)
-        if print_ in request.tried and not all(isinstance(c, RetryTask) for c in alternative.changes):
+        if print_ in request.tried_fingerprints and not all(isinstance(c, RetryTask) for c in alternative.changes):
             return Candidate(alternative, None, "the same was tried before and did not help")
-        if declined(print_, alternative, request, setting):
+        if was_declined(print_, alternative, request, setting):
             return Candidate(alternative, None, "a person was asked about the same already")
-        if limit := exhausted(alternative, setting, settings):
+        if limit := exceeded_limit(alternative, setting, settings):
             return Candidate(alternative, None, limit)
         draft = setting.live.draft(alternative.changes)
         if draft.problems:
             return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5])))
-        if broken := unfounded(alternative, draft, request, setting.live):
+        if broken := check_feasible(alternative, draft, request, setting.live):
             return Candidate(alternative, None, broken)
-        score = self.scorer.score(alternative, request.view, setting.past, time_left=setting.time_left)
+        score = self.scorer.score(alternative, request.view, setting.past_success, time_left=setting.time_left)
         wanted = settings.alternatives
         if alternative.confidence is not None and alternative.confidence < wanted.min_llm_confidence:
             reason = f"its own confidence {alternative.confidence:g} is below {wanted.min_llm_confidence:g}"
@@ -258,7 +282,7 @@ class AlternativeGenerator:
         providers: who is asked.
         analyzer: makes the request.
         scorer: scores; its weights can be set.
-        likeness: finds evidence for tools that have none of their own; none is looked for when left out.
+        tool_similarity: finds evidence for tools that have none of their own; none is looked for when left out.
     """
 
     def __init__(
@@ -267,16 +291,18 @@ class AlternativeGenerator:
         *,
         analyzer: ContextAnalyzer | None = None,
         scorer: ConfidenceScorer | None = None,
-        likeness: Likeness | None = None,
+        tool_similarity: ToolSimilarity | None = None,
     ) -> None:
         self.analyzer = analyzer or ContextAnalyzer()
-        self.likeness = likeness
-        self.paths = PathGenerator(providers, scorer or ConfidenceScorer())
+        self.tool_similarity = tool_similarity
+        self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
-        return f"<AlternativeGenerator of {[getattr(p, 'name', p) for p in self.paths.providers]}>"
+        return f"<AlternativeGenerator of {[getattr(p, 'name', p) for p in self.path_generator.providers]}>"
 
-    async def generate(self, request: ReplanRequest, setting: Setting, settings: Settings) -> Generated:
+    async def generate(
+        self, request: ReplanRequest, setting: GenerationContext, settings: Settings
+    ) -> RankedCandidates:
         """Ranked candidates for a request, checked against the plan as it stands when the last provider answers.
 
         Raises:
@@ -285,47 +311,51 @@ class AlternativeGenerator:
 
         def check(alternative: Alternative) -> str:
             now = replace(request, view=PlanView(setting.live))
-            return self.paths.judge(alternative, now, setting, settings, set()).rejected
+            return self.path_generator.vet(alternative, now, setting, settings, set()).rejected
 
-        alternatives, notes = await self.paths.generate(request, setting, check)
-        found = self._ranked(alternatives, notes, request, setting, settings)
-        flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(UNFOUNDED)]
-        completed, more = await self.paths.complete(flawed[: request.max_alternatives], request, setting)
-        past, unlike = await self._widened(found, request, setting)
-        if not completed and not more and past is setting.past and not unlike:
+        alternatives, notes = await self.path_generator.generate(request, setting, check)
+        found = self._rank_candidates(alternatives, notes, request, setting, settings)
+        flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(INFEASIBLE)]
+        completed, more = await self.path_generator.complete_rejected(
+            flawed[: request.max_alternatives], request, setting
+        )
+        past, unlike = await self._extended_outcomes(found, request, setting)
+        if not completed and not more and past is setting.past_success and not unlike:
             return found
-        setting = setting._replace(past=past)
-        return self._ranked([*alternatives, *completed], [*notes, *more, *unlike], request, setting, settings)
+        setting = setting._replace(past_success=past)
+        return self._rank_candidates([*alternatives, *completed], [*notes, *more, *unlike], request, setting, settings)
 
-    async def _widened(
-        self, found: Generated, request: ReplanRequest, setting: Setting
-    ) -> tuple[PastSuccess, Sequence[str]]:
+    async def _extended_outcomes(
+        self, found: RankedCandidates, request: ReplanRequest, setting: GenerationContext
+    ) -> tuple[OutcomeHistory, Sequence[str]]:
         """The evidence, with that of tools that are alike where it is looked for."""
-        if self.likeness is None:
-            return setting.past, ()
+        if self.tool_similarity is None:
+            return setting.past_success, ()
         scored = [candidate.alternative for candidate in found.candidates if candidate.score is not None]
-        meter = RunMeter("confidence", setting.ledger.spending, setting.charge, setting.spans)
+        meter = RunMeter("confidence", setting.ledger.budget_tracker, setting.charge, setting.spans)
         options = LLMOptions(deadline=request.deadline, meter=meter)
         failing = {setting.live.entry(task_id).task.tool for task_id in setting.live.stuck}
-        return await self.likeness.widened(setting.past, scored, found.view, options, failing=failing)
+        return await self.tool_similarity.extend_outcomes(
+            setting.past_success, scored, found.view, options, failing=failing
+        )
 
-    def _ranked(
+    def _rank_candidates(
         self,
         alternatives: Sequence[Alternative],
         notes: Sequence[str],
         request: ReplanRequest,
-        setting: Setting,
+        setting: GenerationContext,
         settings: Settings,
-    ) -> Generated:
+    ) -> RankedCandidates:
         now = request
         if request.view.revision != setting.live.revision:
             now = replace(request, view=PlanView(setting.live))
-        with setting.spans.score():
-            candidates = self.paths.rank(alternatives, now, setting, settings)
-        return Generated(candidates, tuple(notes), now.view)
+        with setting.spans.scoring_span():
+            candidates = self.path_generator.rank(alternatives, now, setting, settings)
+        return RankedCandidates(candidates, tuple(notes), now.view)
 
 
-class _Reply:
+class _ProviderCall:
     """What one provider had to say."""
 
     def __init__(self, provider: AlternativeProvider) -> None:
@@ -333,18 +363,18 @@ class _Reply:
         self.name = str(getattr(provider, "name", type(provider).__name__))
         self.alternatives: list[Alternative] = []
         self.notes: list[str] = []
-        self.stale: StaleView | None = None
+        self.stale_error: StaleView | None = None
 
     def note(self, text: str) -> None:
         """Keep what the provider wants to be known beside its alternatives; not without end."""
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(f"{self.name}: {text}"[:2000])
 
     async def ask(self, request: ReplanRequest) -> Sequence[Alternative]:
         """What the provider proposes."""
         return await self.provider.propose(request)
 
-    def take(self, proposed: Sequence[Alternative]) -> None:
+    def accept(self, proposed: Sequence[Alternative]) -> None:
         """Keep what was proposed; all of it or nothing."""
         for alternative in proposed:
             if not isinstance(alternative, Alternative):
@@ -352,7 +382,7 @@ class _Reply:
         self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
 
 
-class _Completion(_Reply):
+class _CompletionCall(_ProviderCall):
     """What one provider makes of what others proposed and cannot be carried out."""
 
     def __init__(self, provider: AlternativeProvider, flawed: Sequence[Candidate]) -> None:

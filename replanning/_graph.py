@@ -12,11 +12,11 @@ from typing import Final
 
 Graph = Sequence[Sequence[int]]
 
-_BATCH: Final = 4096
+_TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
 
 
-def reverse(dependencies: Graph) -> list[list[int]]:
+def reverse_graph(dependencies: Graph) -> list[list[int]]:
     """For each node, the nodes that depend on it."""
     dependents: list[list[int]] = [[] for _ in dependencies]
     for node, needed in enumerate(dependencies):
@@ -27,7 +27,7 @@ def reverse(dependencies: Graph) -> list[list[int]]:
 
 def topological_order(dependencies: Graph) -> list[int]:
     """The nodes, each after those it depends on; nodes on a cycle or behind one are left out."""
-    dependents = reverse(dependencies)
+    dependents = reverse_graph(dependencies)
     missing = [len(needed) for needed in dependencies]
     order = [node for node, count in enumerate(missing) if not count]
     for node in order:  # grows while it is walked
@@ -38,17 +38,19 @@ def topological_order(dependencies: Graph) -> list[int]:
     return order
 
 
-def cycles(dependencies: Graph) -> list[list[int]]:
+def find_cycles(dependencies: Graph) -> list[list[int]]:
     """One cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
     core = set(range(len(dependencies))).difference(topological_order(dependencies))
     if not core:
         return []
     inner = [[node for node in needed if node in core] if i in core else [] for i, needed in enumerate(dependencies)]
-    found = [_shortest_cycle(inner, set(component)) for component in _components(inner, sorted(core))]
+    found = [
+        _shortest_cycle(inner, set(component)) for component in _strongly_connected_components(inner, sorted(core))
+    ]
     return sorted(cycle for cycle in found if cycle)
 
 
-def unrelated(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """The pairs (node, target) of `queries` where the node does not depend on the target, not even indirectly.
 
     The graph must have no cycle.
@@ -63,8 +65,8 @@ def unrelated(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tu
     position = {node: place for place, node in enumerate(order)}
     targets = sorted(wanted, key=position.__getitem__)
     found: set[tuple[int, int]] = set()
-    for first in range(0, len(targets), _BATCH):
-        batch = targets[first : first + _BATCH]
+    for first in range(0, len(targets), _TARGETS_PER_PASS):
+        batch = targets[first : first + _TARGETS_PER_PASS]
         last = max(position[node] for target in batch for node in wanted[target])
         ancestors = _ancestors(dependencies, order[position[batch[0]] : last + 1], batch)
         for bit, target in enumerate(batch):
@@ -85,9 +87,9 @@ def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]
     return ancestors
 
 
-def _components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
+def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
     """The sets of nodes that depend on one another (Kosaraju's algorithm)."""
-    dependents = reverse(dependencies)
+    dependents = reverse_graph(dependencies)
     seen: set[int] = set()
     for root in reversed(_post_order(dependencies, nodes)):
         if root in seen:

@@ -14,7 +14,7 @@ from replanning._completions import UNMETERED, Meter
 from replanning._ids import QuestionId, RunId, TaskId
 from replanning._observations import Observation, Usage
 from replanning._plan import JsonObject
-from replanning._records import Body, Candidate, Record, RunStatus, Verdict
+from replanning._records import Candidate, QuestionVerdict, Record, RecordBody, RunStatus
 from replanning._triggers import Trigger
 from replanning._view import PlanView
 
@@ -46,25 +46,25 @@ class ReplanRequest:
         triggers: why replanning is considered; several when their footprints overlap.
         view: the plan as it stands, pinned to a revision; copies nothing.
         max_alternatives: how many alternatives are wanted.
-        tried: fingerprints of alternatives that were applied before for these lineages.
+        tried_fingerprints: fingerprints of alternatives that were applied before for these lineages.
         deadline: when the answer comes too late, in seconds since the epoch.
         charge: tells the budget what was used beyond the estimate given by `estimate`.
         meter: accounts for the calls of language models, for `LLMOptions.meter`.
-        earlier: what was considered, decided, answered and done in this run's last replans, oldest first.
-        check: why the engine would not consider an alternative as the plan stands; empty where it would.
-        note: has something recorded beside the alternatives, such as what was left out and why.
+        history: what was considered, decided, answered and done in this run's last replans, oldest first.
+        rejection_reason: why the engine would not consider an alternative as the plan stands; empty where it would.
+        add_note: has something recorded beside the alternatives, such as what was left out and why.
     """
 
     triggers: tuple[Trigger, ...]
     view: PlanView
     max_alternatives: int
     deadline: float
-    tried: frozenset[str] = frozenset()
+    tried_fingerprints: frozenset[str] = frozenset()
     charge: Callable[[Usage], None] = field(default=lambda usage: None)
     meter: Meter = field(default=UNMETERED)
-    earlier: tuple[Body, ...] = ()
-    check: Callable[[Alternative], str] = field(default=lambda alternative: "")
-    note: Callable[[str], None] = field(default=lambda text: None)
+    history: tuple[RecordBody, ...] = ()
+    rejection_reason: Callable[[Alternative], str] = field(default=lambda alternative: "")
+    add_note: Callable[[str], None] = field(default=lambda text: None)
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class TriggerDetector(Protocol):
     """
 
     name: str
-    observes: tuple[type[Body], ...]
+    observes: tuple[type[RecordBody], ...]
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
         """The triggers that follow from an observation; `id`, `at` and `revision` are filled in later."""
@@ -120,7 +120,7 @@ class Question:
         candidates: what they may choose from, best first.
         diffs: for each candidate, the plan before and after as a unified diff.
         deadline: when it is decided without them, in seconds since the epoch.
-        refused: why their last answer was not taken, where they are asked again.
+        rejection_reason: why their last answer was not taken, where they are asked again.
     """
 
     id: QuestionId
@@ -132,14 +132,14 @@ class Question:
     holds: tuple[TaskId, ...] = ()
     asked_at: float = 0.0
     deadline: float | None = None
-    refused: str = ""
+    rejection_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A person's decision: approve a candidate, reject all, or give changes of their own (`modify`)."""
 
-    verdict: Verdict
+    verdict: QuestionVerdict
     by: str = ""
     choice: int = 0
     changes: tuple[PlanChange, ...] = ()
@@ -188,7 +188,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class InboxMessage:
     """Something for the owner of a run, from elsewhere: an answer, a request to replan, or to pause."""
 
     kind: Literal["answer", "request", "pause"]
@@ -199,7 +199,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolOutcome:
     """How one use of a tool ended; the evidence for past success.
 
     The outcome of an alternative is kept as that of its source, with a space before its name, as no tool has one.
@@ -274,7 +274,7 @@ class RunStore(ABC):
         """All runs, the newest first."""
 
     @abstractmethod
-    def post(self, run: RunId, message: Message) -> None:
+    def post(self, run: RunId, message: InboxMessage) -> None:
         """Leave a message for whoever owns the run, now or later.
 
         Raises:
@@ -282,7 +282,7 @@ class RunStore(ABC):
         """
 
     @abstractmethod
-    def inbox(self, run: RunId) -> Sequence[Message]:
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """The messages that have not been discarded, oldest first, with their ids."""
 
     @abstractmethod
@@ -294,11 +294,13 @@ class RunStore(ABC):
         """
 
     @abstractmethod
-    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Remember how uses of tools ended."""
 
     @abstractmethod
-    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
         """The last outcomes of a tool, or of a capability, across runs, the newest first."""
 
     def close(self) -> None:
@@ -309,7 +311,7 @@ class RunStore(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Surroundings:
+class ExporterContext:
     """Where an exporter finds itself.
 
     Attributes:
@@ -339,7 +341,7 @@ class Exporter(ABC):
         """Where metrics go, for an exporter of metrics."""
         return None
 
-    def attach(self, surroundings: Surroundings) -> None:
+    def attach(self, exporter_context: ExporterContext) -> None:
         """Take note of where this is used; called once for each engine, before any run is opened."""
 
     async def export(self, run: RunId, record: Record) -> None:
@@ -349,7 +351,7 @@ class Exporter(ABC):
         """Send what is left and let go of connections."""
 
 
-def check_work(work: object) -> None:
+def validate_work(work: object) -> None:
     """Refuse what is no work before anything runs: afterwards every task would fail of it.
 
     A lambda, and a function that says that it returns something to be awaited, are taken at their word.

@@ -6,23 +6,23 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from replanning._budget import Spending
-from replanning._changes import changes_hash, new_tasks, touched
+from replanning._budget import BudgetTracker
+from replanning._changes import changes_hash, new_task_ids, target_task_ids
 from replanning._confidence import source_key
-from replanning._folding import OUTCOMES
+from replanning._folding import MAX_OUTCOMES_PER_TOOL
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
-from replanning._observations import Charged, GoalChanged, PersonAsked, RunQuiescent
+from replanning._observations import GoalChanged, ReplanRequested, RunQuiescent, UsageCharged
 from replanning._plan import Budget
 from replanning._records import (
     AlternativesConsidered,
-    Body,
-    Decided,
-    OutcomeKnown,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
     Record,
-    Revised,
+    RecordBody,
     RunEnded,
     RunPaused,
     RunResumed,
@@ -32,17 +32,17 @@ from replanning._records import (
 )
 from replanning._triggers import Trigger
 
-RECENT = 30
+MAX_RECENT_RECORDS = 30
 """How many records of the last replans are kept at hand."""
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class PendingOutcome:
     """An alternative that was applied and whose outcome is not known yet."""
 
     replan: ReplanId
     roots: tuple[TaskId, ...]
-    at: float
+    applied_at: float
 
 
 class Ledger:
@@ -54,116 +54,120 @@ class Ledger:
     """
 
     def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId]) -> None:
-        self.spending = Spending(budget)
+        self.budget_tracker = BudgetTracker(budget)
         self.triggers: dict[TriggerId, Trigger] = {}
-        self.open: dict[TriggerId, Trigger] = {}
-        self.acted: dict[tuple[str, str, str], float] = {}
-        self.replans = 0
-        self._known: dict[ReplanId, None] = {}
-        self.applied = 0
-        self.per_root: dict[TaskId, int] = {}
-        self.tried: dict[TaskId, dict[str, None]] = {}
-        self.revisions: list[tuple[float, Revised]] = []
-        self.questions: dict[QuestionId, QuestionAsked] = {}
-        self.closed: dict[QuestionId, QuestionAnswered] = {}
-        self.answered: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
-        self.declined: dict[str, float] = {}
-        self.attached: dict[QuestionId, list[TriggerId]] = {}
+        self.open_triggers: dict[TriggerId, Trigger] = {}
+        self.last_decided_at: dict[tuple[str, str, str], float] = {}
+        self.replan_count = 0
+        self._replan_ids: dict[ReplanId, None] = {}
+        self.applied_count = 0
+        self.replans_by_root: dict[TaskId, int] = {}
+        self.tried_by_root: dict[TaskId, dict[str, None]] = {}
+        self.revisions: list[tuple[float, PlanRevised]] = []
+        self.open_questions: dict[QuestionId, QuestionAsked] = {}
+        self.closed_questions: dict[QuestionId, QuestionAnswered] = {}
+        self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
+        self.declined_at: dict[str, float] = {}
+        self.triggers_by_question: dict[QuestionId, list[TriggerId]] = {}
         self.asked_at: dict[QuestionId, float] = {}
-        self.reminded: set[QuestionId] = set()
-        self.asked = 0
-        self._waited = 0.0
+        self.reminded_questions: set[QuestionId] = set()
+        self.question_count = 0
+        self._waited_seconds = 0.0
         self._waiting_since: float | None = None
-        self.watching: dict[TaskId, Applied] = {}
-        self._roots: dict[ReplanId, tuple[TaskId, ...]] = {}
-        self._proposed: dict[ReplanId, tuple[str, ...]] = {}
-        self.sources: dict[ReplanId, str] = {}
-        self.earned: dict[str, deque[bool]] = {}
+        self.pending_outcomes: dict[TaskId, PendingOutcome] = {}
+        self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
+        self._candidate_sources: dict[ReplanId, tuple[str, ...]] = {}
+        self.source_by_replan: dict[ReplanId, str] = {}
+        self.outcomes_by_source: dict[str, deque[bool]] = {}
         self.quiescent_at: int | None = None
-        self.undecided: dict[ReplanId, Revised] = {}
-        self.last_request = 0
-        self.recent: deque[Body] = deque(maxlen=RECENT)
-        self.pausing: RunPaused | None = None
-        self.ended: RunEnded | None = None
+        self.undecided_revisions: dict[ReplanId, PlanRevised] = {}
+        self.last_message_id = 0
+        self.recent_records: deque[RecordBody] = deque(maxlen=MAX_RECENT_RECORDS)
+        self.pause: RunPaused | None = None
+        self.run_end: RunEnded | None = None
         self._root_of = root_of
 
     def __repr__(self) -> str:
-        return f"<Ledger triggers={len(self.triggers)} replans={self.replans} questions={len(self.questions)}>"
+        return (
+            f"<Ledger triggers={len(self.triggers)} replans={self.replan_count} questions={len(self.open_questions)}>"
+        )
 
     def fold(self, record: Record) -> None:
         """Take in a journal record."""
-        handler = HANDLERS.get(type(record.body))
+        handler = LEDGER_RECORD_HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)
-            if isinstance(record.body, _OF_REPLANS):
-                self.recent.append(record.body)
+            if isinstance(record.body, _REPLAN_RECORDS):
+                self.recent_records.append(record.body)
 
-    def waiting(self, now: float) -> float:
+    def waiting_seconds(self, now: float) -> float:
         """Seconds up to now for which a person was waited for, or nobody was at the run."""
         since = now if self._waiting_since is None else self._waiting_since
-        return self._waited + max(0.0, now - since)
+        return self._waited_seconds + max(0.0, now - since)
 
-    def _fired(self, body: TriggerFired, at: float) -> None:
-        self.triggers[body.trigger.id] = self.open[body.trigger.id] = body.trigger
+    def _on_trigger_fired(self, body: TriggerFired, at: float) -> None:
+        self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
 
-    def _dropped(self, body: TriggerDropped, at: float) -> None:
-        self.open.pop(body.trigger, None)
+    def _on_trigger_dropped(self, body: TriggerDropped, at: float) -> None:
+        self.open_triggers.pop(body.trigger, None)
 
-    def _considered(self, body: AlternativesConsidered, at: float) -> None:
-        self._count(body.replan)
-        self._proposed[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
+    def _on_alternatives_considered(self, body: AlternativesConsidered, at: float) -> None:
+        self._count_replan(body.replan)
+        self._candidate_sources[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
 
-    def _count(self, replan: ReplanId) -> None:
+    def _count_replan(self, replan: ReplanId) -> None:
         # What limits refuse is decided without being considered; its number must not come again either.
-        self._known[replan] = None
-        self.replans = len(self._known)
+        self._replan_ids[replan] = None
+        self.replan_count = len(self._replan_ids)
 
-    def _decided(self, body: Decided, at: float) -> None:
-        self._count(body.replan)
+    def _on_decided(self, body: DecisionMade, at: float) -> None:
+        self._count_replan(body.replan)
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
-                self.acted[trigger.fingerprint] = at
+                self.last_decided_at[trigger.fingerprint] = at
             if body.decision != "ask" or body.by == "observe":
-                self.open.pop(trigger_id, None)
+                self.open_triggers.pop(trigger_id, None)
         if body.decision != "ask":
-            if body.replan in self.answered:
-                asked, _ = self.answered.pop(body.replan)
+            if body.replan in self.answers_by_replan:
+                asked, _ = self.answers_by_replan.pop(body.replan)
                 self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
-            self.undecided.pop(body.replan, None)
-            self._proposed.pop(body.replan, None)
+            self.undecided_revisions.pop(body.replan, None)
+            self._candidate_sources.pop(body.replan, None)
 
-    def _revised(self, body: Revised, at: float) -> None:
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
         self.revisions.append((at, body))
         if body.replan is None:
             return
-        self.undecided[body.replan] = body
-        self.applied += 1
-        proposed = self._proposed.get(body.replan, ())
+        self.undecided_revisions[body.replan] = body
+        self.applied_count += 1
+        proposed = self._candidate_sources.get(body.replan, ())
         if body.chosen is not None and body.chosen < len(proposed):  # else a person wrote the changes
-            self.sources[body.replan] = proposed[body.chosen]
-        roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in touched(body.changes)))
-        new = set(new_tasks(body.changes))
+            self.source_by_replan[body.replan] = proposed[body.chosen]
+        roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in target_task_ids(body.changes)))
+        new = set(new_task_ids(body.changes))
         roots = tuple(root for root in roots if root not in new)
-        self._roots[body.replan] = roots
+        self._roots_by_replan[body.replan] = roots
         print_ = changes_hash(body.changes)
         for root in roots:
-            self.per_root[root] = self.per_root.get(root, 0) + 1
-            self.tried.setdefault(root, {})[print_] = None
-            self.watching[root] = Applied(body.replan, roots, at)
+            self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
+            self.tried_by_root.setdefault(root, {})[print_] = None
+            self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
 
-    def _outcome(self, body: OutcomeKnown, at: float) -> None:
-        if source := self.sources.get(body.replan):
-            self.earned.setdefault(source_key(source), deque(maxlen=OUTCOMES)).append(body.succeeded)
-        for root in self._roots.pop(body.replan, ()):
-            watched = self.watching.get(root)
+    def _on_outcome_known(self, body: OutcomeRecorded, at: float) -> None:
+        if source := self.source_by_replan.get(body.replan):
+            self.outcomes_by_source.setdefault(source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL)).append(
+                body.succeeded
+            )
+        for root in self._roots_by_replan.pop(body.replan, ()):
+            watched = self.pending_outcomes.get(root)
             if watched is not None and watched.replan == body.replan:  # else a later replan of the lineage counts
-                del self.watching[root]
+                del self.pending_outcomes[root]
 
-    def _asked(self, body: QuestionAsked, at: float) -> None:
-        self.asked += 1
-        self.questions[body.question] = body
-        self.attached[body.question] = list(body.triggers)
+    def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
+        self.question_count += 1
+        self.open_questions[body.question] = body
+        self.triggers_by_question[body.question] = list(body.triggers)
         self.asked_at[body.question] = at
         if self._waiting_since is None:
             self._waiting_since = at
@@ -171,79 +175,79 @@ class Ledger:
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Nothing was decided about these: they are considered anew, and at once."""
         for trigger_id in triggers:
-            self.open[trigger_id] = self.triggers[trigger_id]
-            self.acted.pop(self.triggers[trigger_id].fingerprint, None)
+            self.open_triggers[trigger_id] = self.triggers[trigger_id]
+            self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
 
-    def _attached(self, body: TriggerAttached, at: float) -> None:
-        self.attached[body.question].append(body.trigger)
+    def _on_trigger_attached(self, body: TriggerAttached, at: float) -> None:
+        self.triggers_by_question[body.question].append(body.trigger)
 
-    def _reminded(self, body: QuestionReminded, at: float) -> None:
-        self.reminded.add(body.question)
+    def _on_question_reminded(self, body: QuestionReminded, at: float) -> None:
+        self.reminded_questions.add(body.question)
 
-    def _answered(self, body: QuestionAnswered, at: float) -> None:
-        asked = self.questions.pop(body.question, None)
-        self.attached.pop(body.question, None)
+    def _on_question_answered(self, body: QuestionAnswered, at: float) -> None:
+        asked = self.open_questions.pop(body.question, None)
+        self.triggers_by_question.pop(body.question, None)
         if asked is not None and body.verdict == "withdrawn":
             self._reopen(asked.triggers)
         elif asked is not None:
             # What was attached meanwhile is considered anew.
             for trigger_id in asked.triggers:
-                self.open.pop(trigger_id, None)
-            self.answered[asked.replan] = (asked, body)
+                self.open_triggers.pop(trigger_id, None)
+            self.answers_by_replan[asked.replan] = (asked, body)
             if body.verdict in ("reject", "continue"):
-                self.declined.update((c.alternative.fingerprint(), at) for c in asked.candidates)
-        self.closed[body.question] = body
+                self.declined_at.update((c.alternative.fingerprint(), at) for c in asked.candidates)
+        self.closed_questions[body.question] = body
         self.asked_at.pop(body.question, None)
-        if not self.questions and self._waiting_since is not None:
-            self._waited += max(0.0, at - self._waiting_since)
+        if not self.open_questions and self._waiting_since is not None:
+            self._waited_seconds += max(0.0, at - self._waiting_since)
             self._waiting_since = None
 
-    def _person_asked(self, body: PersonAsked, at: float) -> None:
-        self.last_request = max(self.last_request, body.message)
+    def _on_person_asked(self, body: ReplanRequested, at: float) -> None:
+        self.last_message_id = max(self.last_message_id, body.message)
 
-    def _goal_changed(self, body: GoalChanged, at: float) -> None:
-        self.last_request = max(self.last_request, body.message)
+    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
+        self.last_message_id = max(self.last_message_id, body.message)
         self.quiescent_at = None  # that nothing could run any more was said about another goal
 
-    def _charged(self, body: Charged, at: float) -> None:
-        self.spending.charge(body.usage)
+    def _on_charged(self, body: UsageCharged, at: float) -> None:
+        self.budget_tracker.charge(body.usage)
 
-    def _quiescent(self, body: RunQuiescent, at: float) -> None:
+    def _on_quiescent(self, body: RunQuiescent, at: float) -> None:
         self.quiescent_at = body.revision
 
-    def _paused(self, body: RunPaused, at: float) -> None:
-        self.pausing = body
+    def _on_paused(self, body: RunPaused, at: float) -> None:
+        self.pause = body
 
-    def _resumed(self, body: RunResumed, at: float) -> None:
-        self.pausing = None
+    def _on_resumed(self, body: RunResumed, at: float) -> None:
+        self.pause = None
         if self._waiting_since is None:
-            self._waited += body.waited
-        self.ended = None
+            self._waited_seconds += body.waited
+        self.run_end = None
         self.quiescent_at = None  # the process may have ended before anything followed from that
 
-    def _on_end(self, body: RunEnded, at: float) -> None:
-        self.ended = body
+    def _on_run_ended(self, body: RunEnded, at: float) -> None:
+        self.run_end = body
 
 
-_OF_REPLANS = (AlternativesConsidered, Decided, Revised, OutcomeKnown, QuestionAnswered)
+_REPLAN_RECORDS = (AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered)
 
-HANDLERS: dict[type[Body], Callable[..., None]] = {
-    TriggerFired: Ledger._fired,
-    TriggerDropped: Ledger._dropped,
-    AlternativesConsidered: Ledger._considered,
-    Decided: Ledger._decided,
-    Revised: Ledger._revised,
-    OutcomeKnown: Ledger._outcome,
-    QuestionAsked: Ledger._asked,
-    TriggerAttached: Ledger._attached,
-    QuestionReminded: Ledger._reminded,
-    QuestionAnswered: Ledger._answered,
-    GoalChanged: Ledger._goal_changed,
-    PersonAsked: Ledger._person_asked,
-    Charged: Ledger._charged,
-    RunQuiescent: Ledger._quiescent,
-    RunPaused: Ledger._paused,
-    RunResumed: Ledger._resumed,
-    RunEnded: Ledger._on_end,
+LEDGER_RECORD_HANDLERS: dict[type[RecordBody], Callable[..., None]] = {
+    TriggerFired: Ledger._on_trigger_fired,
+    TriggerDropped: Ledger._on_trigger_dropped,
+    AlternativesConsidered: Ledger._on_alternatives_considered,
+    DecisionMade: Ledger._on_decided,
+    PlanRevised: Ledger._on_revised,
+    OutcomeRecorded: Ledger._on_outcome_known,
+    QuestionAsked: Ledger._on_question_asked,
+    TriggerAttached: Ledger._on_trigger_attached,
+    QuestionReminded: Ledger._on_question_reminded,
+    QuestionAnswered: Ledger._on_question_answered,
+    GoalChanged: Ledger._on_goal_changed,
+    ReplanRequested: Ledger._on_person_asked,
+    UsageCharged: Ledger._on_charged,
+    RunQuiescent: Ledger._on_quiescent,
+    RunPaused: Ledger._on_paused,
+    RunResumed: Ledger._on_resumed,
+    RunEnded: Ledger._on_run_ended,
 }
 """The kinds of record that the ledger takes in."""

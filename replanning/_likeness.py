@@ -10,17 +10,17 @@ from typing import Final
 
 from replanning._changes import Alternative
 from replanning._completions import LLMOptions
-from replanning._confidence import PastSuccess, tasks_to_run
+from replanning._confidence import OutcomeHistory, tasks_to_run
 from replanning._errors import BudgetExceeded, LLMError
 from replanning._llm import LLMProvider
 from replanning._plan import ToolSpec
 from replanning._view import PlanView
 
-_MOST: Final = 100
+_MAX_TOOLS: Final = 100
 """How many tools are compared at most; the embedding of each is a call of its own, once."""
 
 
-class Likeness:
+class ToolSimilarity:
     """Finds the tool that is most like another, by the embeddings of what is said of both.
 
     A tool whose own outcomes, and those of its capability, tell nothing is then expected to do as well as the one that
@@ -31,23 +31,23 @@ class Likeness:
         at_least: how alike tools must be, as the cosine between their embeddings.
     """
 
-    def __init__(self, llm: LLMProvider, *, at_least: float = 0.8) -> None:
+    def __init__(self, llm: LLMProvider, *, min_similarity: float = 0.8) -> None:
         self._llm = llm
-        self._at_least = at_least
-        self._vectors: dict[str, Sequence[float]] = {}
+        self._min_similarity = min_similarity
+        self._embeddings: dict[str, Sequence[float]] = {}
 
     def __repr__(self) -> str:
         return f"<Likeness by {self._llm!r}>"
 
-    async def widened(
+    async def extend_outcomes(
         self,
-        past: PastSuccess,
+        past: OutcomeHistory,
         alternatives: Sequence[Alternative],
         view: PlanView,
         options: LLMOptions,
         *,
         failing: AbstractSet[str | None] = frozenset(),
-    ) -> tuple[PastSuccess, list[str]]:
+    ) -> tuple[OutcomeHistory, list[str]]:
         """Past outcomes that also know those of tools that are alike, and notes on what went wrong.
 
         Args:
@@ -60,38 +60,38 @@ class Likeness:
         used = {task.tool for one in alternatives for task in tasks_to_run(one.changes, view) if task.tool}
         unknown = [tool for tool in map(view.tool, sorted(used)) if tool is not None and not past(tool.name)]
         others = [tool for tool in view.tools.values() if tool.name not in failing] if unknown else []
-        known = [tool for tool in others if past(tool.name)][:_MOST]
+        known = [tool for tool in others if past(tool.name)][:_MAX_TOOLS]
         if not known:
             return past, []
         try:
-            for tool in (*known, *unknown[:_MOST]):
-                await self._learn(tool, options)
+            for tool in (*known, *unknown[:_MAX_TOOLS]):
+                await self._embed_tool(tool, options)
         except (LLMError, BudgetExceeded) as error:
             return past, [f"which tools are alike is not known: {error}"[:2000]]
-        nearest = {tool.name: self._nearest(tool, known) for tool in unknown[:_MOST]}
-        return _with(past, nearest), []
+        nearest = {tool.name: self._nearest_tool(tool, known) for tool in unknown[:_MAX_TOOLS]}
+        return _with_substitutes(past, nearest), []
 
-    async def _learn(self, tool: ToolSpec, options: LLMOptions) -> None:
-        text = _said(tool)
-        if text not in self._vectors:
-            self._vectors[text] = _unit(await self._llm.embed(text, options))
+    async def _embed_tool(self, tool: ToolSpec, options: LLMOptions) -> None:
+        text = _tool_description(tool)
+        if text not in self._embeddings:
+            self._embeddings[text] = _unit_vector(await self._llm.embed(text, options))
 
-    def _nearest(self, tool: ToolSpec, known: Sequence[ToolSpec]) -> str:
+    def _nearest_tool(self, tool: ToolSpec, known: Sequence[ToolSpec]) -> str:
         """The name of the tool that is most like this one; empty where none is enough."""
-        own = self._vectors[_said(tool)]
-        likeness, name = max((_cosine(own, self._vectors[_said(one)]), one.name) for one in known)
-        return name if likeness >= self._at_least else ""
+        own = self._embeddings[_tool_description(tool)]
+        likeness, name = max((_cosine(own, self._embeddings[_tool_description(one)]), one.name) for one in known)
+        return name if likeness >= self._min_similarity else ""
 
 
-def _with(past: PastSuccess, nearest: Mapping[str, str]) -> PastSuccess:
+def _with_substitutes(past: OutcomeHistory, nearest: Mapping[str, str]) -> OutcomeHistory:
     return lambda name: past(nearest.get(name) or name)
 
 
-def _said(tool: ToolSpec) -> str:
+def _tool_description(tool: ToolSpec) -> str:
     return f"{tool.name}: {tool.description or tool.capability or tool.name}"
 
 
-def _unit(vector: Sequence[float]) -> list[float]:
+def _unit_vector(vector: Sequence[float]) -> list[float]:
     length = math.hypot(*vector)
     return [value / length for value in vector] if length else list(vector)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from replanning._changes import ReplaceTask
 from replanning._ids import TaskId
-from replanning._records import Revised
+from replanning._records import PlanRevised
 from replanning._view import TaskView
 
 
@@ -29,7 +29,7 @@ class ReplanningInfo(NamedTuple):
     replan_reason: str
 
 
-def replanning_info(task: TaskView, revisions: Iterable[Revised], max_iterations: int) -> ReplanningInfo:
+def replanning_info(task: TaskView, revisions: Iterable[PlanRevised], max_iterations: int) -> ReplanningInfo:
     """What the revisions so far, the newest last, mean for a task."""
     made = replaced = ""
     for revised in revisions:

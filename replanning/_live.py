@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 from replanning._changes import PlanChange, changes_hash
 from replanning._draft import Draft
-from replanning._entries import Entry
-from replanning._errors import ChangeRefused, Problem, RevisionConflict
-from replanning._folding import HANDLERS
+from replanning._entries import TaskEntry
+from replanning._errors import ChangeRejected, Problem, RevisionConflict
+from replanning._folding import PLAN_RECORD_HANDLERS
 from replanning._ids import TaskId
 from replanning._inverse import inverse
 from replanning._plan import Plan, Task
 from replanning._records import Record
 from replanning._taskgraph import TaskGraph
-from replanning._world import World
+from replanning._world import StripsProblem
 
-_LONG = 4_000
+_YIELD_AFTER_CHARS = 4_000
 """Characters of a plan after which there is a pause in reading it."""
 
-_MOST_STAGED = 16
+_MAX_CACHED_DRAFTS = 16
 
 
 class LivePlan(TaskGraph):
@@ -36,18 +36,27 @@ class LivePlan(TaskGraph):
         empty: whether its tasks are left to `fill`.
     """
 
-    __slots__ = ("_hash", "_holds", "durations", "ended_attempts", "goal", "outcomes", "revision", "worlds")
+    __slots__ = (
+        "_hash",
+        "_holds_by_question",
+        "ended_attempts",
+        "goal",
+        "outcomes",
+        "revision",
+        "strips_problems",
+        "success_durations",
+    )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.revision = 0
         self.goal = plan.goal
-        self.worlds: dict[tuple[frozenset[TaskId], frozenset[str]], World] = {}
+        self.strips_problems: dict[tuple[frozenset[TaskId], frozenset[str]], StripsProblem] = {}
         """What was worked out of the plan on facts as it stands, by the tasks and facts that it is about."""
-        self.durations = (0, 0.0)
+        self.success_durations = (0, 0.0)
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
-        self._holds: dict[str, tuple[TaskId, ...]] = {}
+        self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
         self._hash = ""
 
     def __repr__(self) -> str:
@@ -59,18 +68,18 @@ class LivePlan(TaskGraph):
     @property
     def hash(self) -> str:
         """Which plan this is: of its document, and of every revision since; worked out when it is first wanted."""
-        for _ in self.hashing():
+        for _ in self.compute_hash():
             pass
         return self._hash
 
-    def hashing(self) -> Iterator[None]:
+    def compute_hash(self) -> Iterator[None]:
         """Work out the hash beforehand, where that was not done yet, with pauses in which something else may be done."""
         if self._hash:
             return
         digest = hashlib.sha256()
-        for piece in self.plan.canonical():
+        for piece in self.plan.canonical_chunks():
             digest.update(piece.encode())
-            if len(piece) > _LONG:
+            if len(piece) > _YIELD_AFTER_CHARS:
                 yield
         if not self.revision:  # nobody has worked it out, and gone on from there, meanwhile
             self._hash = digest.hexdigest()
@@ -83,12 +92,12 @@ class LivePlan(TaskGraph):
     @property
     def complete(self) -> bool:
         """Whether every required lineage ended in DONE or SKIPPED and the facts of the goal hold."""
-        return not self.unsatisfied and not self.missing_facts
+        return not self.unsatisfied_count and not self.missing_facts
 
     def document(self) -> Plan:
         """The plan as it stands now: what replaced a task in its place, dependencies as they are followed."""
-        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_place)
-        tasks = tuple(self._current(entry) for entry in entries)
+        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_plan_position)
+        tasks = tuple(self._with_current_dependencies(entry) for entry in entries)
         now: dict[str, object] = {
             "goal": self.goal,
             "tasks": tasks,
@@ -100,7 +109,7 @@ class LivePlan(TaskGraph):
         }
         return self.plan.model_copy(update=now)
 
-    def _current(self, entry: Entry) -> Task:
+    def _with_current_dependencies(self, entry: TaskEntry) -> Task:
         task = entry.task
         if all(not self.entry(dep).replaced_by for dep in task.depends_on):
             return task
@@ -123,11 +132,11 @@ class LivePlan(TaskGraph):
     def draft(self, changes: Sequence[PlanChange]) -> Draft:
         """Changes staged beside the plan, once for the very same changes as long as nothing in the plan has moved."""
         changes = tuple(changes)
-        draft = self._staged.get(id(changes))
+        draft = self._draft_cache.get(id(changes))
         if draft is None:  # a draft keeps its changes alive, so that no others have their identity
-            if len(self._staged) >= _MOST_STAGED:
-                self._staged.clear()
-            draft = self._staged[id(changes)] = Draft(self, changes)
+            if len(self._draft_cache) >= _MAX_CACHED_DRAFTS:
+                self._draft_cache.clear()
+            draft = self._draft_cache[id(changes)] = Draft(self, changes)
         return draft
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
@@ -175,12 +184,12 @@ class LivePlan(TaskGraph):
             raise RevisionConflict([Problem("", message)], expected=expected_revision, actual=self.revision)
         draft = self.draft(changes)
         if draft.problems:
-            raise ChangeRefused(draft.problems)
+            raise ChangeRejected(draft.problems)
         digest = hashlib.sha256(f"{self.hash}:{changes_hash(draft.changes)}".encode()).hexdigest()
         if before_commit is not None:
             before_commit(digest)
-        self._staged.clear()
-        self.worlds.clear()
+        self._draft_cache.clear()
+        self.strips_problems.clear()
         draft.commit(at)
         self.revision += 1
         self._hash = digest
@@ -194,16 +203,16 @@ class LivePlan(TaskGraph):
             UnknownTask: the record names a task that does not exist.
         """
         _, at, body = record
-        handler = HANDLERS.get(type(body))
+        handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is not None:
-            if self._staged:
-                self._staged.clear()
-            if self.worlds:
-                self.worlds.clear()
+            if self._draft_cache:
+                self._draft_cache.clear()
+            if self.strips_problems:
+                self.strips_problems.clear()
             handler(self, body, at)
 
 
-def _place(entry: Entry) -> tuple[int, ...]:
+def _plan_position(entry: TaskEntry) -> tuple[int, ...]:
     """Where a task stands in the plan: within the place of what it replaced."""
     places = [entry.order]
     while entry.parent is not None:

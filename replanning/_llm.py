@@ -14,26 +14,26 @@ from typing import ClassVar, Final, Self, TypeVar
 import anyio
 from pydantic import BaseModel, ValidationError
 
-from replanning._clock import Environment, at_most
-from replanning._completions import Completion, Finish, LLMCall, LLMOptions
-from replanning._errors import LLMError, LLMRefused, LLMReplyInvalid, LLMTimedOut, ReplanningError
-from replanning._extraction import json_in
+from replanning._clock import Environment, move_on_after
+from replanning._completions import Completion, FinishReason, LLMCall, LLMOptions
+from replanning._errors import LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, ReplanningError
+from replanning._extraction import extract_json
 from replanning._observations import Usage
 from replanning._prices import PRICES, Price, PriceTable
 from replanning._redaction import Redactor
 
-Answer = TypeVar("Answer", bound=BaseModel)
-Result = TypeVar("Result")
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 
-TIMEOUT: Final = 30.0
+DEFAULT_TIMEOUT: Final = 30.0
 """Seconds that a call may take in total, retries included."""
 
-_EXCERPT: Final = 300
-_MOST_TRIED: Final = 50
+_MAX_EXCERPT_CHARS: Final = 300
+_MAX_JSON_CANDIDATES: Final = 50
 """How many JSON values of one answer are held against what was asked for."""
-_FRAME: Final = 64
+_REQUEST_OVERHEAD_TOKENS: Final = 64
 """Tokens that services add around what is sent."""
-_TOOL: Final = 512
+_SCHEMA_OVERHEAD_TOKENS: Final = 512
 """Tokens that services add where an answer must have a shape."""
 
 
@@ -75,7 +75,7 @@ class LLMProvider(ABC):
         model: str | None = None,
         temperature: float = 0.3,
         max_tokens: int = 2000,
-        timeout: float = TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         prices: PriceTable = PRICES,
         environment: Environment | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class LLMProvider(ABC):
         model: str = "",
         input_tokens: int | None = None,
         output_tokens: int | None = None,
-        finish: Finish = "stop",
+        finish: FinishReason = "stop",
         request_id: str = "",
     ) -> Completion:
         """What `request` returns. Tokens that the service did not count are estimated from above.
@@ -131,19 +131,19 @@ class LLMProvider(ABC):
         The price is that of the model that was asked for; where it is not known, of the one that answered.
         """
         asked = options.model or self.model
-        sent = _size(prompt, options) if input_tokens is None else input_tokens
+        sent = _max_input_tokens(prompt, options) if input_tokens is None else input_tokens
         got = len(text.encode(errors="replace")) if output_tokens is None else output_tokens
         priced = asked if self.prices.price(asked) or not model else model
         usage = self.prices.usage(priced, sent, got)
         return Completion(text, self.name, model or asked, sent, got, usage, finish, request_id)
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why it cannot be asked, such as a missing key, found without asking it; empty where it can."""
         return ""
 
     async def is_available(self) -> bool:
         """Whether it can be asked; one that runs on this machine is looked for."""
-        return not self.unavailable()
+        return not self.unavailable_reason()
 
     async def aclose(self) -> None:
         """Let go of connections."""
@@ -159,7 +159,7 @@ class LLMProvider(ABC):
             LLMError: of the kind that fits; the call has ended.
             BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
         """
-        options = self._filled(options or LLMOptions(), self.model)
+        options = self._with_defaults(options or LLMOptions(), self.model)
         prompt = self.redactor.text(prompt)
         call = LLMCall(
             self.name,
@@ -171,16 +171,16 @@ class LLMProvider(ABC):
             options.max_tokens,
         )
         with options.meter.call(call) as answered:
-            completion = await self._in_time(self.request, prompt, options)
+            completion = await self._with_deadline(self.request, prompt, options)
             answered(completion)
         if completion.finish == "refusal":
             excerpt = self._excerpt(completion.text)
-            raise LLMRefused(
+            raise LLMRefusal(
                 "the model declined", provider=self.name, request_id=completion.request_id, excerpt=excerpt
             )
         return completion
 
-    async def complete_json(self, prompt: str, schema: type[Answer], options: LLMOptions | None = None) -> Answer:
+    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
         """An answer of a given shape; the model is told once what was wrong with its first one.
 
         Values are taken as they are: "false" is not true, and a number written as text is no number.
@@ -190,18 +190,18 @@ class LLMProvider(ABC):
             LLMError: otherwise, as for `complete_detailed`.
             BudgetExceeded: a call does not fit what is left of the budget.
         """
-        options = self._filled(replace(options or LLMOptions(), schema=schema), self.model)
+        options = self._with_defaults(replace(options or LLMOptions(), schema=schema), self.model)
         first = await self.complete_detailed(prompt, options)
-        answer, problem = _read(first, schema)
+        answer, problem = _parse_completion(first, schema)
         if answer is not None:
             return answer
-        again = _REPAIR.format(prompt=prompt, reply=first.text[:4000], problem=problem)
+        again = _REPAIR_PROMPT.format(prompt=prompt, reply=first.text[:4000], problem=problem)
         second = await self.complete_detailed(again, options)
-        answer, problem = _read(second, schema)
+        answer, problem = _parse_completion(second, schema)
         if answer is not None:
             return answer
         excerpt = self._excerpt(second.text)
-        raise LLMReplyInvalid(
+        raise LLMResponseInvalid(
             self.redactor.text(problem), provider=self.name, request_id=second.request_id, excerpt=excerpt
         )
 
@@ -212,25 +212,25 @@ class LLMProvider(ABC):
             LLMError: it has no embeddings, or the call failed.
             BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
         """
-        options = replace(self._filled(options or LLMOptions(), self.embedding_model), system=None, max_tokens=0)
+        options = replace(self._with_defaults(options or LLMOptions(), self.embedding_model), system=None, max_tokens=0)
         text = self.redactor.text(text)
         estimate = self.estimate(text, options)
         call = LLMCall(self.name, options.model or "", estimate, text, operation="embeddings")
         with options.meter.call(call) as answered:
-            vector, completion = await self._in_time(self.request_embedding, text, options)
+            vector, completion = await self._with_deadline(self.request_embedding, text, options)
             answered(completion)
         return vector
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
         """An upper bound of what a call uses: no token is shorter than a byte."""
         most = self.max_tokens if options.max_tokens is None else options.max_tokens
-        return self.prices.usage(options.model or self.model, _size(prompt, options), most)
+        return self.prices.usage(options.model or self.model, _max_input_tokens(prompt, options), most)
 
-    def _filled(self, options: LLMOptions, model: str) -> LLMOptions:
+    def _with_defaults(self, options: LLMOptions, model: str) -> LLMOptions:
         now = self.environment.clock.now()
         deadline = now + self.timeout if options.deadline is None else min(now + self.timeout, options.deadline)
         if deadline <= now:
-            raise LLMTimedOut("there is no time left for it; nothing was sent", provider=self.name)
+            raise LLMTimeout("there is no time left for it; nothing was sent", provider=self.name)
         return replace(
             options,
             system=None if options.system is None else self.redactor.text(options.system),
@@ -240,19 +240,19 @@ class LLMProvider(ABC):
             deadline=deadline,
         )
 
-    async def _in_time(
-        self, ask: Callable[[str, LLMOptions], Awaitable[Result]], text: str, options: LLMOptions
-    ) -> Result:
+    async def _with_deadline(
+        self, ask: Callable[[str, LLMOptions], Awaitable[ResultT]], text: str, options: LLMOptions
+    ) -> ResultT:
         assert options.deadline is not None
-        results: list[Result] = []
+        results: list[ResultT] = []
         failure: BaseException | None = None
         clock = self.environment.clock
         left = max(0.0, options.deadline - clock.now())
-        async with at_most(left, clock) as scope:
+        async with move_on_after(left, clock) as scope:
             try:
                 results.append(await ask(text, options))
             except BaseException as error:  # raised below: the group would wrap it
-                if _cancelled(error):
+                if _is_cancellation(error):
                     raise
                 failure = error
             late = scope.cancel_called
@@ -260,10 +260,10 @@ class LLMProvider(ABC):
             return results[0]
         if failure is None or (late and isinstance(failure, Exception)):
             within = f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
-            raise LLMTimedOut(within, provider=self.name) from failure
-        raise self._as_ours(failure)
+            raise LLMTimeout(within, provider=self.name) from failure
+        raise self._wrap_error(failure)
 
-    def _as_ours(self, error: BaseException) -> BaseException:
+    def _wrap_error(self, error: BaseException) -> BaseException:
         """The error as callers expect it: plugins raise what they like."""
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
@@ -274,31 +274,33 @@ class LLMProvider(ABC):
         return ours
 
     def _excerpt(self, text: str) -> str:
-        return self.redactor.text(text[: 4 * _EXCERPT])[:_EXCERPT]
+        return self.redactor.text(text[: 4 * _MAX_EXCERPT_CHARS])[:_MAX_EXCERPT_CHARS]
 
 
-def _cancelled(error: BaseException) -> bool:
+def _is_cancellation(error: BaseException) -> bool:
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(cancelled) is not None
     return isinstance(error, cancelled)
 
 
-def _size(prompt: str, options: LLMOptions) -> int:
+def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
     """More tokens than are sent."""
-    size = _FRAME + sum(len(text.encode(errors="surrogatepass")) for text in (prompt, options.system or ""))
-    return size if options.schema is None else size + _TOOL + _schema_size(options.schema)
+    size = _REQUEST_OVERHEAD_TOKENS + sum(
+        len(text.encode(errors="surrogatepass")) for text in (prompt, options.system or "")
+    )
+    return size if options.schema is None else size + _SCHEMA_OVERHEAD_TOKENS + _schema_bytes(options.schema)
 
 
 @lru_cache(maxsize=64)
-def _schema_size(schema: type[BaseModel]) -> int:
+def _schema_bytes(schema: type[BaseModel]) -> int:
     return len(json.dumps(schema.model_json_schema(), ensure_ascii=False).encode())
 
 
-def _read(completion: Completion, schema: type[Answer]) -> tuple[Answer | None, str]:
+def _parse_completion(completion: Completion, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:
     """The likeliest JSON of an answer that has the shape; else what is wrong with the likeliest of all."""
     problem = "there is no JSON in the answer"
-    for number, value in enumerate(islice(json_in(completion.text), _MOST_TRIED)):
+    for number, value in enumerate(islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)):
         try:
             # Strictly, as JSON: there a list may stand for a tuple and text for a date, but not text for a number.
             return schema.model_validate_json(json.dumps(value), strict=True), ""
@@ -313,7 +315,7 @@ def _read(completion: Completion, schema: type[Answer]) -> tuple[Answer | None, 
     return None, problem
 
 
-_REPAIR: Final = """{prompt}
+_REPAIR_PROMPT: Final = """{prompt}
 
 You answered:
 <answer>

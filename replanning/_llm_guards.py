@@ -8,27 +8,27 @@ from typing import Final, TypeVar
 
 import anyio
 
-from replanning._breaker import Breaker, Permit
-from replanning._clock import at_most
+from replanning._breaker import CircuitBreaker, Permit
+from replanning._clock import move_on_after
 from replanning._completions import Completion, LLMOptions
 from replanning._errors import (
     BudgetExceeded,
     LLMError,
-    LLMRefused,
-    LLMRejected,
-    LLMReplyInvalid,
-    LLMTimedOut,
+    LLMRefusal,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
     LLMUnavailable,
     ReplanningError,
 )
-from replanning._llm import Answer, LLMProvider
+from replanning._llm import LLMProvider, SchemaT
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 MAX_CONCURRENCY: Final = 4
 """How many calls a provider gets at once where nothing else is said."""
 
-_FOR_GOOD: Final = (None, 401, 403, 404)
+_PERMANENT_STATUSES: Final = (None, 401, 403, 404)
 """With which status a rejection is about the key or the model, not about what was asked."""
 
 
@@ -42,25 +42,25 @@ class GuardedLLM(LLMProvider):
     """
 
     def __init__(
-        self, client: LLMProvider, *, max_concurrency: int = MAX_CONCURRENCY, breaker: Breaker | None = None
+        self, client: LLMProvider, *, max_concurrency: int = MAX_CONCURRENCY, breaker: CircuitBreaker | None = None
     ) -> None:
-        _take_after(self, client)
+        _copy_configuration(self, client)
         self.client = client
-        self.breaker = breaker or Breaker()
-        self._most = max_concurrency
-        self._places = anyio.Semaphore(max_concurrency)
+        self.breaker = breaker or CircuitBreaker()
+        self._max_concurrency = max_concurrency
+        self._semaphore = anyio.Semaphore(max_concurrency)
 
     def __repr__(self) -> str:
         return f"<GuardedLLM {self.breaker.state(self.environment.clock.now())} {self.client!r}>"
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why it cannot be asked: what the client says, or that it fails at present."""
-        left = self.breaker.left(self.environment.clock.now())
-        return self.client.unavailable() or (_resting(left) if left else "")
+        left = self.breaker.retry_after(self.environment.clock.now())
+        return self.client.unavailable_reason() or (_open_circuit_message(left) if left else "")
 
     async def is_available(self) -> bool:
         """Whether the client can be asked, and does not fail at present."""
-        return not self.unavailable() and await self.client.is_available()
+        return not self.unavailable_reason() and await self.client.is_available()
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Ask the client; errors are its own."""
@@ -68,67 +68,70 @@ class GuardedLLM(LLMProvider):
 
     async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
         """An answer; errors are those of the client, and `LLMUnavailable` while it is left alone."""
-        return await self._guarded(options, lambda given: self.client.complete_detailed(prompt, given))
+        return await self._call_guarded(options, lambda given: self.client.complete_detailed(prompt, given))
 
-    async def complete_json(self, prompt: str, schema: type[Answer], options: LLMOptions | None = None) -> Answer:
+    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
         """An answer of a given shape; errors likewise."""
-        return await self._guarded(options, lambda given: self.client.complete_json(prompt, schema, given))
+        return await self._call_guarded(options, lambda given: self.client.complete_json(prompt, schema, given))
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
         """The meaning of a text as a vector; errors likewise."""
-        return await self._guarded(options, lambda given: self.client.embed(text, given))
+        return await self._call_guarded(options, lambda given: self.client.embed(text, given))
 
     async def aclose(self) -> None:
         """Let go of the client's connections."""
         await self.client.aclose()
 
-    async def _guarded(self, options: LLMOptions | None, ask: Callable[[LLMOptions], Awaitable[Result]]) -> Result:
+    async def _call_guarded(
+        self, options: LLMOptions | None, ask: Callable[[LLMOptions], Awaitable[ResultT]]
+    ) -> ResultT:
         clock = self.environment.clock
-        if left := self.breaker.left(clock.now()):
-            raise LLMUnavailable(_resting(left), provider=self.name)
+        if left := self.breaker.retry_after(clock.now()):
+            raise LLMUnavailable(_open_circuit_message(left), provider=self.name)
         deadline = _deadline(self, options)
-        await self._place(deadline)
+        await self._acquire_slot(deadline)
         try:
             permit = self.breaker.admit(clock.now())
             if permit is None:
-                left = self.breaker.left(clock.now())
-                raise LLMUnavailable(_resting(left), provider=self.name)
+                left = self.breaker.retry_after(clock.now())
+                raise LLMUnavailable(_open_circuit_message(left), provider=self.name)
             try:
                 answer = await ask(replace(options or LLMOptions(), deadline=deadline))
             except BaseException as error:
-                self._count(permit, error, deadline)
+                self._record_failure(permit, error, deadline)
                 raise
-            self.breaker.succeeded(permit)
+            self.breaker.record_success(permit)
             return answer
         finally:
-            self._places.release()
+            self._semaphore.release()
 
-    async def _place(self, deadline: float) -> None:
+    async def _acquire_slot(self, deadline: float) -> None:
         """Wait for one of the places."""
         clock = self.environment.clock
         taken = False
         if clock.now() < deadline:
-            async with at_most(deadline - clock.now(), clock):
-                await self._places.acquire()
+            async with move_on_after(deadline - clock.now(), clock):
+                await self._semaphore.acquire()
                 taken = True
         if not taken:
-            raise LLMTimedOut(
-                f"the deadline came while {self._most} other calls were under way; nothing was sent", provider=self.name
+            raise LLMTimeout(
+                f"the deadline came while {self._max_concurrency} other calls were under way; nothing was sent",
+                provider=self.name,
             )
 
-    def _count(self, permit: Permit, error: BaseException, deadline: float) -> None:
+    def _record_failure(self, permit: Permit, error: BaseException, deadline: float) -> None:
         """Tell the breaker how a call failed."""
         now = self.environment.clock.now()
-        if isinstance(error, LLMRejected) and error.status in _FOR_GOOD:
-            self.breaker.failed(permit, now, for_good=True)
-        elif isinstance(error, LLMRefused | LLMReplyInvalid):
-            self.breaker.succeeded(permit)  # the service works; what it answers is another matter
-        elif isinstance(error, LLMError) and not isinstance(error, LLMRejected):
-            self.breaker.failed(permit, now)
+        if isinstance(error, LLMRequestRejected) and error.status in _PERMANENT_STATUSES:
+            self.breaker.record_failure(permit, now, permanent=True)
+        elif isinstance(error, LLMRefusal | LLMResponseInvalid):
+            self.breaker.record_success(permit)  # the service works; what it answers is another matter
+        elif isinstance(error, LLMError) and not isinstance(error, LLMRequestRejected):
+            self.breaker.record_failure(permit, now)
         elif not isinstance(error, ReplanningError) and (isinstance(error, Exception) or now >= deadline):
-            self.breaker.failed(permit, now)  # also where whoever asked waits no longer
+            self.breaker.record_failure(permit, now)  # also where whoever asked waits no longer
         else:
-            self.breaker.released(permit)
+            self.breaker.release(permit)
 
 
 class FallbackLLM(LLMProvider):
@@ -147,16 +150,16 @@ class FallbackLLM(LLMProvider):
     def __init__(self, members: Sequence[LLMProvider]) -> None:
         if not members:
             raise ValueError("a fallback needs at least one language model")
-        _take_after(self, members[0])
+        _copy_configuration(self, members[0])
         self.members = tuple(members)
         self.name = ",".join(member.name for member in members)  # type: ignore[misc] # as the list is written
 
     def __repr__(self) -> str:
         return f"<FallbackLLM {', '.join(map(repr, self.members))}>"
 
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why none of them can be asked; empty where one can."""
-        found = [(member.name, member.unavailable()) for member in self.members]
+        found = [(member.name, member.unavailable_reason()) for member in self.members]
         return "; ".join(f"{name}: {problem}" for name, problem in found) if all(why for _, why in found) else ""
 
     async def is_available(self) -> bool:
@@ -177,32 +180,34 @@ class FallbackLLM(LLMProvider):
             LLMError: none gave one; it names all of them with their reasons.
             BudgetExceeded: no call fits what is left of the budget.
         """
-        return await self._first(options, lambda member, given: member.complete_detailed(prompt, given))
+        return await self._try_in_order(options, lambda member, given: member.complete_detailed(prompt, given))
 
-    async def complete_json(self, prompt: str, schema: type[Answer], options: LLMOptions | None = None) -> Answer:
+    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
         """The first answer of a given shape; errors likewise."""
-        return await self._first(options, lambda member, given: member.complete_json(prompt, schema, given))
+        return await self._try_in_order(options, lambda member, given: member.complete_json(prompt, schema, given))
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
         """The meaning of a text as a vector, by the first that has one; vectors of different models are not alike."""
-        return await self._first(options, lambda member, given: member.embed(text, given))
+        return await self._try_in_order(options, lambda member, given: member.embed(text, given))
 
     async def aclose(self) -> None:
         """Let go of all connections."""
         for member in self.members:
             await member.aclose()
 
-    async def _first(
-        self, options: LLMOptions | None, ask: Callable[[LLMProvider, LLMOptions], Awaitable[Result]]
-    ) -> Result:
+    async def _try_in_order(
+        self, options: LLMOptions | None, ask: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
+    ) -> ResultT:
         deadline = _deadline(self, options)
         options = options or LLMOptions()
         failures: list[LLMError | BudgetExceeded] = []
         for number, member in enumerate(self.members):
-            if problem := member.unavailable():
+            if problem := member.unavailable_reason():
                 failures.append(LLMUnavailable(problem, provider=member.name))
                 continue
-            own = replace(options, deadline=self._share(number, deadline), model=None if number else options.model)
+            own = replace(
+                options, deadline=self._member_deadline(number, deadline), model=None if number else options.model
+            )
             try:
                 answer = await ask(member, own)
             except BudgetExceeded as error:
@@ -213,16 +218,16 @@ class FallbackLLM(LLMProvider):
                 for failure in failures:
                     options.meter.note(f"{failure}; {member.name} was asked instead")
                 return answer
-        raise _none_answered(failures) from failures[-1]
+        raise _combined_error(failures) from failures[-1]
 
-    def _share(self, number: int, deadline: float) -> float:
+    def _member_deadline(self, number: int, deadline: float) -> float:
         """Until when a member may take, so that those after it that can be asked have as much time."""
         now = self.environment.clock.now()
-        after = sum(not member.unavailable() for member in self.members[number + 1 :])
+        after = sum(not member.unavailable_reason() for member in self.members[number + 1 :])
         return now + (deadline - now) / (after + 1)
 
 
-def _take_after(made: LLMProvider, client: LLMProvider) -> None:
+def _copy_configuration(made: LLMProvider, client: LLMProvider) -> None:
     LLMProvider.__init__(
         made,
         model=client.model,
@@ -241,11 +246,11 @@ def _deadline(llm: LLMProvider, options: LLMOptions | None) -> float:
     return limit if options is None or options.deadline is None else min(limit, options.deadline)
 
 
-def _resting(left: float) -> str:
+def _open_circuit_message(left: float) -> str:
     return f"it failed before, and is left alone for another {left:.0f} s" if left else "one call tries it already"
 
 
-def _none_answered(failures: Sequence[LLMError | BudgetExceeded]) -> ReplanningError:
+def _combined_error(failures: Sequence[LLMError | BudgetExceeded]) -> ReplanningError:
     if len(failures) == 1 or all(isinstance(failure, BudgetExceeded) for failure in failures):
         return failures[0]
     return LLMUnavailable("no language model gave a usable answer: " + "; ".join(map(str, failures)))

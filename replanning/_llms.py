@@ -11,7 +11,7 @@ from replanning._clock import Environment
 from replanning._errors import NoLLMProvider, PluginError, Problem, SettingsError
 from replanning._llm import LLMProvider
 from replanning._llm_guards import FallbackLLM, GuardedLLM
-from replanning._plugins import installed, load
+from replanning._plugins import installed_plugins, load_plugin
 from replanning._prices import PRICES, Price
 from replanning._redaction import Redactor
 from replanning._settings import LLMSettings, Settings
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 AUTO: Final = "auto"
-LOOKED_FOR: Final = ("github-copilot", "anthropic", "openai")
+AUTO_PROVIDERS: Final = ("github-copilot", "anthropic", "openai")
 """What `auto` looks for, in this order; Ollama comes last, where it is enabled."""
 
 
@@ -53,8 +53,8 @@ def create_llm_provider(
         SettingsError: the settings contradict one another.
     """
     settings = settings or Settings()
-    clients = clients_for(name, settings=settings, environ=environ, environment=environment, transport=transport)
-    problems = [(client.name, client.unavailable()) for client in clients]
+    clients = create_clients(name, settings=settings, environ=environ, environment=environment, transport=transport)
+    problems = [(client.name, client.unavailable_reason()) for client in clients]
     if all(problem for _, problem in problems):
         raise NoLLMProvider("; ".join(f"{who} cannot be asked: {problem}" for who, problem in problems))
     if redactor is not None:
@@ -64,7 +64,7 @@ def create_llm_provider(
     return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded)
 
 
-def clients_for(
+def create_clients(
     name: str | Sequence[str] = AUTO,
     *,
     settings: Settings,
@@ -73,10 +73,12 @@ def clients_for(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[LLMProvider]:
     """Whom `create_llm_provider` would ask, in order, whether or not they can be asked; errors likewise."""
-    make = _Maker(settings, os.environ if environ is None else environ, environment, transport)
-    wanted = _named(name) or _named([one for one in settings.provider if is_llm(one)])
-    first = make.each(wanted) if wanted else [make.found()]
-    more = make.each([one for one in _named(settings.llm.fallback) if one not in wanted], plain=True)
+    make = _ClientFactory(settings, os.environ if environ is None else environ, environment, transport)
+    wanted = _split_names(name) or _split_names([one for one in settings.provider if is_llm(one)])
+    first = make.create_all(wanted) if wanted else [make.first_available()]
+    more = make.create_all(
+        [one for one in _split_names(settings.llm.fallback) if one not in wanted], ignore_model_settings=True
+    )
     return list({(client.name, client.model): client for client in (*first, *more)}.values())
 
 
@@ -88,10 +90,10 @@ def is_llm(name: str) -> bool:
     """
     if name == AUTO:
         return False
-    return "," in name or hasattr(load("providers", name.partition(":")[0]), "complete_detailed")
+    return "," in name or hasattr(load_plugin("providers", name.partition(":")[0]), "complete_detailed")
 
 
-class _Maker(NamedTuple):
+class _ClientFactory(NamedTuple):
     """Makes clients."""
 
     settings: Settings
@@ -99,15 +101,21 @@ class _Maker(NamedTuple):
     environment: Environment | None
     transport: httpx.AsyncBaseTransport | None
 
-    def each(self, names: Sequence[str], *, plain: bool = False) -> list[LLMProvider]:
+    def create_all(self, names: Sequence[str], *, ignore_model_settings: bool = False) -> list[LLMProvider]:
         """The clients of these names; model and place of the settings are those of the first, and of none if plain."""
-        return [self.one(name, plain=plain or number > 0) for number, name in enumerate(names)]
+        return [
+            self.create(name, ignore_model_settings=ignore_model_settings or number > 0)
+            for number, name in enumerate(names)
+        ]
 
-    def one(self, name: str, *, plain: bool = False) -> LLMProvider:
+    def create(self, name: str, *, ignore_model_settings: bool = False) -> LLMProvider:
         """The client of a name."""
         plugin, _, model = name.partition(":")
-        made = _class(plugin)
-        given = {**self._common(), **({} if plain else self._own(self.settings.llm))}
+        made = _provider_class(plugin)
+        given = {
+            **self._shared_arguments(),
+            **({} if ignore_model_settings else self._model_arguments(self.settings.llm)),
+        }
         if model:
             given["model"] = model
         known = inspect.signature(made).parameters
@@ -120,17 +128,17 @@ class _Maker(NamedTuple):
             raise PluginError(f"the plugin {plugin!r} is no language model: {made.__name__} is no LLMProvider")
         return client
 
-    def found(self) -> LLMProvider:
+    def first_available(self) -> LLMProvider:
         """The first that can be asked."""
         llm = self.settings.llm
         if llm.base_url is not None:
             problem = "it does not say whose place that is, which may not get the key of another; name the provider"
             raise SettingsError([Problem("llm.base_url", problem)])
         problems = []
-        for name in (*LOOKED_FOR, *(("ollama",) if llm.ollama else ())):
+        for name in (*AUTO_PROVIDERS, *(("ollama",) if llm.ollama else ())):
             try:
-                client = self.one(name)
-                problem = client.unavailable()
+                client = self.create(name)
+                problem = client.unavailable_reason()
                 if not problem:
                     return client
             except PluginError as error:
@@ -139,10 +147,10 @@ class _Maker(NamedTuple):
         hint = "" if llm.ollama else "; Ollama is looked for with the setting llm.ollama"
         raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
 
-    def _common(self) -> dict[str, object]:
+    def _shared_arguments(self) -> dict[str, object]:
         llm = self.settings.llm
         # What is not set is left to the client: a small model of one's own has other limits than a service.
-        given: dict[str, object] = {key: getattr(llm, key) for key in llm.model_fields_set & _PASSED_ON}
+        given: dict[str, object] = {key: getattr(llm, key) for key in llm.model_fields_set & _FORWARDED_SETTINGS}
         if llm.prices:
             given["prices"] = PRICES | {model: Price(price.input, price.output) for model, price in llm.prices.items()}
         given["timeout"] = self.settings.timeout.replan
@@ -151,30 +159,30 @@ class _Maker(NamedTuple):
         given["transport"] = self.transport
         return given
 
-    def _own(self, llm: LLMSettings) -> dict[str, object]:
+    def _model_arguments(self, llm: LLMSettings) -> dict[str, object]:
         given: dict[str, object] = {} if llm.model == AUTO else {"model": llm.model}
         return given if llm.base_url is None else {**given, "base_url": llm.base_url}
 
 
-_PASSED_ON: Final = {"temperature", "max_tokens"}
+_FORWARDED_SETTINGS: Final = {"temperature", "max_tokens"}
 
 
-def _named(name: str | Sequence[str]) -> list[str]:
+def _split_names(name: str | Sequence[str]) -> list[str]:
     """The single names; none for `auto`."""
     names = [name] if isinstance(name, str) else name
     single = [part.strip() for one in names for part in one.split(",")]
     return [one for one in dict.fromkeys(single) if one and one != AUTO]
 
 
-def _class(plugin: str) -> type:
-    found = load("providers", plugin)
+def _provider_class(plugin: str) -> type:
+    found = load_plugin("providers", plugin)
     if not hasattr(found, "complete_detailed"):
-        known = ", ".join(name for name in installed("providers") if _loads_as_llm(name)) or "none"
+        known = ", ".join(name for name in installed_plugins("providers") if _is_loadable_llm(name)) or "none"
         raise PluginError(f"the plugin {plugin!r} is no language model; those that are installed: {known}")
     return found
 
 
-def _loads_as_llm(name: str) -> bool:
+def _is_loadable_llm(name: str) -> bool:
     try:
         return is_llm(name)
     except PluginError:

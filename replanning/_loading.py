@@ -18,28 +18,28 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from replanning._errors import PlanError, Problem
 from replanning._plan import JsonObject, Plan
-from replanning._positions import Token, json_tokens, positions, repeated_keys, yaml_tokens
-from replanning._references import kind_of
-from replanning._wording import Path, line_and_column, path_of, place
+from replanning._positions import Token, duplicate_keys, find_positions, json_tokens, yaml_tokens
+from replanning._references import json_type_name
+from replanning._wording import JsonPath, format_path, line_and_column, parse_path
 from replanning._yaml import read_yaml
 
 Format = Literal["yaml", "json"]
 
-MAX_SIZE: Final = 64 * 1024 * 1024
+MAX_PLAN_SIZE: Final = 64 * 1024 * 1024
 """Largest plan file, in bytes."""
 
-MAX_DEPTH: Final = 100
+MAX_PLAN_DEPTH: Final = 100
 """Deepest nesting of a plan file."""
 
-_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
-_NO_BRACKET: Final = re.compile(r"[^\[\]{}]+")
-_HALF: Final = re.compile("[\ud800-\udfff]")
-_ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_HALF_MESSAGE: Final = "here is half of a surrogate pair, which is no character"
-_WEIGHT: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
+_JSON_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NON_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE_MESSAGE: Final = "here is half of a surrogate pair, which is no character"
+_DEPTH_CHANGE: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
-def load_plan(path: str | PathLike[str], *, max_size: int = MAX_SIZE) -> Plan:
+def load_plan(path: str | PathLike[str], *, max_size: int = MAX_PLAN_SIZE) -> Plan:
     """Read a plan file: JSON where its name ends in `.json`, otherwise YAML.
 
     Args:
@@ -65,7 +65,7 @@ def load_plan(path: str | PathLike[str], *, max_size: int = MAX_SIZE) -> Plan:
     return parse_plan(text, format="json" if source.lower().endswith(".json") else "yaml", source=source)
 
 
-def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", max_size: int = MAX_SIZE) -> Plan:  # noqa: A002 # the plain word
+def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> Plan:  # noqa: A002 # the plain word
     """The plan in a text.
 
     Args:
@@ -79,27 +79,27 @@ def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", ma
     """
     document = read_document(text, format=format, source=source, max_size=max_size)
     if not isinstance(document, dict):
-        got = "it is empty" if document is None else f"this is {kind_of(document)}"
+        got = "it is empty" if document is None else f"this is {json_type_name(document)}"
         raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
     try:
         return Plan.model_validate(document)
     except PlanError as error:
-        raise PlanError(_located(error.problems, text, format, source)) from None
+        raise PlanError(_with_locations(error.problems, text, format, source)) from None
 
 
-def in_file(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
+def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
     """Problems of the plan that was loaded from a file, with line and column; as they are if it has changed since."""
     source = str(path)
     written: Format = "json" if source.lower().endswith(".json") else "yaml"
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
         read_document(text, format=written)
-        return _located(problems, text, written, source)
+        return _with_locations(problems, text, written, source)
     except (OSError, UnicodeDecodeError, PlanError):
         return list(problems)
 
 
-def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_SIZE) -> JsonValue:  # noqa: A002 # likewise
+def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> JsonValue:  # noqa: A002 # likewise
     """The JSON value that a YAML or JSON text holds; None where the text is empty.
 
     Raises:
@@ -107,10 +107,10 @@ def read_document(text: str, *, format: Format, source: str = "<text>", max_size
     """
     if len(text) > max_size:
         raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
-    if not text.isascii() and (half := _HALF.search(text)):
-        raise PlanError([Problem(f"{source}:{line_and_column(text, half.start())}", _HALF_MESSAGE)])
+    if not text.isascii() and (half := _SURROGATE.search(text)):
+        raise PlanError([Problem(f"{source}:{line_and_column(text, half.start())}", _SURROGATE_MESSAGE)])
     try:
-        return read_yaml(text, MAX_DEPTH) if format == "yaml" else _read_json(text)
+        return read_yaml(text, MAX_PLAN_DEPTH) if format == "yaml" else _read_json(text)
     except PlanError as error:
         problems = [Problem(f"{source}:{problem.place}".rstrip(":"), problem.message) for problem in error.problems]
         raise PlanError(problems) from None
@@ -118,11 +118,11 @@ def read_document(text: str, *, format: Format, source: str = "<text>", max_size
 
 def plan_schema() -> JsonObject:
     """The JSON Schema (draft 2020-12) of plan files, for editors and for those who write plans by program."""
-    schema = Plan.model_json_schema(schema_generator=_Schema)
-    return {"$schema": _Schema.schema_dialect, **schema}
+    schema = Plan.model_json_schema(schema_generator=_SchemaGenerator)
+    return {"$schema": _SchemaGenerator.schema_dialect, **schema}
 
 
-class _Schema(GenerateJsonSchema):
+class _SchemaGenerator(GenerateJsonSchema):
     """Leaves out the titles that would only repeat the names of fields."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
@@ -149,41 +149,46 @@ def _read_json(text: str) -> JsonValue:
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     if repeated:
-        found = repeated_keys(json_tokens(text))
-        raise PlanError([Problem(_keyed(path, token), f"the key {path[-1]!r} is there twice") for path, token in found])
-    if _ESCAPED_HALF.search(text):
-        _check_characters(text)
+        found = duplicate_keys(json_tokens(text))
+        raise PlanError(
+            [
+                Problem(_duplicate_key_location(path, token), f"the key {path[-1]!r} is there twice")
+                for path, token in found
+            ]
+        )
+    if _ESCAPED_SURROGATE.search(text):
+        _check_surrogates(text)
     return document
 
 
-def _keyed(path: Path, token: Token) -> str:
-    return f"{token.line}:{token.column} {place(path[:-1])}".rstrip()
+def _duplicate_key_location(path: JsonPath, token: Token) -> str:
+    return f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
 
 
 def _check_depth(text: str) -> None:
     # Counting first is enough for most files; stripping the strings is the dear part.
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
+    if text.count("[") + text.count("{") <= MAX_PLAN_DEPTH:
         return
-    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
-    if max(accumulate(map(_WEIGHT.__getitem__, brackets)), default=0) <= MAX_DEPTH:
+    brackets = _NON_BRACKETS.sub("", _JSON_STRING.sub("", text))
+    if max(accumulate(map(_DEPTH_CHANGE.__getitem__, brackets)), default=0) <= MAX_PLAN_DEPTH:
         return
-    plain = _STRING.sub(lambda string: " " * len(string[0]), text)
-    depths = accumulate(_WEIGHT.get(character, 0) for character in plain)
-    at = next(index for index, depth in enumerate(depths) if depth > MAX_DEPTH)
-    raise PlanError([Problem(line_and_column(text, at), f"nested more than {MAX_DEPTH} deep")])
+    plain = _JSON_STRING.sub(lambda string: " " * len(string[0]), text)
+    depths = accumulate(_DEPTH_CHANGE.get(character, 0) for character in plain)
+    at = next(index for index, depth in enumerate(depths) if depth > MAX_PLAN_DEPTH)
+    raise PlanError([Problem(line_and_column(text, at), f"nested more than {MAX_PLAN_DEPTH} deep")])
 
 
-def _check_characters(text: str) -> None:
+def _check_surrogates(text: str) -> None:
     for token in json_tokens(text):
-        if _HALF.search(token.text):
-            raise PlanError([Problem(f"{token.line}:{token.column}", _HALF_MESSAGE)])
+        if _SURROGATE.search(token.text):
+            raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
 
 
-def _located(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
+def _with_locations(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
     """The problems with line and column before the field; of the nearest part where a field is missing."""
-    paths = [path_of(problem.place) for problem in problems]
+    paths = [parse_path(problem.place) for problem in problems]
     wanted = {path[:length] for path in paths for length in range(1, len(path) + 1)}
-    found = positions(yaml_tokens(text) if format == "yaml" else json_tokens(text), wanted)
+    found = find_positions(yaml_tokens(text) if format == "yaml" else json_tokens(text), wanted)
     located = []
     for problem, path in zip(problems, paths, strict=True):
         nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in found), None)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from replanning._budget import Spending
+from replanning._budget import BudgetTracker
 from replanning._completions import Completion, LLMCall
-from replanning._errors import LLMRejected, LLMUnavailable
+from replanning._errors import LLMRequestRejected, LLMUnavailable
 from replanning._observations import Usage
-from replanning._spans import Spans
+from replanning._spans import RunTracer
 
-_UNBILLED: Final = (LLMRejected, LLMUnavailable)
+_UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
 
 
-class Charge(Protocol):
+class ChargeUsage(Protocol):
     """Counts what was used, by whichever provider."""
 
     def __call__(self, usage: Usage, *, provider: str | None = None) -> None:
@@ -41,9 +41,9 @@ class RunMeter:
     def __init__(
         self,
         provider: str,
-        spending: Spending,
-        charge: Charge,
-        spans: Spans,
+        spending: BudgetTracker,
+        charge: ChargeUsage,
+        spans: RunTracer,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._provider = provider
@@ -65,7 +65,7 @@ class RunMeter:
         reserved = self._spending.reserve(call.estimate)
         used = reserved
         try:
-            with self._spans.chat(call) as traced:
+            with self._spans.chat_span(call) as traced:
 
                 def answered(completion: Completion) -> None:
                     nonlocal used
@@ -73,7 +73,7 @@ class RunMeter:
                     traced(completion)
 
                 yield answered
-        except _UNBILLED:
+        except _UNBILLED_ERRORS:
             used = Usage(calls=1) if used is reserved else used
             raise
         finally:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from replanning._changes import PlanChange, touched
+from replanning._changes import PlanChange, target_task_ids
 from replanning._live import LivePlan
 from replanning._states import FINISHED, STUCK
 from replanning._triggers import ContextChanged, ResourceChanged, Trigger
-from replanning._world import world_of
+from replanning._world import strips_problem
 
-LASTING: Final = ("task-failed", "timeout", "resource-changed")
+PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause stays until the plan is changed where it lies."""
 
 
-def concerned(triggers: Sequence[Trigger], proposed: Iterable[tuple[PlanChange, ...]]) -> Sequence[Trigger]:
+def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[tuple[PlanChange, ...]]) -> Sequence[Trigger]:
     """The triggers that something proposed is about; all of them, where it is about none.
 
     What is decided about it decides nothing about the others, whose cause stays where it is.
     """
-    subjects = {task_id for changes in proposed for task_id in touched(changes)}
-    return [t for t in triggers if t.kind not in LASTING or not subjects.isdisjoint(t.tasks)] or triggers
+    subjects = {task_id for changes in proposed for task_id in target_task_ids(changes)}
+    return [t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)] or triggers
 
 
-def moved_past(trigger: Trigger, live: LivePlan) -> str:
+def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     """Why a trigger no longer holds; empty when it does."""
     entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
     if trigger.kind in ("task-failed", "timeout"):
@@ -35,31 +35,33 @@ def moved_past(trigger: Trigger, live: LivePlan) -> str:
         return "" if live.quiescent else "something can run again"
     if trigger.kind == "better-path-found" and trigger.revision != live.revision:
         return "the plan has changed since"
-    if isinstance(trigger, ResourceChanged) and not _still_lacking(trigger, live):
+    if isinstance(trigger, ResourceChanged) and not _is_still_missing(trigger, live):
         return "the resource is there again"
     if isinstance(trigger, ContextChanged) and trigger.goal:
-        return _reached_again(trigger, live)
+        return _goal_reached_reason(trigger, live)
     if trigger.kind in ("context-changed", "resource-changed") and entries:
         skipped = [entry for entry in entries if entry.state == "SKIPPED"]
         if not skipped and all(entry.state in FINISHED for entry in entries):
             return "nothing that still has to run depends on it"
     if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
-        return "what is left can be done and reaches the goal again" if _valid(trigger, live) else ""
+        return "what is left can be done and reaches the goal again" if _is_feasible(trigger, live) else ""
     return ""
 
 
-def _valid(trigger: ContextChanged, live: LivePlan) -> bool:
-    return world_of(live, tasks=trigger.tasks, facts=trigger.facts).standing().valid
+def _is_feasible(trigger: ContextChanged, live: LivePlan) -> bool:
+    return strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
 
 
-def _reached_again(trigger: ContextChanged, live: LivePlan) -> str:
+def _goal_reached_reason(trigger: ContextChanged, live: LivePlan) -> str:
     """Why what another goal lacked is no matter any more; empty where it is."""
-    lacking = live.missing_facts if live.plan.facts is None else world_of(live).standing().missing
+    lacking = live.missing_facts if live.plan.facts is None else strips_problem(live).feasibility().missing_goal_facts
     return "" if lacking or not trigger.facts else "what is left reaches the goal"
 
 
-def _still_lacking(trigger: ResourceChanged, live: LivePlan) -> bool:
+def _is_still_missing(trigger: ResourceChanged, live: LivePlan) -> bool:
     tool = live.tools.get(trigger.name)
     if tool is not None:
         return not tool.available
-    return any(not live.pool.possible(live.claims.demand(live.entry(t).task)) for t in trigger.tasks if t in live)
+    return any(
+        not live.pool.can_ever_fit(live.dispatcher.demand(live.entry(t).task)) for t in trigger.tasks if t in live
+    )

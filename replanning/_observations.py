@@ -139,7 +139,7 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
+class UsageCharged:
     """Work or a provider used something that a budget counts."""
 
     kind: ClassVar = "charged"
@@ -203,7 +203,7 @@ class GoalChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class PersonAsked:
+class ReplanRequested:
     """A person (or program) asked for replanning; from elsewhere by the `message` of that number."""
 
     kind: ClassVar = "person-asked"
@@ -231,13 +231,13 @@ Observation = (
     | AttemptInterrupted
     | AttemptFenced
     | ProcessStarted
-    | Charged
+    | UsageCharged
     | ConditionEvaluated
     | ContextUpdated
     | ResourceUpdated
     | FactsObserved
     | GoalChanged
-    | PersonAsked
+    | ReplanRequested
     | RunQuiescent
 )
 
@@ -246,17 +246,17 @@ Observation = (
 # they are filled in while they are of a class that is not frozen, which takes a third of the time.
 
 
-class _Starting:
+class _MutableAttemptStarted:
     __slots__ = AttemptStarted.__slots__
 
 
-class _Succeeding:
+class _MutableAttemptSucceeded:
     __slots__ = AttemptSucceeded.__slots__
 
 
-def attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline: float | None) -> AttemptStarted:
+def new_attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline: float | None) -> AttemptStarted:
     """The same as calling the class."""
-    body: Any = _Starting()
+    body: Any = _MutableAttemptStarted()
     body.attempt = attempt
     body.task = task
     body.number = number
@@ -266,9 +266,9 @@ def attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline: flo
     return started
 
 
-def attempt_succeeded(attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool) -> AttemptSucceeded:
+def new_attempt_succeeded(attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool) -> AttemptSucceeded:
     """The same as calling the class."""
-    body: Any = _Succeeding()
+    body: Any = _MutableAttemptSucceeded()
     body.attempt = attempt
     body.task = task
     body.output = output

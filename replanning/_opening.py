@@ -13,46 +13,46 @@ from replanning._clock import Environment
 from replanning._errors import JournalCorrupt, StoreError, UnknownRun
 from replanning._ids import QuestionId, RunId
 from replanning._interfaces import Lease, RunStore
-from replanning._journal import LEASE, Journal
+from replanning._journal import DEFAULT_LEASE_TTL, Journal
 from replanning._ledger import Ledger
-from replanning._leftovers import kill_left_behind
-from replanning._lifecycle import Lifecycle, Past
+from replanning._leftovers import kill_orphaned_processes
+from replanning._lifecycle import Lifecycle, ResumeState
 from replanning._live import LivePlan
-from replanning._observations import GoalChanged, PersonAsked, ProcessStarted, ResourceUpdated
+from replanning._observations import GoalChanged, ProcessStarted, ReplanRequested, ResourceUpdated
 from replanning._plan import JsonObject, Plan, Task
 from replanning._records import (
-    Contained,
-    OutcomeKnown,
+    ErrorContained,
+    OutcomeRecorded,
     PlanningNoted,
+    PlanRevised,
     Record,
-    Revised,
     RunOpened,
     RunResumed,
     TriggerDropped,
     TriggerFired,
 )
-from replanning._redaction import Redactor, taken_out
+from replanning._redaction import Redactor, redaction_warning
 from replanning._reporting import Codec
 from replanning._run import PlanRun
 from replanning._settings import Settings
-from replanning._spans import UNTRACED, Spans
+from replanning._spans import NOOP_TRACER, RunTracer
 from replanning._telemetry import Telemetry
-from replanning._turns import Settling, in_turns, keeping_all
+from replanning._turns import StepWrapper, gc_paused, yielding
 from replanning._version import __version__
-from replanning._wording import shown
+from replanning._wording import brief_repr
 from replanning.history._owner import owner_id
 
-PartT = TypeVar("PartT")
+ItemT = TypeVar("ItemT")
 
-_SLICE: Final = 100
+_BATCH_SIZE: Final = 100
 """How many records are read or replayed between two pauses."""
 
-_NO_CAUSES = (TriggerFired, TriggerDropped, OutcomeKnown, Contained, RunResumed, PlanningNoted)
+_NON_CAUSAL_RECORDS = (TriggerFired, TriggerDropped, OutcomeRecorded, ErrorContained, RunResumed, PlanningNoted)
 """Records that only follow from others, or from which nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
+class RunFactory:
     """Everything that runs opened by one engine (or without an engine) share.
 
     Attributes:
@@ -62,7 +62,7 @@ class Opener:
         redactor: takes secrets out of what enters.
         codec: turns outputs that are not JSON into JSON.
         telemetry: makes spans and metrics.
-        lease: seconds for which a run is owned without being renewed, which happens three times as often.
+        lease_ttl: seconds for which a run is owned without being renewed, which happens three times as often.
     """
 
     store: RunStore
@@ -71,7 +71,7 @@ class Opener:
     redactor: Redactor = field(default_factory=Redactor)
     codec: Codec | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
-    lease: float = LEASE
+    lease_ttl: float = DEFAULT_LEASE_TTL
 
     async def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
         """A new run of a plan, owned by this process.
@@ -81,19 +81,19 @@ class Opener:
             TypeError: it is no plan, but the name of a file, say.
         """
         if not isinstance(plan, Plan):
-            raise TypeError(f"expected a Plan, got {shown(plan)}; Plan.load reads a file, Plan.parse a text")
+            raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
         run = RunId(run_id or self.environment.new_id())
-        plan, missing = await self._clean(plan)
+        plan, missing = await self._redact_plan(plan)
         settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
-        spans = self._spans(run)
+        spans = self._create_spans(run)
         try:
             opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
             records = [Record(1, self.environment.clock.now(), opened)]
-            with keeping_all() as settled:
-                live, ledger = await self._replayed(records, settled)
-            made = self._owned(self._begin(run), records, live, ledger, spans, new=True)
+            with gc_paused() as settled:
+                live, ledger = await self._rebuild_state(records, settled)
+            made = self._build_run(self._acquire_new_run(run), records, live, ledger, spans, new=True)
             if missing:
-                made._life.observe(Contained("the plan", missing))
+                made._lifecycle.commit_or_defer(ErrorContained("the plan", missing))
             return made
         except BaseException as error:
             spans.close(error)
@@ -109,16 +109,16 @@ class Opener:
             StoreError: it was written by a newer version, or its opening was cut off.
         """
         run = RunId(run_id)
-        lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease)
-        spans = UNTRACED
+        lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease_ttl)
+        spans = NOOP_TRACER
         try:
-            with keeping_all() as settled:
+            with gc_paused() as settled:
                 records: list[Record] = []
-                await in_turns(settled(_read(self.store, run, records)))
-                spans = self._spans(run, records)
-                live, ledger = await self._replayed(records, settled)
-                made = self._owned(lease, records, live, ledger, spans)
-            kill_left_behind(run, records)
+                await yielding(settled(_read_journal(self.store, run, records)))
+                spans = self._create_spans(run, records)
+                live, ledger = await self._rebuild_state(records, settled)
+                made = self._build_run(lease, records, live, ledger, spans)
+            kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
             with suppress(StoreError):
@@ -135,29 +135,29 @@ class Opener:
         """
         old = RunId(run_id)
         records: list[Record] = []
-        for _ in _read(self.store, old, records):
+        for _ in _read_journal(self.store, old, records):
             pass
-        numbers = [record.body.number if isinstance(record.body, Revised) else 0 for record in records]
+        numbers = [record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records]
         if revision and revision not in numbers:
             raise StoreError(f"run {run_id!r} has no revision {revision}; it has revisions 0 to {max(numbers)}")
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         run = RunId(new_id or self.environment.new_id())
         first = replace(opened, run=run, trace=None, forked_from=(old, revision), version=__version__)
-        kept = [record for record in records[1 : numbers.index(revision) + 1] if _is_for_forks(record)]
-        lease = self._begin(run)
+        kept = [record for record in records[1 : numbers.index(revision) + 1] if _is_copied_to_fork(record)]
+        lease = self._acquire_new_run(run)
         try:
             for seq, record in enumerate([records[0]._replace(body=first), *kept], 1):
-                self.store.append(lease, _readdressed(record._replace(seq=seq), run))
+                self.store.append(lease, _rewrite_for_fork(record._replace(seq=seq), run))
         finally:
             self.store.release(lease)
         return run
 
-    def _begin(self, run: RunId) -> Lease:
+    def _acquire_new_run(self, run: RunId) -> Lease:
         """Own a new run; one whose process ended before it wrote anything is as good as new."""
         owner, now = owner_id(), self.environment.clock.now()
         try:
-            return self.store.create(run, owner, now, self.lease)
+            return self.store.create(run, owner, now, self.lease_ttl)
         except StoreError:
             try:
                 untouched = next(iter(self.store.read(run)), None) is None
@@ -165,27 +165,27 @@ class Opener:
                 untouched = False
             if not untouched:
                 raise
-            return self.store.acquire(run, owner, now, self.lease)
+            return self.store.acquire(run, owner, now, self.lease_ttl)
 
-    async def _replayed(self, records: Sequence[Record], settled: Settling) -> tuple[LivePlan, Ledger]:
+    async def _rebuild_state(self, records: Sequence[Record], settled: StepWrapper) -> tuple[LivePlan, Ledger]:
         """Where a run stands after these records."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
         budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
         ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
-        await in_turns(settled(live.fill()))
-        await in_turns(settled(_replay(records, live, ledger)))
-        _check_fork(opened, live)
+        await yielding(settled(live.load_tasks()))
+        await yielding(settled(_apply_records(records, live, ledger)))
+        _require_complete_fork(opened, live)
         return live, ledger
 
-    def _owned(
+    def _build_run(
         self,
         lease: Lease,
         records: Sequence[Record],
         live: LivePlan,
         ledger: Ledger,
-        spans: Spans,
+        spans: RunTracer,
         *,
         new: bool = False,
     ) -> PlanRun:
@@ -198,24 +198,24 @@ class Opener:
             seq=records[-1].seq,
             at=records[-1].at,
             optional=settings.on_store_failure == "continue_unjournaled",
-            ttl=self.lease,
+            lease_ttl=self.lease_ttl,
         )
         if new:
-            self._write_first(journal, records[0])
+            self._write_opening(journal, records[0])
         life = Lifecycle(live, ledger, journal, clock, settings)
         life.started_at = records[0].at
         spans.watch(life)
-        self.telemetry.measure(life)
+        self.telemetry.watch_metrics(life)
         run = PlanRun(lease.run, life, chance=self.environment.chance, redactor=self.redactor, codec=self.codec)
-        run._spans, run._opening = spans, records[0]
+        run._spans, run._opening_record = spans, records[0]
         if not new:
-            life.past = _past(records)
-            ended = ledger.ended
+            life.resume_state = _resume_state(records)
+            ended = ledger.run_end
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
-                life.rest(ended)
+                life.restore_end(ended)
         return run
 
-    def _write_first(self, journal: Journal, record: Record) -> None:
+    def _write_opening(self, journal: Journal, record: Record) -> None:
         try:
             self.store.append(journal.lease, record)
         except BaseException:
@@ -223,34 +223,34 @@ class Opener:
                 journal.release()
             raise
 
-    def _spans(self, run: RunId, records: Sequence[Record] = ()) -> Spans:
+    def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
         """The spans of a run; those of a resumed run go on in the trace that it was in first."""
         bodies = (record.body for record in records)
         traces = (body.trace for body in bodies if isinstance(body, RunOpened | RunResumed) and body.trace)
         clock, content = self.environment.clock, self.settings.capture_content
-        return self.telemetry.spans(
-            run, clock, self.redactor, content=content, trace=next(traces, None), resumed=bool(records)
+        return self.telemetry.run_tracer(
+            run, clock, self.redactor, capture_content=content, trace=next(traces, None), resumed=bool(records)
         )
 
-    async def _clean(self, plan: Plan) -> tuple[Plan, str]:
+    async def _redact_plan(self, plan: Plan) -> tuple[Plan, str]:
         """The plan without secrets, and where some were, in words; those that tools need are references."""
         tasks: list[Task] = []
         facts: list[str] = []
-        await in_turns(_cleaned(plan.tasks, self.redactor.document, tasks))
-        await in_turns(_cleaned(plan.facts or (), self.redactor.text, facts))
+        await yielding(_redact_batches(plan.tasks, self.redactor.document, tasks))
+        await yielding(_redact_batches(plan.facts or (), self.redactor.text, facts))
         rest = plan.model_copy(update={"tasks": (), "facts": None})
         clean = self.redactor.document(rest)
         stated = None if plan.facts is None else tuple(facts)
         if clean is rest and stated == plan.facts and not any(map(is_not, tasks, plan.tasks)):
             return plan, ""
         clean = clean.model_copy(update={"tasks": tuple(tasks), "facts": stated})
-        return clean, taken_out(clean, plan)
+        return clean, redaction_warning(clean, plan)
 
 
-def _cleaned(parts: Sequence[PartT], cleaner: Callable[[PartT], PartT], clean: list[PartT]) -> Iterator[None]:
+def _redact_batches(parts: Sequence[ItemT], cleaner: Callable[[ItemT], ItemT], clean: list[ItemT]) -> Iterator[None]:
     """Add the parts without secrets to a list; pauses now and then."""
-    for start in range(0, len(parts), _SLICE):
-        clean += map(cleaner, parts[start : start + _SLICE])
+    for start in range(0, len(parts), _BATCH_SIZE):
+        clean += map(cleaner, parts[start : start + _BATCH_SIZE])
         yield
 
 
@@ -260,7 +260,7 @@ def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) ->
     return Redactor(known, settings.redaction.patterns)
 
 
-def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
+def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
     """Read the journal of a run, whole and of a kind that this version can replay, with pauses.
 
     Raises:
@@ -271,7 +271,7 @@ def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
     try:
         for record in store.read(run):
             records.append(record)
-            if not len(records) % _SLICE:
+            if not len(records) % _BATCH_SIZE:
                 yield
     except JournalCorrupt:
         _check_version(run, records)  # what a newer version writes need not be known here
@@ -295,14 +295,14 @@ def _read(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
 def _check_version(run: RunId, records: Sequence[Record]) -> None:
     for record in records:
         body = record.body
-        if isinstance(body, RunOpened | RunResumed) and _feature(body.version) > _feature(__version__):
+        if isinstance(body, RunOpened | RunResumed) and _feature_version(body.version) > _feature_version(__version__):
             raise StoreError(
                 f"run {run!r} was written by replanning {body.version}, and this is {__version__}, which may not "
                 f"understand it; upgrade: pip install 'replanning>={body.version}'"
             )
 
 
-def _feature(version: str) -> tuple[int, ...]:
+def _feature_version(version: str) -> tuple[int, ...]:
     """The part of a version that tells what can be in a journal; nothing where it is not a number."""
     try:
         return tuple(int(part) for part in version.split(".")[:2])
@@ -310,9 +310,9 @@ def _feature(version: str) -> tuple[int, ...]:
         return ()
 
 
-def _replay(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
+def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
     for record in records[1:]:
-        if not record.seq % _SLICE:
+        if not record.seq % _BATCH_SIZE:
             yield
         try:
             live.fold(record)
@@ -326,7 +326,7 @@ def _replay(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterat
             ) from error
 
 
-def _check_fork(opened: RunOpened, live: LivePlan) -> None:
+def _require_complete_fork(opened: RunOpened, live: LivePlan) -> None:
     if opened.forked_from is not None and live.revision < opened.forked_from[1]:
         old, revision = opened.forked_from
         raise StoreError(
@@ -335,12 +335,12 @@ def _check_fork(opened: RunOpened, live: LivePlan) -> None:
         )
 
 
-def _is_for_forks(record: Record) -> bool:
+def _is_copied_to_fork(record: Record) -> bool:
     """Whether a record holds for a fork as well. The processes are those of the old run, which may go on."""
     return not isinstance(record.body, ProcessStarted)
 
 
-def _readdressed(record: Record, run: RunId) -> Record:
+def _rewrite_for_fork(record: Record, run: RunId) -> Record:
     """A record for a fork, which has a trace and an inbox of its own.
 
     Ids of questions begin with the id of their run, by which answers find it.
@@ -348,7 +348,7 @@ def _readdressed(record: Record, run: RunId) -> Record:
     body = record.body
     if isinstance(body, RunResumed):
         return record._replace(body=replace(body, trace=None))
-    if isinstance(body, PersonAsked | GoalChanged):
+    if isinstance(body, ReplanRequested | GoalChanged):
         return record._replace(body=replace(body, message=0))
     if isinstance(body, TriggerFired):
         return record._replace(body=replace(body, trigger=body.trigger.model_copy(update={"run": run})))
@@ -359,18 +359,20 @@ def _readdressed(record: Record, run: RunId) -> Record:
     return record._replace(body=replace(body, question=own))  # type: ignore[arg-type]  # only some have one
 
 
-def _past(records: Sequence[Record]) -> Past:
+def _resume_state(records: Sequence[Record]) -> ResumeState:
     """What a run that is taken up again must know of its past, beside live plan and ledger."""
     last = len(records) - 1
-    while last and isinstance(records[last].body, _NO_CAUSES):
+    while last and isinstance(records[last].body, _NON_CAUSAL_RECORDS):
         last -= 1
-    opened, forked = records[0].body, isinstance(records[-1].body, Revised)
+    opened, forked = records[0].body, isinstance(records[-1].body, PlanRevised)
     assert isinstance(opened, RunOpened)
     forked = forked and opened.forked_from is not None and not any(isinstance(r.body, RunResumed) for r in records)
-    return Past(
-        cause=records[last],
-        fired=tuple(record.body.trigger for record in records[last:] if isinstance(record.body, TriggerFired)),
-        announced=frozenset(record.body.name for record in records if isinstance(record.body, ResourceUpdated)),
+    return ResumeState(
+        last_cause=records[last],
+        fired_triggers=tuple(record.body.trigger for record in records[last:] if isinstance(record.body, TriggerFired)),
+        announced_resources=frozenset(
+            record.body.name for record in records if isinstance(record.body, ResourceUpdated)
+        ),
         stopped_at=records[-1].at,
-        interrupted="it was running when the run was forked" if forked else "its process ended",
+        interruption_reason="it was running when the run was forked" if forked else "its process ended",
     )

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from replanning._changes import touched
+from replanning._changes import target_task_ids
 from replanning._confidence import source_key
 from replanning._errors import StoreError
-from replanning._interfaces import Outcome
+from replanning._interfaces import ToolOutcome
 from replanning._lifecycle import Lifecycle
 from replanning._observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
-from replanning._records import OutcomeKnown, Record, Revised
+from replanning._records import OutcomeRecorded, PlanRevised, Record
 from replanning._states import STUCK
 
-_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
+_ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
 
 
-class OutcomeWatch:
+class AlternativeOutcomeTracker:
     """Notes how applied alternatives work out, in the run that they were applied to.
 
     Args:
@@ -26,40 +26,40 @@ class OutcomeWatch:
     """
 
     def __init__(self, life: Lifecycle) -> None:
-        self._life = life
-        self._watching = False
-        life.observers[Revised].append(self._revised)
-        self._begin()
+        self._lifecycle = life
+        self._subscribed = False
+        life.observers[PlanRevised].append(self._on_revised)
+        self._subscribe()
 
-    def look_again(self, record: Record) -> None:
+    def recheck(self, record: Record) -> None:
         """Look at the last record of a run that is taken up again, from which its process may have concluded nothing."""
-        if isinstance(record.body, _ENDS):
-            self._ended(record)
-        elif isinstance(record.body, Revised):
-            self._revised(record)
+        if isinstance(record.body, _ATTEMPT_ENDS):
+            self._on_attempt_end(record)
+        elif isinstance(record.body, PlanRevised):
+            self._on_revised(record)
 
-    def _revised(self, record: Record) -> None:
-        self._begin()
-        assert isinstance(record.body, Revised)
-        live, watching = self._life.live, self._life.ledger.watching
-        watched = (watching.get(live.entry(task_id).root) for task_id in touched(record.body.changes))
+    def _on_revised(self, record: Record) -> None:
+        self._subscribe()
+        assert isinstance(record.body, PlanRevised)
+        live, watching = self._lifecycle.live, self._lifecycle.ledger.pending_outcomes
+        watched = (watching.get(live.entry(task_id).root) for task_id in target_task_ids(record.body.changes))
         applied = next((a for a in watched if a is not None and a.replan == record.body.replan), None)
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
             # After a skip nothing more will end that could tell: it has worked out at once.
-            self._life.observe(OutcomeKnown(applied.replan, True, 0.0))
+            self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, True, 0.0))
 
-    def _begin(self) -> None:
+    def _subscribe(self) -> None:
         """Look at the ends of attempts, from the first alternative on whose outcome is wanted."""
-        if self._life.ledger.watching and not self._watching:
-            self._watching = True
-            for kind in _ENDS:
-                self._life.observers.setdefault(kind, []).append(self._ended)
+        if self._lifecycle.ledger.pending_outcomes and not self._subscribed:
+            self._subscribed = True
+            for kind in _ATTEMPT_ENDS:
+                self._lifecycle.observers.setdefault(kind, []).append(self._on_attempt_end)
 
-    def _ended(self, record: Record) -> None:
-        watching = self._life.ledger.watching
+    def _on_attempt_end(self, record: Record) -> None:
+        watching = self._lifecycle.ledger.pending_outcomes
         if not watching:
             return
-        live = self._life.live
+        live = self._lifecycle.live
         entry = live.entry(record.body.task)  # type: ignore[union-attr]
         applied = watching.get(entry.root)
         if applied is None:
@@ -67,10 +67,10 @@ class OutcomeWatch:
         failed = entry.state in STUCK
         done = all(live.entry(root).satisfied for root in applied.roots)
         if failed or done:
-            self._life.observe(OutcomeKnown(applied.replan, done, record.at - applied.at))
+            self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, done, record.at - applied.applied_at))
 
 
-class EarlierOutcomes(Protocol):
+class OutcomeLookup(Protocol):
     """Finds outcomes of earlier runs, oldest first."""
 
     def __call__(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
@@ -88,16 +88,16 @@ class PastOutcomes:
         earlier: finds outcomes of earlier runs by tool or capability.
     """
 
-    def __init__(self, life: Lifecycle, earlier: EarlierOutcomes) -> None:
-        self._life = life
-        self._earlier = earlier
+    def __init__(self, life: Lifecycle, earlier: OutcomeLookup) -> None:
+        self._lifecycle = life
+        self._lookup = earlier
 
     def __call__(self, tool: str) -> Sequence[bool]:
         """The last outcomes of a tool."""
-        live, ledger = self._life.live, self._life.ledger
-        own = list(live.outcomes.get(tool, ()) or ledger.earned.get(tool, ()))
+        live, ledger = self._lifecycle.live, self._lifecycle.ledger
+        own = list(live.outcomes.get(tool, ()) or ledger.outcomes_by_source.get(tool, ()))
         if len(own) < 50:
-            own = [*self._earlier(tool=tool, capability=None), *own][-50:]
+            own = [*self._lookup(tool=tool, capability=None), *own][-50:]
         if own:
             return own
         spec = live.tools.get(tool)
@@ -107,7 +107,7 @@ class PastOutcomes:
         failing = {live.entry(task_id).task.tool for task_id in live.stuck}
         same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
         found = [outcome for name in same for outcome in live.outcomes.get(name, ())]
-        return [*self._earlier(tool=None, capability=spec.capability), *found][-50:]
+        return [*self._lookup(tool=None, capability=spec.capability), *found][-50:]
 
 
 class OutcomeCollector:
@@ -118,30 +118,32 @@ class OutcomeCollector:
     """
 
     def __init__(self, life: Lifecycle) -> None:
-        self._life = life
-        self._outcomes: list[Outcome] = []
+        self._lifecycle = life
+        self._outcomes: list[ToolOutcome] = []
         observers = life.observers
-        for kind in (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if life.live.usage.users else ():
-            observers.setdefault(kind, []).append(self._note)
-        observers.setdefault(OutcomeKnown, []).append(self._note_alternative)
+        for kind in (
+            (AttemptSucceeded, AttemptFailed, AttemptTimedOut) if life.live.dependency_index.resource_users else ()
+        ):
+            observers.setdefault(kind, []).append(self._on_attempt_end)
+        observers.setdefault(OutcomeRecorded, []).append(self._on_alternative_outcome)
 
-    def _note_alternative(self, record: Record) -> None:
+    def _on_alternative_outcome(self, record: Record) -> None:
         body = record.body
-        assert isinstance(body, OutcomeKnown)
-        source = self._life.ledger.sources.get(body.replan)
+        assert isinstance(body, OutcomeRecorded)
+        source = self._lifecycle.ledger.source_by_replan.get(body.replan)
         if source is not None:
-            self._outcomes.append(Outcome(source_key(source), None, body.succeeded, record.at))
+            self._outcomes.append(ToolOutcome(source_key(source), None, body.succeeded, record.at))
 
-    def _note(self, record: Record) -> None:
-        live = self._life.live
+    def _on_attempt_end(self, record: Record) -> None:
+        live = self._lifecycle.live
         name = live.entry(record.body.task).task.tool  # type: ignore[union-attr]
         if name is not None:
             spec = live.tools.get(name)
             succeeded = isinstance(record.body, AttemptSucceeded)
-            self._outcomes.append(Outcome(name, spec.capability if spec else None, succeeded, record.at))
+            self._outcomes.append(ToolOutcome(name, spec.capability if spec else None, succeeded, record.at))
 
     def save(self) -> None:
         """Hand over what was collected; without it, later scores know less."""
         if self._outcomes:
             with suppress(StoreError):
-                self._life.journal.add_outcomes(self._outcomes)
+                self._lifecycle.journal.add_outcomes(self._outcomes)

@@ -14,32 +14,32 @@ from typing import Final
 
 from pydantic import JsonValue
 
-_HOLE: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
+_PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
-def holes(text: str) -> tuple[str, ...]:
+def placeholders(text: str) -> tuple[str, ...]:
     """The names of the holes in `text`, each once, in order."""
     if "{" not in text:
         return ()
-    return tuple(dict.fromkeys(match[1] for match in _HOLE.finditer(text) if match[1]))
+    return tuple(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(text) if match[1]))
 
 
-def fill(text: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     """`text` with its holes filled.
 
     Raises:
-        KeyError: `values` lacks the name of a hole; compare with `holes` first.
+        KeyError: `values` lacks the name of a hole; compare with `placeholders` first.
     """
     if "{" not in text:
         return text
-    return _HOLE.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
 
 
-def finder(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
+def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
     """An expression that matches a fact as a whole where it is the pattern with its holes filled.
 
-    It has one group for each hole, in the order of `holes`.
+    It has one group for each hole, in the order of `placeholders`.
 
     Args:
         pattern: such as `on({x},{y})`.
@@ -48,7 +48,7 @@ def finder(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str
     parts: list[str] = []
     groups: dict[str, int] = {}
     end = 0
-    for match in _HOLE.finditer(pattern):
+    for match in _PLACEHOLDER.finditer(pattern):
         parts.append(re.escape(pattern[end : match.start()]))
         end, name = match.end(), match[1]
         if name is None:

@@ -17,45 +17,45 @@ from replanning._observations import Usage
 from replanning._plan import JsonValue
 from replanning._redaction import Redactor
 
-MAX_TEXT: Final = 1_000
+MAX_TEXT_CHARS: Final = 1_000
 """Characters of a description."""
 
-MAX_CONTENT: Final = 10_000
+MAX_CONTENT_CHARS: Final = 10_000
 """Characters of arguments, outputs and the like, where they are wanted."""
 
-_MARGIN: Final = 1_000
+_REDACTION_MARGIN: Final = 1_000
 """Characters that are looked at beyond what is kept, so that nothing kept is half a secret."""
 
 Attributes = Mapping[str, str | int | float | Sequence[str]]
-Handler = Callable[[Any, int], None]
+RecordHandler = Callable[[Any, int], None]
 """Takes the body of a record and its time in nanoseconds."""
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     """Seconds since the epoch as OpenTelemetry wants them; a float has no more than microseconds of them."""
     return round(seconds * 1e6) * 1000
 
 
-class Pen:
+class SpanWriter:
     """Writes spans: times from the clock of the run, and no secrets.
 
     Args:
         tracer: makes spans.
         clock: stamps spans whose beginning or end is no record.
         redactor: takes secrets out of text.
-        content: whether arguments, outputs, reasons and questions go onto spans.
+        capture_content: whether arguments, outputs, reasons and questions go onto spans.
     """
 
-    def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, content: bool = False) -> None:
-        self.content = content
-        self.on_trouble: Callable[[str], None] = lambda text: None
+    def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False) -> None:
+        self.capture_content = capture_content
+        self.on_error: Callable[[str], None] = lambda text: None
         self._tracer = tracer
         self._clock = clock
         self._redactor = redactor
 
     def now(self) -> int:
         """The time of the run's clock in nanoseconds."""
-        return nanoseconds(self._clock.now())
+        return to_nanoseconds(self._clock.now())
 
     def start(
         self,
@@ -72,7 +72,7 @@ class Pen:
         try:
             return self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - law 7: a span processor may raise anything
-            self.on_trouble(self.text(repr(error)))
+            self.on_error(self.redact_text(repr(error)))
             return INVALID_SPAN
 
     def end(self, span: Span, at: int | None = None) -> None:
@@ -80,44 +80,46 @@ class Pen:
         try:
             span.end(self.now() if at is None else at)
         except Exception as error:  # noqa: BLE001 - law 7: likewise
-            self.on_trouble(self.text(repr(error)))
+            self.on_error(self.redact_text(repr(error)))
 
     @contextmanager
-    def within(self, span: Span, *, current: bool = True) -> Iterator[None]:
+    def use_span(self, span: Span, *, current: bool = True) -> Iterator[None]:
         """End a span with a block, as an error if the block raises one; in between it may be the current span."""
         token = otel.attach(set_span_in_context(span)) if current else None
         try:
             yield
         except Exception as error:
-            self.fail(span, type(error).__name__, str(error))
+            self.set_error(span, type(error).__name__, str(error))
             raise
         finally:
             if token is not None:
                 otel.detach(token)
             self.end(span)
 
-    def fail(self, span: Span, kind: str, text: str) -> None:
+    def set_error(self, span: Span, kind: str, text: str) -> None:
         """Mark a span as an error."""
         span.set_attribute(names.ERROR_TYPE, kind)
-        span.set_status(Status(StatusCode.ERROR, self.text(text)))
+        span.set_status(Status(StatusCode.ERROR, self.redact_text(text)))
 
-    def spent(self, span: Span, usage: Usage) -> None:
+    def set_usage(self, span: Span, usage: Usage) -> None:
         """Put on a span what was used."""
-        for name, amount in zip(names.USAGE, (usage.calls, usage.tokens, usage.money), strict=True):
+        for name, amount in zip(names.USAGE_ATTRIBUTES, (usage.calls, usage.tokens, usage.money), strict=True):
             if amount:
                 span.set_attribute(name, amount)
 
-    def text(self, text: str, limit: int = MAX_TEXT) -> str:
+    def redact_text(self, text: str, limit: int = MAX_TEXT_CHARS) -> str:
         """A text without secrets, cut where it is long; only as much of it is looked at as is kept."""
-        cut = len(text) > limit + _MARGIN
-        clean = self._redactor.text(text[: limit + _MARGIN] if cut else text)
+        cut = len(text) > limit + _REDACTION_MARGIN
+        clean = self._redactor.text(text[: limit + _REDACTION_MARGIN] if cut else text)
         if cut:
-            clean = clean[:-_MARGIN]  # its end may be half a secret, which is not known for one
+            clean = clean[:-_REDACTION_MARGIN]  # its end may be half a secret, which is not known for one
         return clean if len(clean) <= limit and not cut else f"{clean[:limit]}…"
 
-    def json(self, value: JsonValue, *, clean: bool = False) -> str:
+    def redact_json(self, value: JsonValue, *, redacted: bool = False) -> str:
         """The same for a JSON value; one that has no secrets is not searched for them again."""
         text = json.dumps(value, ensure_ascii=False)
-        if len(text) > 10 * MAX_CONTENT:
+        if len(text) > 10 * MAX_CONTENT_CHARS:
             return f"[{len(text)} characters]"
-        return self.text(text if clean else json.dumps(self._redactor.value(value), ensure_ascii=False), MAX_CONTENT)
+        return self.redact_text(
+            text if redacted else json.dumps(self._redactor.value(value), ensure_ascii=False), MAX_CONTENT_CHARS
+        )

@@ -20,16 +20,26 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from replanning._checks import check_plan
 from replanning._errors import PlanError, Problem, UnknownTask
-from replanning._fields import Amount, Count, Document, Fact, Flag, Id, Integer, Name, Seconds, Text
+from replanning._fields import (
+    Fact,
+    Id,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Seconds,
+    StrictBool,
+    StrictInt,
+    StrictModel,
+    Text,
+)
 from replanning._ids import TaskId
-from replanning._patterns import as_text, fill, holes, normalise_fact
+from replanning._patterns import as_text, fill_placeholders, normalise_fact, placeholders
 from replanning._servers import McpServer
-from replanning._validation import plain_problems, remainder
+from replanning._validation import validation_problems, without_invalid_fields
 from replanning._wording import did_you_mean
 
 __all__ = [
     "Budget",
-    "Document",
     "Fallback",
     "Goal",
     "JsonObject",
@@ -38,6 +48,7 @@ __all__ = [
     "Name",
     "Plan",
     "Retry",
+    "StrictModel",
     "Task",
     "TaskBody",
     "Text",
@@ -47,24 +58,24 @@ __all__ = [
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
 
-_PIECE: Final = 500
+_TASKS_PER_CHUNK: Final = 500
 """How many tasks a piece of the canonical JSON holds."""
 
-COMMAND: Final = "$ "
+COMMAND_PREFIX: Final = "$ "
 """How an entry of `acceptance` begins that is a command; any other is for people and language models."""
 
 
-class Goal(Document):
+class Goal(StrictModel):
     """What the plan is for."""
 
     objective: Text = Field(description="What is to be achieved, in words.")
     success_criteria: tuple[Text, ...] = Field(default=(), description="How a person sees that it was achieved.")
     facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
-    stop_when_reached: Flag = Field(
+    stop_when_reached: StrictBool = Field(
         default=False, description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
     )
 
-    def changed(self, fields: Mapping[str, object]) -> Goal:
+    def with_fields(self, fields: Mapping[str, object]) -> Goal:
         """The goal with other values in some of its fields.
 
         Raises:
@@ -73,30 +84,34 @@ class Goal(Document):
         try:
             return Goal.model_validate({**self.model_dump(), **fields})
         except ValidationError as error:
-            raise PlanError(plain_problems(error, Goal)) from None
+            raise PlanError(validation_problems(error, Goal)) from None
 
 
-class Retry(Document):
+class Retry(StrictModel):
     """How often a task is tried again after an error that may pass, and how long to wait before."""
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
         default=3, description="Attempts, the first included."
     )
-    delay: Amount = Field(default=1.0, description="Seconds before the second attempt.")
-    exponential: Flag = Field(default=True, description="Double the delay after each attempt.")
-    jitter: Flag = Field(default=True, description="Vary the delay at random, so that retries do not come all at once.")
+    delay: NonNegativeFloat = Field(default=1.0, description="Seconds before the second attempt.")
+    exponential: StrictBool = Field(default=True, description="Double the delay after each attempt.")
+    jitter: StrictBool = Field(
+        default=True, description="Vary the delay at random, so that retries do not come all at once."
+    )
 
 
-class Budget(Document):
+class Budget(StrictModel):
     """What a run may spend; what is not stated is unlimited."""
 
-    calls: Count | None = Field(default=None, description="Calls of language models.")
-    tokens: Count | None = Field(default=None, description="Tokens, input and output together.")
-    money: Amount | None = Field(default=None, description="Money, in the currency of the prices.")
-    wall_clock: Amount | None = Field(default=None, description="Seconds; waiting for a person does not count.")
+    calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
+    tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
+    money: NonNegativeFloat | None = Field(default=None, description="Money, in the currency of the prices.")
+    wall_clock: NonNegativeFloat | None = Field(
+        default=None, description="Seconds; waiting for a person does not count."
+    )
 
 
-class ToolSpec(Document):
+class ToolSpec(StrictModel):
     """A tool: what executes a task, and what an executor and a planner must know about it."""
 
     name: Name = Field(description="How tasks name it.")
@@ -113,15 +128,17 @@ class ToolSpec(Document):
     removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
     needs: tuple[Fact, ...] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
     produces: tuple[Fact, ...] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
-    resources: Mapping[Name, Amount] = Field(
+    resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="How much of each resource one use takes."
     )
-    cost: Amount | None = Field(default=None, description="What one use costs, to compare tools.")
-    available: Flag = Field(default=True, description="Whether it can be used now.")
-    transient: tuple[Integer, ...] = Field(
+    cost: NonNegativeFloat | None = Field(default=None, description="What one use costs, to compare tools.")
+    available: StrictBool = Field(default=True, description="Whether it can be used now.")
+    transient: tuple[StrictInt, ...] = Field(
         default=(), description="Exit codes or HTTP statuses that may pass on a retry."
     )
-    dangerous: Flag = Field(default=False, description="Whether a person must agree before it is put into a plan.")
+    dangerous: StrictBool = Field(
+        default=False, description="Whether a person must agree before it is put into a plan."
+    )
     command: str | None = Field(
         default=None, description="shell: the command line; {name} is the argument, as one word."
     )
@@ -147,7 +164,7 @@ class ToolSpec(Document):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("requires", self.requires, arguments) + self._artifacts("needs", self.needs, arguments)
+        return self._ground("requires", self.requires, arguments) + self._artifact_facts("needs", self.needs, arguments)
 
     def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """The facts that hold after a use with these arguments (`adds` and `produces`).
@@ -155,7 +172,7 @@ class ToolSpec(Document):
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
         """
-        return self._ground("adds", self.adds, arguments) + self._artifacts("produces", self.produces, arguments)
+        return self._ground("adds", self.adds, arguments) + self._artifact_facts("produces", self.produces, arguments)
 
     def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         """The facts that no longer hold after a use with these arguments.
@@ -165,22 +182,24 @@ class ToolSpec(Document):
         """
         return self._ground("removes", self.removes, arguments)
 
-    def _artifacts(self, field: str, names: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    def _artifact_facts(
+        self, field: str, names: tuple[str, ...], arguments: Mapping[str, JsonValue]
+    ) -> tuple[str, ...]:
         return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
 
     def _ground(self, field: str, patterns: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         facts = []
         for pattern in patterns:
-            names = holes(pattern)
+            names = placeholders(pattern)
             if lacking := [name for name in names if name not in arguments]:
                 text = f"tool {self.name!r}: {pattern!r} in {field} needs the arguments {lacking}, given are {list(arguments)}"
                 raise PlanError([Problem("", text)])
-            filled = fill(pattern, {name: as_text(arguments[name]) for name in names})
+            filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
             facts.append(normalise_fact(filled) if names else filled)
         return tuple(facts)
 
 
-class TaskBody(Document):
+class TaskBody(StrictModel):
     """What a task and a fallback have in common."""
 
     name: Text | None = Field(default=None, description="How people call it.")
@@ -189,20 +208,22 @@ class TaskBody(Document):
         default_factory=dict, description="Given to the tool; may hold ${task.output} and ${context.name}."
     )
     goal: Text | None = Field(default=None, description="What the task is for.")
-    priority: Integer = Field(
+    priority: StrictInt = Field(
         default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order."
     )
     timeout: Seconds | None = Field(default=None, description="Seconds for one attempt; none by default.")
     retry: Retry | None = Field(default=None, description="What to do after an error that may pass.")
-    optional: Flag = Field(default=False, description="Whether the plan may succeed without it.")
+    optional: StrictBool = Field(default=False, description="Whether the plan may succeed without it.")
     when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
-    idempotent: Flag = Field(default=False, description="Whether running it twice does no harm.")
+    idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
     fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
     acceptance: tuple[Text, ...] = Field(
         default=(), description="How to see that it was done well: in words, or as a command after `$ `."
     )
-    resources: Mapping[Name, Amount] = Field(default_factory=dict, description="Resources beyond what its tool takes.")
+    resources: Mapping[Name, NonNegativeFloat] = Field(
+        default_factory=dict, description="Resources beyond what its tool takes."
+    )
     metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
 
 
@@ -221,7 +242,7 @@ class Task(TaskBody):
     depends_on: tuple[Id, ...] = Field(default=(), description="The tasks that must be done (or skipped) before.")
 
 
-class Plan(Document):
+class Plan(StrictModel):
     """A goal and a DAG of tasks.
 
     Raises:
@@ -234,7 +255,7 @@ class Plan(Document):
     context: JsonObject = Field(
         default_factory=dict, description="Values that conditions and arguments refer to as context.*."
     )
-    resources: Mapping[Name, Amount] = Field(
+    resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="Capacity of each resource that tasks share."
     )
     mcp: Mapping[Name, McpServer] = Field(
@@ -248,7 +269,7 @@ class Plan(Document):
     objects: Mapping[Name, Name] = Field(
         default_factory=dict, description="The things that facts speak of: name to type."
     )
-    sequential: Flag = Field(default=False, description="Make each task depend on the one before it in the list.")
+    sequential: StrictBool = Field(default=False, description="Make each task depend on the one before it in the list.")
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 
     # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
@@ -257,16 +278,16 @@ class Plan(Document):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _check(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             plan = handler(data)
         except ValidationError as error:
-            problems = plain_problems(error, cls)
-            if (rest := remainder(problems, data, cls)) is not None:
+            problems = validation_problems(error, cls)
+            if (rest := without_invalid_fields(problems, data, cls)) is not None:
                 with suppress(ValidationError):  # what was taken for another field need not be right there
-                    problems += check_plan(_with_sequence(handler(rest)))
+                    problems += check_plan(_with_sequential_dependencies(handler(rest)))
             raise PlanError(problems) from None
-        if plan is not data and (problems := check_plan(_with_sequence(plan))):
+        if plan is not data and (problems := check_plan(_with_sequential_dependencies(plan))):
             raise PlanError(problems)
         return plan
 
@@ -313,53 +334,53 @@ class Plan(Document):
 
     def to_json(self) -> str:
         """The plan as the text of a JSON plan file."""
-        return json.dumps(self._document(), ensure_ascii=False, indent=2) + "\n"
+        return json.dumps(self._to_document(), ensure_ascii=False, indent=2) + "\n"
 
     def to_yaml(self) -> str:
         """The plan as the text of a YAML plan file."""
         from replanning._yaml import write_yaml
 
-        return write_yaml(self._document())
+        return write_yaml(self._to_document())
 
     def content_hash(self) -> str:
         """SHA-256 of the canonical JSON of the plan: equal plans, and only they, have equal hashes."""
         digest = hashlib.sha256()
-        for piece in self.canonical():
+        for piece in self.canonical_chunks():
             digest.update(piece.encode())
         return digest.hexdigest()
 
-    def canonical(self) -> Iterator[str]:
+    def canonical_chunks(self) -> Iterator[str]:
         """The canonical JSON of the plan, in pieces, so that something else may be done between them."""
         parts = self.model_dump(mode="json", exclude_defaults=True, exclude={"tasks"})
         opening = "{"
         for name in sorted({*parts, "tasks"} if self.tasks else parts):
-            yield f"{opening}{_canonical(name)}:"
+            yield f"{opening}{_canonical_json(name)}:"
             opening = ","
             if name == "tasks":
-                yield from self._canonical_tasks()
+                yield from self._canonical_task_chunks()
             else:
-                yield _canonical(parts[name])
+                yield _canonical_json(parts[name])
         yield "}"
 
-    def _canonical_tasks(self) -> Iterator[str]:
-        for start in range(0, len(self.tasks), _PIECE):
-            piece = self.model_copy(update={"tasks": self.tasks[start : start + _PIECE]})
+    def _canonical_task_chunks(self) -> Iterator[str]:
+        for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
+            piece = self.model_copy(update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]})
             tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})["tasks"]
-            yield f"{',' if start else '['}{_canonical(tasks)[1:-1]}"
+            yield f"{',' if start else '['}{_canonical_json(tasks)[1:-1]}"
         yield "]"
 
-    def _document(self) -> JsonObject:
+    def _to_document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
 
 
-def _canonical(value: object) -> str:
+def _canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
-def _with_sequence(plan: Plan) -> Plan:
+def _with_sequential_dependencies(plan: Plan) -> Plan:
     """The plan; where it is sequential, each task made to depend on the one before it."""
     if plan.sequential:
         tasks = plan.tasks[:1] + tuple(

@@ -7,23 +7,23 @@ from importlib.metadata import EntryPoint, entry_points
 
 from replanning._errors import PluginError
 
-GROUPS = ("providers", "triggers", "exporters", "stores")
+PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
 
 @cache
-def installed(group: str) -> dict[str, EntryPoint]:
+def installed_plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group (`providers`, `triggers`, `exporters` or `stores`) by name, sorted."""
     found = entry_points(group=f"replanning.{group}")
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
-def load(group: str, name: str) -> type:
+def load_plugin(group: str, name: str) -> type:
     """The class that a plugin registers.
 
     Raises:
         PluginError: no plugin has this name, or it cannot be imported.
     """
-    points = installed(group)
+    points = installed_plugins(group)
     if name not in points:
         known = ", ".join(points) or "none; reinstall the package, its entry points are missing"
         raise PluginError(f"there is no plugin {name!r} among the {group}; installed are: {known}")

@@ -12,11 +12,11 @@ from typing import Final, Literal, NamedTuple
 
 import yaml
 
-from replanning._wording import Path
-from replanning._yaml import events
+from replanning._wording import JsonPath
+from replanning._yaml import parse_events
 
-_OPENING: Final = ("[", "{")
-_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
+_OPENING_BRACKETS: Final = ("[", "{")
+_JSON_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
 
 
 class Token(NamedTuple):
@@ -31,12 +31,12 @@ class Token(NamedTuple):
 class _Frame:
     __slots__ = ("index", "key", "path")
 
-    def __init__(self, path: Path, index: int | None) -> None:
+    def __init__(self, path: JsonPath, index: int | None) -> None:
         self.path = path
         self.index = index  # of the next item; None in an object
         self.key: str | None = None
 
-    def step(self, token: Token) -> tuple[Path, bool]:
+    def next_path(self, token: Token) -> tuple[JsonPath, bool]:
         """The path of what a token stands for or begins, and whether it is a key."""
         if self.index is not None:
             self.index += 1
@@ -49,7 +49,7 @@ class _Frame:
 
 def yaml_tokens(text: str) -> Iterator[Token]:
     """The tokens of a YAML text that was read before without a problem."""
-    for event in events(text):
+    for event in parse_events(text):
         mark = event.start_mark
         line, column = mark.line + 1, mark.column + 1  # type: ignore[union-attr] # parsed text has marks
         match event:
@@ -68,7 +68,7 @@ def yaml_tokens(text: str) -> Iterator[Token]:
 def json_tokens(source: str) -> Iterator[Token]:
     """The tokens of a JSON text."""
     line, start = 1, 0
-    for match in _TOKEN.finditer(source):
+    for match in _JSON_TOKEN.finditer(source):
         raw = match[0]
         column = match.start() - start + 1
         match raw[0]:
@@ -85,28 +85,30 @@ def json_tokens(source: str) -> Iterator[Token]:
                 yield Token("scalar", raw, line, column)
 
 
-def positions(tokens: Iterable[Token], wanted: Collection[Path]) -> dict[Path, tuple[int, int]]:
+def find_positions(tokens: Iterable[Token], wanted: Collection[JsonPath]) -> dict[JsonPath, tuple[int, int]]:
     """Line and column of those of the wanted parts that the document has; of a field, where its key stands.
 
     Parts inside a part that is not wanted itself are not looked for.
     """
-    found: dict[Path, tuple[int, int]] = {}
-    for path, token in _walk(tokens, wanted):
+    found: dict[JsonPath, tuple[int, int]] = {}
+    for path, token in _iter_paths(tokens, wanted):
         if path in wanted:
             found.setdefault(path, (token.line, token.column))
     return found
 
 
-def repeated_keys(tokens: Iterable[Token]) -> Iterator[tuple[Path, Token]]:
+def duplicate_keys(tokens: Iterable[Token]) -> Iterator[tuple[JsonPath, Token]]:
     """The keys that an object has had before."""
-    seen: set[Path] = set()
-    for path, token in _walk(tokens):
+    seen: set[JsonPath] = set()
+    for path, token in _iter_paths(tokens):
         if path in seen:
             yield path, token
         seen.add(path)
 
 
-def _walk(tokens: Iterable[Token], within: Collection[Path] | None = None) -> Iterator[tuple[Path, Token]]:
+def _iter_paths(
+    tokens: Iterable[Token], within: Collection[JsonPath] | None = None
+) -> Iterator[tuple[JsonPath, Token]]:
     """Every field and item with its path: a field at its key, an item at its beginning.
 
     With `within`, what is inside of other parts than these is passed over.
@@ -115,19 +117,19 @@ def _walk(tokens: Iterable[Token], within: Collection[Path] | None = None) -> It
     passed = 0  # open arrays and objects that are passed over
     for token in tokens:
         if passed:
-            passed += (token.kind in _OPENING) - (token.kind == "end")
+            passed += (token.kind in _OPENING_BRACKETS) - (token.kind == "end")
             continue
         if token.kind == "end":
             stack.pop()
             continue
-        path: Path = ()
+        path: JsonPath = ()
         if stack:
-            path, is_key = stack[-1].step(token)
+            path, is_key = stack[-1].next_path(token)
             if is_key or stack[-1].index is not None:
                 yield path, token
             if is_key:
                 continue
-        if token.kind in _OPENING:
+        if token.kind in _OPENING_BRACKETS:
             if within is None or not path or path in within:
                 stack.append(_Frame(path, 0 if token.kind == "[" else None))
             else:

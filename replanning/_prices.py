@@ -9,7 +9,7 @@ from typing import Final
 
 from replanning._observations import Usage
 
-_EDITION: Final = re.compile(r"[-@:](?:latest|\d{8}|\d{4}-\d{2}-\d{2})$")
+_VERSION_SUFFIX: Final = re.compile(r"[-@:](?:latest|\d{8}|\d{4}-\d{2}-\d{2})$")
 """How services name the edition of a model: `gpt-4o-2024-08-06`."""
 
 
@@ -34,7 +34,7 @@ class PriceTable:
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self._prices = dict(prices)
         families = sorted((name[:-1] for name in prices if name.endswith("*")), key=len, reverse=True)
-        self._families = {name: prices[f"{name}*"] for name in families}
+        self._prefix_prices = {name: prices[f"{name}*"] for name in families}
 
     def __repr__(self) -> str:
         return f"<PriceTable of {len(self._prices)} models>"
@@ -46,12 +46,12 @@ class PriceTable:
     def price(self, model: str) -> Price | None:
         """What a model costs; None where that is not known."""
         name = model.rpartition("/")[2]
-        plain = _EDITION.sub("", name)
+        plain = _VERSION_SUFFIX.sub("", name)
         # Some services write claude-opus-4.5 for what its maker calls claude-opus-4-5.
         for wanted in (model, name, plain, plain.replace(".", "-")):
             if wanted in self._prices:
                 return self._prices[wanted]
-        return next((price for lead, price in self._families.items() if model.startswith(lead)), None)
+        return next((price for lead, price in self._prefix_prices.items() if model.startswith(lead)), None)
 
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
         """One call with these tokens, priced where the price is known."""

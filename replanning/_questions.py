@@ -10,49 +10,49 @@ import anyio
 from anyio.abc import TaskGroup
 
 from replanning._answers import (
-    CHANGED,
-    at_timeout,
-    changes_of,
+    STALE_QUESTION_REASON,
+    answer_changes,
+    closed_error,
     footprint_hash,
     is_stale,
-    not_open,
-    settlement,
-    understood,
+    resolve_question,
+    timeout_answer,
+    validate_answer,
 )
 from replanning._changes import PlanChange
-from replanning._containment import contained, described
+from replanning._containment import describe_error, isolate
 from replanning._errors import (
-    ChangeRefused,
+    ChangeRejected,
     NotRunning,
     Problem,
+    RecordNotSerializable,
     ReplanningError,
     StaleAnswer,
     StoreError,
     UnknownQuestion,
-    Unstorable,
 )
 from replanning._ids import QuestionId, ReplanId, TaskId, TriggerId
 from replanning._interfaces import Answer, HumanGate, Question
-from replanning._moved_past import concerned
+from replanning._moved_past import relevant_triggers
 from replanning._policy import Decision
 from replanning._records import (
     AnswerRefused,
     Candidate,
-    Contained,
-    Decided,
+    DecisionMade,
+    ErrorContained,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
     Record,
-    Revised,
     RunPaused,
 )
 from replanning._run import PlanRun
 from replanning._triggers import Trigger
-from replanning._vetting import without_secrets
-from replanning.history._standing import question_of
+from replanning._vetting import redact_changes
+from replanning.history._standing import build_question
 
-REFUSALS: Final = 5
+MAX_REFUSED_ANSWERS: Final = 5
 """Answers of a gate that may be refused in a row; then it is taken not to understand."""
 
 
@@ -67,35 +67,35 @@ class Questions:
 
     def __init__(self, run: PlanRun, gate: HumanGate | None, *, durable: bool) -> None:
         self._run = run
-        self._life = run._life
+        self._lifecycle = run._lifecycle
         self._gate = gate
         self._durable = durable
         self._conversations: dict[QuestionId, _Conversation] = {}
         self._group: TaskGroup | None = None
-        self._life.observers[Revised].append(self._on_revised)
+        self._lifecycle.observers[PlanRevised].append(self._on_revised)
 
-    def gated(self, candidates: Sequence[Candidate]) -> bool:
+    def can_ask(self, candidates: Sequence[Candidate]) -> bool:
         """Whether there is somebody to ask, who has turned down none of these already."""
-        declined = self._life.ledger.declined
+        declined = self._lifecycle.ledger.declined_at
         return self._gate is not None and not any(c.alternative.fingerprint() in declined for c in candidates)
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether a person is being asked, or an answer is being carried out, so that the run is not at its end."""
-        return bool(self._conversations) or bool(self._life.ledger.answered)
+        return bool(self._conversations) or bool(self._lifecycle.ledger.answers_by_replan)
 
-    def rearm(self, group: TaskGroup) -> None:
+    def resume(self, group: TaskGroup) -> None:
         """Finish what a resumed run had begun, and put the questions that it has open to the gate again."""
         self._group = group
-        if self._life.ledger.answered:
-            self._life.cancelling = True  # the run is not at its end before all of it is taken up again
+        if self._lifecycle.ledger.answers_by_replan:
+            self._lifecycle.checks_deferred = True  # the run is not at its end before all of it is taken up again
             try:
-                self._carry_out()
+                self._carry_out_answers()
             finally:
-                self._life.cancelling = False
+                self._lifecycle.checks_deferred = False
         self._withdraw_stale()
-        for asked in list(self._life.ledger.questions.values()):
-            self._put(asked)
+        for asked in list(self._lifecycle.ledger.open_questions.values()):
+            self._present(asked)
 
     def ask(
         self,
@@ -106,13 +106,13 @@ class Questions:
         holds: tuple[TaskId, ...],
     ) -> None:
         """Record a question, hold the tasks it is about, and put it to the gate."""
-        now, approval = self._life.clock.now(), self._life.settings.approval
+        now, approval = self._lifecycle.clock.now(), self._lifecycle.settings.approval
         timeout = approval.timeout if self._gate is not None else None
         asked = QuestionAsked(
-            question=QuestionId(f"{self._run.id}.q{self._life.ledger.asked + 1}"),
+            question=QuestionId(f"{self._run.id}.q{self._lifecycle.ledger.question_count + 1}"),
             replan=replan,
             triggers=tuple(trigger.id for trigger in triggers),
-            text=_asked(triggers, decision.reason),
+            text=_question_text(triggers, decision.reason),
             candidates=tuple(candidate for candidate in candidates if not candidate.rejected),
             holds=holds,
             footprint=footprint_hash(self._run.live, holds),
@@ -120,12 +120,12 @@ class Questions:
             deadline=None if timeout is None else now + timeout,
             remind_at=None if timeout is None else now + timeout * approval.remind_after,
         )
-        self._life.commit(asked)
-        self._put(asked)
+        self._lifecycle.commit(asked)
+        self._present(asked)
 
     def question(self, asked: QuestionAsked) -> Question:
         """A question as a gate or a person gets to see it."""
-        return question_of(asked, self._run.id, self._run.live, self._life.ledger)
+        return build_question(asked, self._run.id, self._run.live, self._lifecycle.ledger)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -137,115 +137,119 @@ class Questions:
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        life, redactor = self._life, self._run._redactor
+        life, redactor = self._lifecycle, self._run._redactor
         redact = redactor.text
         if life.end is not None:
             raise NotRunning(f"the run is {life.end.status}; resume it to have question {question_id!r} answered")
-        asked = life.ledger.questions.get(question_id)
+        asked = life.ledger.open_questions.get(question_id)
         if asked is None:
-            raise not_open(question_id, life.ledger)
+            raise closed_error(question_id, life.ledger)
         try:
-            answer = understood(answer)
-            answer = replace(answer, changes=without_secrets(answer.changes, redactor))
-            changes_of(answer, asked, self._run.live)
-        except (ChangeRefused, StaleAnswer) as error:
+            answer = validate_answer(answer)
+            answer = replace(answer, changes=redact_changes(answer.changes, redactor))
+            answer_changes(answer, asked, self._run.live)
+        except (ChangeRejected, StaleAnswer) as error:
             life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))
             if isinstance(error, StaleAnswer):
                 self._withdraw(asked)
             raise
         by, comment = redact(answer.by), redact(answer.comment)
-        self._settle(asked, QuestionAnswered(question_id, answer.verdict, by, answer.choice, answer.changes, comment))
+        self._close_and_carry_out(
+            asked, QuestionAnswered(question_id, answer.verdict, by, answer.choice, answer.changes, comment)
+        )
 
     # Closing
 
-    def _settle(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
+    def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         """Put an answer on record, then do what it says; should the process end in between, a resume does it."""
-        with self._life.together():
+        with self._lifecycle.batch():
             self._close(asked, closing)
-            self._carry_out()
+            self._carry_out_answers()
 
-    def _carry_out(self) -> None:
+    def _carry_out_answers(self) -> None:
         """Do what the answers on record say."""
         try:
-            with self._life.together():
-                for asked, closing in list(self._life.ledger.answered.values()):
-                    self._do(asked, closing)
+            with self._lifecycle.batch():
+                for asked, closing in list(self._lifecycle.ledger.answers_by_replan.values()):
+                    self._carry_out_answer(asked, closing)
         except StoreError:
             if self._group is not None:
-                self._group.start_soon(self._carry_out_later)
+                self._group.start_soon(self._carry_out_when_store_recovers)
 
-    async def _carry_out_later(self) -> None:
+    async def _carry_out_when_store_recovers(self) -> None:
         try:
-            await self._life.store_back()
+            await self._lifecycle.wait_for_store()
         except NotRunning:
             return  # the answer is on record: whoever resumes the run carries it out
-        self._carry_out()
+        self._carry_out_answers()
 
-    def _do(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        said = settlement(asked, closing)
-        decision, rule, because = said.decision, said.rule, said.because
-        applied = any(revised.replan == asked.replan for _, revised in self._life.ledger.revisions)
+    def _carry_out_answer(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
+        said = resolve_question(asked, closing)
+        decision, rule, because = said.decision, said.rule, said.decision_reason
+        applied = any(revised.replan == asked.replan for _, revised in self._lifecycle.ledger.revisions)
         if said.changes and not applied:
             try:
                 self._run._revise(
                     said.changes, said.reason, said.by, triggers=asked.triggers, replan=asked.replan, chosen=said.chosen
                 )
-            except ChangeRefused as error:  # the plan was edited before it could be carried out
+            except ChangeRejected as error:  # the plan was edited before it could be carried out
                 decision, rule, because = "keep", "refused", str(error)
-        triggers = self._settled(asked, said.changes) if decision == "execute" else asked.triggers
-        self._life.commit(Decided(asked.replan, triggers, decision, rule, because, said.chosen, said.by))
+        triggers = self._resolved_triggers(asked, said.changes) if decision == "execute" else asked.triggers
+        self._lifecycle.commit(DecisionMade(asked.replan, triggers, decision, rule, because, said.chosen, said.by))
 
-    def _settled(self, asked: QuestionAsked, changes: tuple[PlanChange, ...]) -> tuple[TriggerId, ...]:
+    def _resolved_triggers(self, asked: QuestionAsked, changes: tuple[PlanChange, ...]) -> tuple[TriggerId, ...]:
         """The triggers of a question that changes are about: whoever approves of one candidate says nothing of the rest."""
-        triggers = [self._life.ledger.triggers[trigger_id] for trigger_id in asked.triggers]
-        return tuple(trigger.id for trigger in concerned(triggers, [changes]))
+        triggers = [self._lifecycle.ledger.triggers[trigger_id] for trigger_id in asked.triggers]
+        return tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that nobody can answer any more; its triggers are considered anew."""
-        with self._life.together():
-            self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=CHANGED))
+        with self._lifecycle.batch():
+            self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON))
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        self._life.commit(closing)
+        self._lifecycle.commit(closing)
         conversation = self._conversations.pop(asked.question, None)
         if conversation is not None:
-            conversation.end()
+            conversation.cancel()
 
     def _on_revised(self, record: Record) -> None:
         self._withdraw_stale()
 
     def _withdraw_stale(self) -> None:
         """Withdraw what a revision has made pointless, so that nobody is asked in vain and the run does not wait."""
-        for asked in list(self._life.ledger.questions.values()):
+        for asked in list(self._lifecycle.ledger.open_questions.values()):
             if is_stale(asked, self._run.live):
                 try:
-                    self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=CHANGED))
+                    self._close(
+                        asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON)
+                    )
                 except StoreError:
                     return  # the answer will be refused, or the deadline withdraw it
 
     # Asking
 
-    def _put(self, asked: QuestionAsked) -> None:
+    def _present(self, asked: QuestionAsked) -> None:
         if self._gate is not None and self._group is not None and asked.question not in self._conversations:
             self._conversations[asked.question] = conversation = _Conversation(self, self._run, asked, self._gate)
-            self._group.start_soon(self._converse, conversation)
+            self._group.start_soon(self._run_conversation, conversation)
 
-    async def _converse(self, conversation: _Conversation) -> None:
-        asked = conversation.asked
+    async def _run_conversation(self, conversation: _Conversation) -> None:
+        asked = conversation.question_record
         try:
-            if await conversation.hold():
+            if await conversation.run_until_closed():
                 await self._expire(asked)
         except NotRunning:
             pass  # the run has ended while the store failed
         finally:
             self._conversations.pop(asked.question, None)
-        self._life.check()
+        self._lifecycle.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
         """Close a question that nobody answered in time, as soon as the store takes it."""
-        life = self._life
+        life = self._lifecycle
         outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
-        while asked.question in life.ledger.questions and life.end is None:
+        while asked.question in life.ledger.open_questions and life.end is None:
             try:
                 if is_stale(asked, self._run.live):
                     self._withdraw(asked)
@@ -253,106 +257,106 @@ class Questions:
                     life.commit(RunPaused(f"nobody answered question {asked.question!r} in time", "timeout"))
                     return
                 else:
-                    self._settle(asked, at_timeout(asked, outcome, self._run.live, life.ledger))
+                    self._close_and_carry_out(asked, timeout_answer(asked, outcome, self._run.live, life.ledger))
             except StoreError:
-                await life.store_back()
+                await life.wait_for_store()
 
 
 class _Conversation:
     """One question that is put to a gate, with reminder and deadline, until it is closed."""
 
     def __init__(self, questions: Questions, run: PlanRun, asked: QuestionAsked, gate: HumanGate) -> None:
-        self.asked = asked
+        self.question_record = asked
         self._questions = questions
-        self._life = run._life
+        self._lifecycle = run._lifecycle
         self._redactor = run._redactor
         self._gate = gate
         self._scope = anyio.CancelScope()
-        self._overdue = False
+        self._timed_out = False
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """Let the gate go: the question is closed."""
         self._scope.cancel()
 
-    async def hold(self) -> bool:
+    async def run_until_closed(self) -> bool:
         """Ask until the question is closed; returns whether time was up before."""
-        question, remind_at = self._timed()
+        question, remind_at = self._with_deadline()
 
         def remind() -> None:
-            if not self._overdue:
+            if not self._timed_out:
                 group.start_soon(self._remind, question)
 
-        timer = self._life.timer
-        alarms = [] if question.deadline is None else [timer.at(question.deadline, self._expire)]
+        timer = self._lifecycle.timer
+        alarms = [] if question.deadline is None else [timer.call_at(question.deadline, self._expire)]
         with self._scope:
             async with anyio.create_task_group() as group:
                 if remind_at is not None:
-                    alarms.append(timer.at(remind_at, remind))
+                    alarms.append(timer.call_at(remind_at, remind))
                 try:
-                    await self._ask_until_taken(question)
+                    await self._ask_until_accepted(question)
                 finally:
                     for alarm in alarms:
                         alarm.cancel()  # before the group closes, which then takes no reminder any more
                 group.cancel_scope.cancel()
-        return self._overdue
+        return self._timed_out
 
     def _expire(self) -> None:
-        self._overdue = True
+        self._timed_out = True
         self._scope.cancel()
 
-    def _timed(self) -> tuple[Question, float | None]:
+    def _with_deadline(self) -> tuple[Question, float | None]:
         """The question with its deadline, and when to remind of it; who had no time to answer gets it anew."""
-        asked, life = self.asked, self._life
+        asked, life = self.question_record, self._lifecycle
         approval, now = life.settings.approval, life.clock.now()
         question, remind_at = self._questions.question(asked), asked.remind_at
         if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
             question = replace(question, deadline=now + approval.timeout)
             remind_at = now + approval.timeout * approval.remind_after
-        return question, None if asked.question in life.ledger.reminded else remind_at
+        return question, None if asked.question in life.ledger.reminded_questions else remind_at
 
-    async def _ask_until_taken(self, question: Question) -> None:
+    async def _ask_until_accepted(self, question: Question) -> None:
         try:
-            for _ in range(REFUSALS):
-                if question.id not in self._life.ledger.questions:
+            for _ in range(MAX_REFUSED_ANSWERS):
+                if question.id not in self._lifecycle.ledger.open_questions:
                     return
                 try:
-                    await self._take(question.id, await contained(self._gate.ask(question)))
-                except ChangeRefused as error:
-                    question = replace(question, refused=str(error))
+                    await self._submit(question.id, await isolate(self._gate.ask(question)))
+                except ChangeRejected as error:
+                    question = replace(question, rejection_reason=str(error))
                 else:
                     return
-            raise ReplanningError(f"{REFUSALS} answers in a row were refused: {question.refused}")
+            raise ReplanningError(f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}")
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
         except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
-            self._contain("gate", error)
+            self._record_failure("gate", error)
 
-    async def _take(self, question_id: QuestionId, answer: Answer) -> None:
+    async def _submit(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer, as soon as the store does."""
         while True:
-            await self._life.store_back()
+            await self._lifecycle.wait_for_store()
             try:
                 return self._questions.answer(question_id, answer)
-            except Unstorable as error:  # it would never be taken
-                raise ChangeRefused([Problem("", str(error))]) from error
+            except RecordNotSerializable as error:  # it would never be taken
+                raise ChangeRejected([Problem("", str(error))]) from error
             except StoreError:
                 continue
 
     async def _remind(self, question: Question) -> None:
-        if self._life.end is not None or question.id not in self._life.ledger.questions:
+        if self._lifecycle.end is not None or question.id not in self._lifecycle.ledger.open_questions:
             return
-        self._life.observe(QuestionReminded(question.id))
+        self._lifecycle.commit_or_defer(QuestionReminded(question.id))
         try:
-            await contained(self._gate.remind(question))
+            await isolate(self._gate.remind(question))
         except Exception as error:  # noqa: BLE001 - law 7: likewise
-            self._contain("gate reminder", error)
+            self._record_failure("gate reminder", error)
 
-    def _contain(self, where: str, error: Exception) -> None:
-        if self._life.end is None:
-            self._life.observe(Contained(where, self._redactor.text(described(error))[:2000]))
+    def _record_failure(self, where: str, error: Exception) -> None:
+        if self._lifecycle.end is None:
+            self._lifecycle.commit_or_defer(ErrorContained(where, self._redactor.text(describe_error(error))[:2000]))
 
 
-def _asked(triggers: Sequence[Trigger], question: str) -> str:
+def _question_text(triggers: Sequence[Trigger], question: str) -> str:
     """What is asked, after why; a cause that only says the same as its first line is left out."""
     causes, first = [trigger.reason or trigger.kind for trigger in triggers], question.partition("\n")[0]
     return "; ".join([*(cause for cause in causes if first not in cause), question])

@@ -20,7 +20,7 @@ from replanning._plan import JsonObject, Plan
 from replanning._triggers import Trigger
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
-Verdict = Literal["approve", "reject", "modify"]
+QuestionVerdict = Literal["approve", "reject", "modify"]
 DecisionKind = Literal["execute", "execute_with_warning", "ask", "keep", "escalate", "abort"]
 
 
@@ -77,7 +77,7 @@ class AlternativesConsidered:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecisionMade:
     """What became of a replan: the decision, the rule that made it, and the chosen candidate's place."""
 
     kind: ClassVar = "decided"
@@ -93,7 +93,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Revised:
+class PlanRevised:
     """Changes were applied: the plan has a new revision."""
 
     kind: ClassVar = "revised"
@@ -109,7 +109,7 @@ class Revised:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeKnown:
+class OutcomeRecorded:
     """How an applied alternative worked out."""
 
     kind: ClassVar = "outcome-known"
@@ -161,7 +161,7 @@ class QuestionAnswered:
 
     kind: ClassVar = "question-answered"
     question: QuestionId
-    verdict: Verdict | Literal["abort", "skip", "continue", "pause", "withdrawn"]
+    verdict: QuestionVerdict | Literal["abort", "skip", "continue", "pause", "withdrawn"]
     by: str
     choice: int = 0
     changes: tuple[PlanChange, ...] = ()
@@ -226,7 +226,7 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Contained:
+class ErrorContained:
     """Something around the plan failed (a provider, gate, listener, detector, exporter) and was contained."""
 
     kind: ClassVar = "contained"
@@ -246,14 +246,14 @@ class PlanningNoted:
     data: JsonObject
 
 
-Body = (
+RecordBody = (
     Observation
     | TriggerFired
     | TriggerDropped
     | AlternativesConsidered
-    | Decided
-    | Revised
-    | OutcomeKnown
+    | DecisionMade
+    | PlanRevised
+    | OutcomeRecorded
     | QuestionAsked
     | TriggerAttached
     | QuestionReminded
@@ -263,7 +263,7 @@ Body = (
     | RunResumed
     | RunPaused
     | RunEnded
-    | Contained
+    | ErrorContained
     | PlanningNoted
 )
 
@@ -273,44 +273,46 @@ class Record(NamedTuple):
 
     seq: int
     at: float
-    body: Body
+    body: RecordBody
 
 
 _new_tuple: Final = tuple.__new__
 
 
-def numbered(seq: int, at: float, body: Body) -> Record:
+def new_record(seq: int, at: float, body: RecordBody) -> Record:
     """The same as `Record(seq, at, body)` in little more than half the time, for every record there is."""
     return _new_tuple(Record, (seq, at, body))
 
 
-BODIES: Final[dict[str, type[Body]]] = {body.kind: body for body in Body.__args__}
+BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in RecordBody.__args__}
 """Every kind of body by its name."""
 
 
-_TAGGED: Final = frozenset(
+_KINDS_WITH_UNIONS: Final = frozenset(
     {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
 )
 """Kinds that hold unions told apart by a `kind` that is a default, which the JSON text must keep."""
 
 
 @cache
-def _adapter(kind: str) -> TypeAdapter[Body]:
-    return TypeAdapter(BODIES[kind])
+def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
+    return TypeAdapter(BODY_TYPES[kind])
 
 
-def dump_body(body: Body) -> str:
+def dump_body(body: RecordBody) -> str:
     """The JSON text of a body; `load_body` reads it back."""
-    return _adapter(body.kind).dump_json(body, exclude_defaults=body.kind not in _TAGGED).decode()
+    return _type_adapter(body.kind).dump_json(body, exclude_defaults=body.kind not in _KINDS_WITH_UNIONS).decode()
 
 
-def load_body(kind: str, data: str | bytes) -> Body:
+def load_body(kind: str, data: str | bytes) -> RecordBody:
     """The body of this kind that `dump_body` wrote.
 
     Raises:
         ValueError: the kind is unknown, or the text does not hold such a body.
     """
-    if kind not in BODIES:
+    if kind not in BODY_TYPES:
         raise ValueError(f"unknown kind of record {kind!r}")
-    body: Body = _adapter(kind).validator.validate_json(data)  # not through the adapter: it is asked very often
+    body: RecordBody = _type_adapter(kind).validator.validate_json(
+        data
+    )  # not through the adapter: it is asked very often
     return body

@@ -14,12 +14,12 @@ from replanning._ids import TaskId
 from replanning._patterns import as_text
 from replanning._secrets import MASK
 
-Path = tuple[str | int, ...]
+JsonPath = tuple[str | int, ...]
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
+_PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-_TAKEN_OUT: Final = (
+_REDACTED_MESSAGE: Final = (
     "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
 )
 
@@ -32,14 +32,14 @@ class Reference:
     """What stands between the braces."""
     task: TaskId | None
     """The task whose output it is; None for the context."""
-    path: Path
+    path: JsonPath
     """The steps into the output or the context."""
 
     def __str__(self) -> str:
         return f"${{{self.text}}}"
 
 
-def find_references(value: JsonValue, known: Container[str] = ()) -> tuple[Reference, ...]:
+def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Reference, ...]:
     """Every reference in arguments, in order.
 
     Args:
@@ -51,10 +51,10 @@ def find_references(value: JsonValue, known: Container[str] = ()) -> tuple[Refer
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
     """
     return tuple(
-        next((reading for reading in readings if reading.task in known), readings[-1])
+        next((reading for reading in readings if reading.task in task_ids), readings[-1])
         for text in texts_with_references(value)
         for match in _REFERENCE.finditer(text)
-        if (readings := _readings(match, text))
+        if (readings := _candidate_references(match, text))
     )
 
 
@@ -72,11 +72,11 @@ def texts_with_references(value: JsonValue) -> Iterator[str]:
             waiting.extend(reversed(value))
 
 
-def resolve(
+def resolve_references(
     arguments: Mapping[str, JsonValue],
     *,
     context: Mapping[str, JsonValue],
-    result: Callable[[TaskId], JsonValue],
+    result_of: Callable[[TaskId], JsonValue],
 ) -> dict[str, JsonValue]:
     """The arguments with every reference replaced by its value, which is theirs alone.
 
@@ -93,15 +93,17 @@ def resolve(
     """
 
     def value_of(match: re.Match[str], text: str) -> JsonValue:
-        readings = _readings(match, text)
-        return _look_up(readings, context, result) if readings else "${"
+        readings = _candidate_references(match, text)
+        return _look_up_reference(readings, context, result_of) if readings else "${"
 
     def replaced(value: JsonValue) -> JsonValue:  # as deep as a plan may nest
         match value:
             case str(text) if "${" in text:
                 whole = _REFERENCE.fullmatch(text)
                 return (
-                    value_of(whole, text) if whole else _REFERENCE.sub(lambda m: _written(m, value_of(m, text)), text)
+                    value_of(whole, text)
+                    if whole
+                    else _REFERENCE.sub(lambda m: _interpolated_text(m, value_of(m, text)), text)
                 )
             case list(items):
                 return [replaced(item) for item in items]
@@ -112,7 +114,7 @@ def resolve(
     return {key: replaced(value) for key, value in arguments.items()}
 
 
-def _readings(match: re.Match[str], text: str) -> list[Reference]:
+def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     """What a `${...}` may mean, longest task id first; nothing for the escape `$${`."""
     inner = match[1]
     if match[0] == "$${":
@@ -120,10 +122,10 @@ def _readings(match: re.Match[str], text: str) -> list[Reference]:
     if inner is None:
         raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
     readings = []
-    if inner.startswith("context.") and (path := _path(inner.removeprefix("context"))):
+    if inner.startswith("context.") and (path := _parse_path(inner.removeprefix("context"))):
         readings.append(Reference(inner, None, path))
     for found in () if readings else _OUTPUT.finditer(inner):
-        path = _path(inner[found.end() :])
+        path = _parse_path(inner[found.end() :])
         if path is not None and found.start():
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
     if not readings:
@@ -132,17 +134,17 @@ def _readings(match: re.Match[str], text: str) -> list[Reference]:
     return readings[::-1]
 
 
-def _path(text: str) -> Path | None:
+def _parse_path(text: str) -> JsonPath | None:
     """The steps that a text such as `.files[0].name` spells; None where it spells none."""
     steps: list[str | int] = []
     end = 0
-    while match := _STEP.match(text, end):
+    while match := _PATH_STEP.match(text, end):
         steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
         end = match.end()
     return tuple(steps) if end == len(text) else None
 
 
-def _look_up(
+def _look_up_reference(
     readings: Sequence[Reference], context: Mapping[str, JsonValue], result: Callable[[TaskId], JsonValue]
 ) -> JsonValue:
     errors: list[str] = []
@@ -154,32 +156,32 @@ def _look_up(
             continue
         for step in reference.path:
             try:
-                value = get(value, step)
+                value = get_item(value, step)
             except LookupError as error:
                 raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
         if isinstance(value, str) and value == MASK:
-            raise ExpressionError(f"{reference}: {_TAKEN_OUT}")
-        return copied(cast("JsonValue", value))
+            raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
+        return copy_json(cast("JsonValue", value))
     raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
 
 
-def copied(value: JsonValue) -> JsonValue:
+def copy_json(value: JsonValue) -> JsonValue:
     """A value of its own, so that whoever changes it changes nothing that is on record, or that others get."""
     try:
-        return _copied(value) if isinstance(value, list | dict) else value
+        return _copy_json(value) if isinstance(value, list | dict) else value
     except RecursionError:  # no record could hold it either
         return value
 
 
-def _copied(value: JsonValue) -> JsonValue:
+def _copy_json(value: JsonValue) -> JsonValue:
     if type(value) is list:
-        return [_copied(item) for item in value]
+        return [_copy_json(item) for item in value]
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_json(item) for key, item in value.items()}
     return value
 
 
-def _written(match: re.Match[str], value: JsonValue) -> str:
+def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
     """A value as it stands inside a longer text."""
     try:
         return as_text(value)
@@ -188,7 +190,7 @@ def _written(match: re.Match[str], value: JsonValue) -> str:
         raise ExpressionError(f"{match[0]}: a value of type {kind} that is no JSON has no place in a text") from None
 
 
-def kind_of(value: object) -> str:
+def json_type_name(value: object) -> str:
     """What JSON calls the kind of a value, with its article."""
     match value:
         case None:
@@ -204,7 +206,7 @@ def kind_of(value: object) -> str:
     return "an array"
 
 
-def get(value: object, key: str | int) -> object:
+def get_item(value: object, key: str | int) -> object:
     """One step into a value; LookupError says, as the end of a sentence, why there is nothing."""
     if isinstance(value, Mapping) and isinstance(key, str):
         if key in value:
@@ -215,4 +217,4 @@ def get(value: object, key: str | int) -> object:
         if -len(value) <= key < len(value):
             return value[key]
         raise LookupError(f"does not exist; the array has {len(value)} items")
-    raise LookupError(f"does not exist: it would be in {kind_of(value)}")
+    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")

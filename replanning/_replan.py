@@ -11,22 +11,21 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from replanning._answers import holds_for
-from replanning._changes import AbortRun, PlanChange, touched
-from replanning._confidence import PastSuccess
-from replanning._errors import ChangeRefused, NotRunning, StaleView, StoreError, Unstorable
-from replanning._generator import AlternativeGenerator, Generated, Setting
+from replanning._answers import question_footprint
+from replanning._changes import AbortRun, PlanChange, target_task_ids
+from replanning._confidence import OutcomeHistory
+from replanning._errors import ChangeRejected, NotRunning, RecordNotSerializable, StaleView, StoreError
+from replanning._generator import AlternativeGenerator, GenerationContext, RankedCandidates
 from replanning._ids import ReplanId, TriggerId
-from replanning._moved_past import LASTING, concerned, moved_past
-from replanning._outcomes import PastOutcomes
+from replanning._moved_past import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning._policy import Decision, ReplanPolicy
 from replanning._questions import Questions
 from replanning._records import (
     AlternativesConsidered,
     Candidate,
-    Contained,
-    Decided,
     DecisionKind,
+    DecisionMade,
+    ErrorContained,
     QuestionAnswered,
     Record,
     TriggerDropped,
@@ -34,13 +33,13 @@ from replanning._records import (
 from replanning._run import PlanRun
 from replanning._trigger_queue import TriggerQueue
 from replanning._triggers import Trigger
-from replanning._turns import in_turns
+from replanning._turns import yielding
 from replanning._view import PlanView
 
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
 
-_OWN: Final = ("policy", "observe")
+_AUTOMATIC_DECIDERS: Final = ("policy", "observe")
 """By whom a decision is that no person has made, and no deadline."""
 
 
@@ -64,18 +63,18 @@ class Replanner:
         questions: Questions,
         *,
         observe_only: bool,
-        past: PastOutcomes,
+        outcome_history: OutcomeHistory,
     ) -> None:
         self._run = run
-        self._life = run._life
+        self._lifecycle = run._lifecycle
         self._generator = generator
         self._policy = policy
         self._questions = questions
         self._observe_only = observe_only
-        self._past = past
-        self.queue = TriggerQueue(self._life, holds=not observe_only)
-        self._life.observers[QuestionAnswered].append(lambda record: self.queue.refill())
-        self._life.observers[Decided].append(self._on_decided)
+        self._outcome_history = outcome_history
+        self.queue = TriggerQueue(self._lifecycle, hold_tasks=not observe_only)
+        self._lifecycle.observers[QuestionAnswered].append(lambda record: self.queue.reload())
+        self._lifecycle.observers[DecisionMade].append(self._on_decided)
 
     def __repr__(self) -> str:
         return f"<Replanner of {self._run.id!r} queue={self.queue!r}>"
@@ -83,13 +82,13 @@ class Replanner:
     @property
     def busy(self) -> bool:
         """Whether something is being decided, is about to be, or a person is being asked."""
-        return self.queue.busy or self._questions.waiting
+        return self.queue.busy or self._questions.has_pending
 
     def _on_decided(self, record: Record) -> None:
         """Consider anew what an answer has left out."""
-        assert isinstance(record.body, Decided)
-        if record.body.by not in _OWN:
-            self.queue.refill()
+        assert isinstance(record.body, DecisionMade)
+        if record.body.by not in _AUTOMATIC_DECIDERS:
+            self.queue.reload()
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
@@ -98,119 +97,123 @@ class Replanner:
                 await anyio.lowlevel.checkpoint()
             await self.queue.wait()
             try:
-                await in_turns(self._run.live.hashing())
+                await yielding(self._run.live.compute_hash())
                 await self._consider_next()
             finally:
-                self.queue.done()
-            self._life.check()
+                self.queue.finish_batch()
+            self._lifecycle.check_completion()
 
     async def _consider_next(self) -> None:
         trigger = self.queue.take()
         if trigger is None:
             return
         try:
-            self.conclude()
-            if triggers := self.queue.gather(trigger):
+            self.record_pending_decisions()
+            if triggers := self.queue.collect_batch(trigger):
                 await self._replan(triggers)
-        except Unstorable as error:  # what was proposed cannot be put on record, however often it is tried
-            self._give_up(error)
+        except RecordNotSerializable as error:  # what was proposed cannot be put on record, however often it is tried
+            self._drop_failed_batch(error)
         except (StoreError, NotRunning):
             await self._wait_for_store()
         except Exception as error:  # noqa: BLE001 - law 7: the engine never makes things worse
-            self._give_up(error)
+            self._drop_failed_batch(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _drop_failed_batch(self, error: Exception) -> None:
         where = "replanning"
-        self._life.observe(Contained(where, self._run._redactor.text(repr(error))[:2000]))
-        for failed in self.queue.taken:
-            self._life.observe(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
+        self._lifecycle.commit_or_defer(ErrorContained(where, self._run._redactor.text(repr(error))[:2000]))
+        for failed in self.queue.in_progress:
+            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
 
-    def conclude(self) -> None:
+    def record_pending_decisions(self) -> None:
         """Record as decided what was applied when the store failed, or the process ended, before that was on record.
 
         Raises:
             StoreError: the journal does not take it; it is tried again before the next decision.
         """
-        ledger = self._life.ledger
-        for replan, revised in list(ledger.undecided.items()):
-            if replan not in ledger.answered:
+        ledger = self._lifecycle.ledger
+        for replan, revised in list(ledger.undecided_revisions.items()):
+            if replan not in ledger.answers_by_replan:
                 aborts = any(isinstance(change, AbortRun) for change in revised.changes)
                 kind: DecisionKind = "abort" if aborts else "execute"
                 triggers: Sequence[Trigger] = [ledger.triggers[trigger_id] for trigger_id in revised.triggers]
-                settled = triggers if aborts else self._settled(triggers, revised.changes)
+                settled = triggers if aborts else self._resolved_triggers(triggers, revised.changes)
                 ids = tuple(trigger.id for trigger in settled)
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
-                self._life.commit(Decided(replan, ids, *how))
+                self._lifecycle.commit(DecisionMade(replan, ids, *how))
 
     async def _wait_for_store(self) -> None:
         with suppress(NotRunning):  # the run has ended, and nothing more is decided
-            await self._life.store_back()
-            self.queue.taken = []
-            self.queue.refill()  # what was recorded before the store failed need not be done again
+            await self._lifecycle.wait_for_store()
+            self.queue.in_progress = []
+            self.queue.reload()  # what was recorded before the store failed need not be done again
 
     # Deciding and applying
 
     async def _replan(self, triggers: list[Trigger]) -> None:
-        began = self._life.clock.now()
-        triggers = [trigger for trigger in triggers if not self._refused(trigger, began)]
+        began = self._lifecycle.clock.now()
+        triggers = [trigger for trigger in triggers if not self._refused_by_limit(trigger, began)]
         if triggers:
-            replan = self._next_id()
-            with self._run._spans.replan(replan, triggers):
-                await self._settle(replan, triggers, began)
+            replan = self._next_replan_id()
+            with self._run._spans.replan_span(replan, triggers):
+                await self._generate_and_decide(replan, triggers, began)
 
-    def _next_id(self) -> ReplanId:
-        return ReplanId(f"r{self._life.ledger.replans + 1}")
+    def _next_replan_id(self) -> ReplanId:
+        return ReplanId(f"r{self._lifecycle.ledger.replan_count + 1}")
 
-    def _refused(self, trigger: Trigger, began: float) -> bool:
+    def _refused_by_limit(self, trigger: Trigger, began: float) -> bool:
         """Whether a limit forbids to replan for a trigger, which is then recorded as decided."""
-        refusal = self._policy.refuse([trigger], PlanView(self._run.live), self._life.ledger)
+        refusal = self._policy.check_limits([trigger], PlanView(self._run.live), self._lifecycle.ledger)
         if refusal is not None:
-            replan = self._next_id()
-            with self._run._spans.replan(replan, [trigger]):
-                self._record(replan, [trigger], refusal, began)
+            replan = self._next_replan_id()
+            with self._run._spans.replan_span(replan, [trigger]):
+                self._record_decision(replan, [trigger], refusal, began)
         return refusal is not None
 
-    async def _settle(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
-        life = self._life
+    async def _generate_and_decide(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
+        life = self._lifecycle
         while triggers:
-            setting = self._setting(began)
+            setting = self._generation_context(began)
             request = self._generator.analyzer.analyse(triggers, setting, life.settings)
             try:
                 generated = await self._generator.generate(request, setting, life.settings)
             except StaleView:
                 # Somebody edited the plan while providers were asked: what still holds is asked anew.
-                triggers = [trigger for trigger in triggers if self.queue.current(trigger)]
+                triggers = [trigger for trigger in triggers if self.queue.check_current(trigger)]
                 continue
             if life.end is None:
                 self._decide_if_current(replan, triggers, generated, began)
             return
 
-    def _decide_if_current(self, replan: ReplanId, triggers: list[Trigger], generated: Generated, began: float) -> None:
+    def _decide_if_current(
+        self, replan: ReplanId, triggers: list[Trigger], generated: RankedCandidates, began: float
+    ) -> None:
         """Decide, unless an edit made while providers were asked has settled the matter."""
-        held = [trigger for trigger in triggers if self.queue.current(trigger)]
+        held = [trigger for trigger in triggers if self.queue.check_current(trigger)]
         if held:
-            with self._life.together():
+            with self._lifecycle.batch():
                 self._decide(replan, held, generated, generated.view, began)
 
-    def _setting(self, now: float) -> Setting:
-        life = self._life
-        wall = life.ledger.spending.budget.wall_clock
-        left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting(now))
-        past = _once(self._past)  # what is read for one candidate holds for all that are compared with it
+    def _generation_context(self, now: float) -> GenerationContext:
+        life = self._lifecycle
+        wall = life.ledger.budget_tracker.budget.wall_clock
+        left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting_seconds(now))
+        past = _memoised(
+            self._outcome_history
+        )  # what is read for one candidate holds for all that are compared with it
         run = self._run
-        return Setting(
+        return GenerationContext(
             life.live, life.ledger, life.timer, past, now, left, run.charge, run._spans, run._redactor.document
         )
 
     def _decide(
-        self, replan: ReplanId, triggers: list[Trigger], generated: Generated, view: PlanView, began: float
+        self, replan: ReplanId, triggers: list[Trigger], generated: RankedCandidates, view: PlanView, began: float
     ) -> None:
-        life = self._life
+        life = self._lifecycle
         ids = tuple(trigger.id for trigger in triggers)
         redact = self._run._redactor.text
         notes = tuple(redact(note) for note in generated.notes)
         life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
-        gate = self._questions.gated(generated.candidates)
+        gate = self._questions.can_ask(generated.candidates)
         decision = self._policy.decide(triggers, generated.candidates, view, gate=gate)
         if decision.blocks and notes:  # whoever has to do something must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
@@ -221,8 +224,8 @@ class Replanner:
             chosen = generated.candidates[decision.chosen]
             decision = self._apply(replan, ids, decision, chosen, view)
             if decision.kind == "execute":
-                settled = self._settled(triggers, chosen.alternative.changes)
-        self._record(replan, settled, decision, began)
+                settled = self._resolved_triggers(triggers, chosen.alternative.changes)
+        self._record_decision(replan, settled, decision, began)
         done = {trigger.id for trigger in settled}
         for trigger in triggers:
             if trigger.id not in done:
@@ -233,8 +236,10 @@ class Replanner:
     ) -> Sequence[Trigger]:
         """Ask a person about the triggers that the candidates are about, and return these; the others are asked apart."""
         usable = [candidate.alternative.changes for candidate in candidates if not candidate.rejected]
-        triggers = concerned(triggers, usable)
-        self._questions.ask(replan, triggers, decision, candidates, holds_for(candidates, triggers, self._life.live))
+        triggers = relevant_triggers(triggers, usable)
+        self._questions.ask(
+            replan, triggers, decision, candidates, question_footprint(candidates, triggers, self._lifecycle.live)
+        )
         return triggers
 
     def _apply(
@@ -256,15 +261,15 @@ class Replanner:
                 replan=replan,
                 chosen=decision.chosen,
             )
-        except ChangeRefused as error:
+        except ChangeRejected as error:
             return Decision("keep", "refused", str(error))
         return decision
 
-    def _record(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
-        if self._life.end is not None:
+    def _record_decision(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
+        if self._lifecycle.end is not None:
             return
-        self._life.commit(
-            Decided(
+        self._lifecycle.commit(
+            DecisionMade(
                 replan,
                 tuple(trigger.id for trigger in triggers),
                 decision.kind,
@@ -273,20 +278,20 @@ class Replanner:
                 decision.chosen,
                 "observe" if self._observe_only else "policy",
                 decision.blocks,
-                self._life.clock.now() - began,
+                self._lifecycle.clock.now() - began,
             )
         )
 
-    def _settled(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
+    def _resolved_triggers(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
         """The triggers that are done with: what was executed may have left out some of the tasks."""
-        left = {t.id: t.tasks for t in triggers if t.kind in LASTING and not moved_past(t, self._run.live)}
-        done = set(touched(tuple(changes)))
+        left = {t.id: t.tasks for t in triggers if t.kind in PERSISTENT_KINDS and not stale_reason(t, self._run.live)}
+        done = set(target_task_ids(tuple(changes)))
         # What is considered anew must have become less, so that this comes to an end.
         less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if less else triggers
 
 
-def _once(past: PastOutcomes) -> PastSuccess:
+def _memoised(past: OutcomeHistory) -> OutcomeHistory:
     """Past outcomes that are looked up once for each tool."""
     found: dict[str, Sequence[bool]] = {}
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pydantic_core import from_json
 
 from replanning._attempt import Attempt, Worker, failure_from
-from replanning._entries import Entry
-from replanning._errors import NotRunning, OutputError, StoreError, UnknownAttempt, Unstorable
+from replanning._entries import TaskEntry
+from replanning._errors import NotRunning, OutputError, RecordNotSerializable, StoreError, UnknownAttempt
 from replanning._ids import AttemptId, TaskId
-from replanning._leftovers import machine, process_born
+from replanning._leftovers import host_id, process_start_time
 from replanning._lifecycle import Lifecycle
 from replanning._meter import RunMeter
 from replanning._observations import (
@@ -19,17 +19,17 @@ from replanning._observations import (
     AttemptFenced,
     AttemptInterrupted,
     AttemptTimedOut,
-    Charged,
     Failure,
     ProcessStarted,
     Usage,
-    attempt_started,
-    attempt_succeeded,
+    UsageCharged,
+    new_attempt_started,
+    new_attempt_succeeded,
 )
 from replanning._plan import JsonValue
 from replanning._redaction import Redactor
-from replanning._retry import next_attempt
-from replanning._spans import Spans
+from replanning._retry import schedule_retry
+from replanning._spans import RunTracer
 from replanning._states import TaskState
 
 _READY = TaskState.READY
@@ -41,13 +41,13 @@ Codec = Callable[[object], JsonValue]
 class PlanReports:
     """The methods of a run by which the execution of its tasks is reported."""
 
-    _life: Lifecycle
+    _lifecycle: Lifecycle
     _redactor: Redactor
-    _spans: Spans
+    _spans: RunTracer
     _codec: Codec | None
     _chance: Callable[[], float]
-    _limit: int
-    _attempts: dict[AttemptId, tuple[Entry, Attempt | Worker | None]]
+    _max_output_bytes: int
+    _attempts: dict[AttemptId, tuple[TaskEntry, Attempt | Worker | None]]
 
     def started(self, task_id: str) -> AttemptId:
         """Report that a ready task is being executed.
@@ -59,15 +59,15 @@ class PlanReports:
             NotRunning: the task is not ready, a question holds it, or the run has ended or is about to.
             StoreError: the journal does not take it; the task must not be executed.
         """
-        entry = self._life.live.entry(TaskId(task_id))
+        entry = self._lifecycle.live.entry(TaskId(task_id))
         if entry.state is not _READY:
             raise NotRunning(f"task {task_id!r} is {entry.state}, so no attempt at it can start")
-        if entry.held:
+        if entry.hold_count:
             raise NotRunning(f"task {task_id!r} is held until a person has answered what they were asked about it")
-        if self._life.end is not None:
-            raise NotRunning(f"the run is {self._life.end.status}")
-        if self._life.stopping:
-            raise NotRunning(f"{self._life.stopping}: nothing more begins")
+        if self._lifecycle.end is not None:
+            raise NotRunning(f"the run is {self._lifecycle.end.status}")
+        if self._lifecycle.stop_reason:
+            raise NotRunning(f"{self._lifecycle.stop_reason}: nothing more begins")
         return self._start(entry)
 
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
@@ -78,18 +78,18 @@ class PlanReports:
         Raises:
             UnknownAttempt: there was no such attempt.
         """
-        entry = self._ending(attempt_id, "succeeded")
+        entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
-        life = self._life
+        life = self._lifecycle
         try:
-            value, recoverable = (None, True) if output is None else self._storable(output)
+            value, recoverable = (None, True) if output is None else self._serialise_output(output)
         except OutputError as error:
             self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
             return
         if not recoverable:
             entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
-        life.observe(attempt_succeeded(attempt_id, entry.id, value, recoverable))
+        life.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable))
         life.after_observation()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -98,24 +98,24 @@ class PlanReports:
         Raises:
             UnknownAttempt: there was no such attempt.
         """
-        entry = self._ending(attempt_id, "failed")
+        entry = self._end_attempt(attempt_id, "failed")
         if entry is not None:
             self._fail(entry, attempt_id, error if isinstance(error, Failure) else failure_from(error))
 
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Report what work or a provider used."""
-        self._life.observe(Charged(usage, attempt_id, provider))
-        self._life.check_budget()
+        self._lifecycle.commit_or_defer(UsageCharged(usage, attempt_id, provider))
+        self._lifecycle.check_budget()
 
     def meter(self, provider: str) -> RunMeter:
         """What accounts for the calls of a language model: against the budget of the run, and on its trace."""
-        return RunMeter(provider, self._life.ledger.spending, self.charge, self._spans)
+        return RunMeter(provider, self._lifecycle.ledger.budget_tracker, self.charge, self._spans)
 
-    def _begin(self, attempt: Attempt | Worker) -> bool:
+    def _try_start(self, attempt: Attempt | Worker) -> bool:
         """Start an attempt that was pulled; false when the store does not take it, or it may run no longer."""
-        life = self._life
+        life = self._lifecycle
         entry = life.live.entry(attempt.task.id)
-        if entry.state is not _READY or entry.held or life.end is not None or life.stopping:
+        if entry.state is not _READY or entry.hold_count or life.end is not None or life.stop_reason:
             self._fence(attempt, entry)
             return False
         try:
@@ -124,26 +124,28 @@ class PlanReports:
             return False
         return True
 
-    async def _begin_later(self, attempt: Attempt | Worker) -> bool:
+    async def _start_when_store_recovers(self, attempt: Attempt | Worker) -> bool:
         """Wait for the store, then start; false when the attempt may not run any more."""
         while not attempt.id:
             try:
-                await self._life.store_back()
+                await self._lifecycle.wait_for_store()
             except NotRunning:
-                self._fence(attempt, self._life.live.entry(attempt.task.id))
+                self._fence(attempt, self._lifecycle.live.entry(attempt.task.id))
                 break
-            if self._begin(attempt):
+            if self._try_start(attempt):
                 return True
         return False
 
-    def _fence(self, attempt: Attempt | Worker, entry: Entry) -> None:
+    def _fence(self, attempt: Attempt | Worker, entry: TaskEntry) -> None:
         attempt.id = AttemptId(f"{entry.id}#fenced")
-        if self._life.end is None:
-            state = "the task is held by a question" if entry.held else f"the task is {entry.state}"
-            self._life.observe(AttemptFenced(attempt.id, entry.id, f"not started: {self._life.stopping or state}"))
+        if self._lifecycle.end is None:
+            state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
+            self._lifecycle.commit_or_defer(
+                AttemptFenced(attempt.id, entry.id, f"not started: {self._lifecycle.stop_reason or state}")
+            )
 
-    def _start(self, entry: Entry, body: Attempt | Worker | None = None) -> AttemptId:
-        life = self._life
+    def _start(self, entry: TaskEntry, body: Attempt | Worker | None = None) -> AttemptId:
+        life = self._lifecycle
         number = entry.attempts + 1
         # A first attempt, as most are, without making text of a number, and no call of a type that does nothing.
         attempt_id: AttemptId = entry.id + "#1" if number == 1 else f"{entry.id}#{number}"  # type: ignore[assignment]
@@ -152,83 +154,83 @@ class PlanReports:
             tool = life.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
         deadline = None if timeout is None else life.clock.now() + timeout
-        life.commit(attempt_started(attempt_id, entry.id, number, deadline))
+        life.commit(new_attempt_started(attempt_id, entry.id, number, deadline))
         self._attempts[attempt_id] = entry, body
-        if deadline is not None and deadline < life.timer.soonest:
-            life.timer.poke(deadline)
+        if deadline is not None and deadline < life.timer.next_wakeup:
+            life.timer.notify_deadline(deadline)
         return attempt_id
 
-    def _ending(self, attempt_id: AttemptId, report: str) -> Entry | None:
+    def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
         """The task of an attempt that ends now; None when the attempt is not current, which is recorded."""
         found = self._attempts.pop(attempt_id, None)
         if found is not None:
             return found[0]
         task_id = TaskId(attempt_id.rpartition("#")[0])
-        if task_id not in self._life.live:
+        if task_id not in self._lifecycle.live:
             raise UnknownAttempt(attempt_id)
-        if self._life.end is None:
-            self._life.observe(AttemptFenced(attempt_id, task_id, report))
+        if self._lifecycle.end is None:
+            self._lifecycle.commit_or_defer(AttemptFenced(attempt_id, task_id, report))
         return None
 
-    def _fail(self, entry: Entry, attempt_id: AttemptId, failure: Failure) -> None:
-        life = self._life
+    def _fail(self, entry: TaskEntry, attempt_id: AttemptId, failure: Failure) -> None:
+        life = self._lifecycle
         message, kind = failure.message, failure.kind
-        if kind == "unfinished" and entry.continued + 1 >= (most := life.settings.judge.max_iterations):
+        if kind == "unfinished" and entry.continuations + 1 >= (most := life.settings.judge.max_iterations):
             message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
         failure = Failure(failure.type, self._redactor.text(message), failure.transient, kind)
-        retry_at, exhausted = self._next(entry, failure)
-        life.observe(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
+        retry_at, exhausted = self._schedule_retry(entry, failure)
+        life.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
         self._after_failure(retry_at)
 
-    def _next(self, entry: Entry, failure: Failure) -> tuple[float | None, bool]:
-        settings = self._life.settings
-        now = self._life.clock.now()
-        return next_attempt(
+    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
+        settings = self._lifecycle.settings
+        now = self._lifecycle.clock.now()
+        return schedule_retry(
             entry, failure, settings.retry, threshold=settings.failure_threshold, now=now, chance=self._chance()
         )
 
     def _after_failure(self, retry_at: float | None) -> None:
         if retry_at is not None:
-            self._life.timer.poke(retry_at)
-        self._life.after_observation()
+            self._lifecycle.timer.notify_deadline(retry_at)
+        self._lifecycle.after_observation()
 
-    def _time_out(self, entry: Entry, attempt_id: AttemptId) -> None:
+    def _time_out(self, entry: TaskEntry, attempt_id: AttemptId) -> None:
         if attempt_id not in self._attempts:
             return  # it has ended; while the store fails, the plan does not know yet
-        timeout = round((entry.deadline or 0.0) - entry.started, 3)
-        retry_at, _ = self._next(entry, Failure("TimedOut", "", kind="timeout"))
-        self._forget(attempt_id)
-        self._life.observe(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
+        timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
+        retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
+        self._cancel_attempt(attempt_id)
+        self._lifecycle.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
         self._after_failure(retry_at)
 
-    def _interrupted(self, attempt_id: AttemptId, reason: str) -> None:
-        entry = self._ending(attempt_id, "interrupted")
-        if entry is not None and self._life.end is None:
-            retry_at, _ = self._next(entry, Failure("Interrupted", reason, kind="interrupted"))
-            self._life.observe(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
+    def _report_interrupted(self, attempt_id: AttemptId, reason: str) -> None:
+        entry = self._end_attempt(attempt_id, "interrupted")
+        if entry is not None and self._lifecycle.end is None:
+            retry_at, _ = self._schedule_retry(entry, Failure("Interrupted", reason, kind="interrupted"))
+            self._lifecycle.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
             # Whoever interrupts may be leaving the run: whether it is at its end is looked at a little later.
-            self._life.timer.at(retry_at or self._life.clock.now(), self._life.after_observation)
+            self._lifecycle.timer.call_at(retry_at or self._lifecycle.clock.now(), self._lifecycle.after_observation)
 
-    def _fail_arguments(self, entry: Entry, failure: Failure) -> None:
+    def _fail_arguments(self, entry: TaskEntry, failure: Failure) -> None:
         attempt_id = self._start(entry)
         self._fail(self._attempts.pop(attempt_id)[0], attempt_id, failure)
 
-    def _forget(self, attempt_id: AttemptId | None) -> None:
+    def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
         """Stop the body of an attempt that is not wanted any more."""
         if attempt_id is not None:
             _, body = self._attempts.pop(attempt_id, (None, None))
             if body is not None:
                 body.cancel()
 
-    def _stop_attempts(self) -> None:
+    def _cancel_attempts(self) -> None:
         for attempt_id in list(self._attempts):
-            self._forget(attempt_id)
+            self._cancel_attempt(attempt_id)
 
-    def _note_process(self, attempt_id: AttemptId, group: int) -> None:
+    def _record_process(self, attempt_id: AttemptId, group: int) -> None:
         if attempt_id in self._attempts:
-            self._life.commit(ProcessStarted(attempt_id, machine(), group, process_born(group)))
+            self._lifecycle.commit(ProcessStarted(attempt_id, host_id(), group, process_start_time(group)))
 
-    def _storable(self, output: object) -> tuple[JsonValue, bool]:
+    def _serialise_output(self, output: object) -> tuple[JsonValue, bool]:
         """The output as JSON without secrets, and whether a resumed run will find it."""
         if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
             return output, True
@@ -242,14 +244,14 @@ class PlanReports:
             size = len(text.encode())
         except (TypeError, ValueError, RecursionError):
             return None, False
-        if size > self._limit:
+        if size > self._max_output_bytes:
             raise OutputError(
-                f"the output has {size} bytes as JSON, the limit is {self._limit};"
+                f"the output has {size} bytes as JSON, the limit is {self._max_output_bytes};"
                 " store it elsewhere and return a reference to it"
             )
         try:
             if isinstance(output, list | dict | tuple):
                 output = from_json(f'{{"output":{text}}}')["output"]  # as whoever resumes the run will read it
             return self._redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
-        except (ValueError, Unstorable):
+        except (ValueError, RecordNotSerializable):
             return None, False  # a reader does not take so deep a nesting, or so long a number

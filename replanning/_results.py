@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from replanning._errors import NoResult, UnknownTask
 from replanning._ids import TaskId
 from replanning._plan import JsonValue
-from replanning._references import copied
+from replanning._references import copy_json
 from replanning._states import TaskState
 
 if TYPE_CHECKING:
     from replanning._taskgraph import TaskGraph
 
 
-class Results(Mapping[str, JsonValue]):
+class TaskResults(Mapping[str, JsonValue]):
     """The results of finished tasks by the id of their lineage's root (or any id in it)."""
 
     __slots__ = ("_graph",)
@@ -29,7 +29,7 @@ class Results(Mapping[str, JsonValue]):
 
     def __getitem__(self, key: str) -> JsonValue:
         try:
-            return self.of(TaskId(key))
+            return self.output_of(TaskId(key))
         except UnknownTask as error:
             raise KeyError(str(error)) from None
 
@@ -39,7 +39,7 @@ class Results(Mapping[str, JsonValue]):
     def __len__(self) -> int:
         return len(self.outputs())
 
-    def of(self, task_id: TaskId, *, stored: bool = False) -> JsonValue:
+    def output_of(self, task_id: TaskId, *, stored_only: bool = False) -> JsonValue:
         """The output found through the lineage of a task; a mapping when several sinks replaced it.
 
         Args:
@@ -55,13 +55,13 @@ class Results(Mapping[str, JsonValue]):
         while entry.state is TaskState.REPLACED_BY_REPLAN:
             sinks = graph.sinks(entry)
             if len(sinks) > 1:
-                return {sink: self.of(sink, stored=stored) for sink in sinks}
+                return {sink: self.output_of(sink, stored_only=stored_only) for sink in sinks}
             entry = graph.entry(sinks[0])
         if entry.state is TaskState.SKIPPED:
             return None
         if entry.state is not TaskState.DONE:
             raise NoResult(task_id, f"it is {entry.state}")
-        if not entry.recoverable and (stored or entry.output is None):
+        if not entry.recoverable and (stored_only or entry.output is None):
             raise NoResult(task_id, "it could not be stored and was lost when the run was resumed")
         return entry.output
 
@@ -75,11 +75,11 @@ class Results(Mapping[str, JsonValue]):
                 found[entry.id] = entry.output
             elif entry.satisfied:
                 with suppress(NoResult):
-                    found[entry.id] = self.of(entry.id)
+                    found[entry.id] = self.output_of(entry.id)
         return found
 
 
-class Own(Mapping[str, JsonValue]):
+class CopyOnRead(Mapping[str, JsonValue]):
     """Values of a run as one attempt has them: what it does to arrays and objects, it does to its own."""
 
     __slots__ = ("_copies", "_shared")
@@ -97,7 +97,7 @@ class Own(Mapping[str, JsonValue]):
             return value
         known = self._copies.get(key)
         if known is None or known[0] is not value:
-            known = self._copies[key] = value, copied(value)
+            known = self._copies[key] = value, copy_json(value)
         return known[1]
 
     def __iter__(self) -> Iterator[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from replanning._entries import Entry
+from replanning._entries import TaskEntry
 from replanning._observations import Failure
 from replanning._plan import Retry
 
-_MAX_DELAY = 3600.0
-_MOST_DOUBLINGS = 62
+_MAX_DELAY_SECONDS = 3600.0
+_MAX_DOUBLINGS = 62
 """By then every delay has reached the maximum, and a float still holds it."""
 
-_JUDGED = ("unfinished", "rejected", "blocked")
+_JUDGE_FAILURE_KINDS = ("unfinished", "rejected", "blocked")
 """Kinds of failures that a judge has found; it says itself whether the task is run again."""
 
 
-def next_attempt(
-    entry: Entry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
+def schedule_retry(
+    entry: TaskEntry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
 ) -> tuple[float | None, bool]:
     """When to run a task again after a failed attempt, and whether its own retries are used up.
 
@@ -31,16 +31,16 @@ def next_attempt(
         The time of the next attempt or None, and whether the task's retries are used up.
     """
     policy = entry.task.retry or default
-    if failure.kind in _JUDGED:
+    if failure.kind in _JUDGE_FAILURE_KINDS:
         return (now, False) if failure.kind == "unfinished" else (None, True)
     if failure.kind == "interrupted":
         return (now, False) if entry.task.idempotent else (None, True)
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (2 ** min(entry.round - 1, _MOST_DOUBLINGS) if policy.exponential else 1)
+    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
     if policy.jitter:
         delay *= 0.5 + chance
-    due = now + min(delay, _MAX_DELAY)
-    if repeatable and entry.round < policy.max_attempts:
+    due = now + min(delay, _MAX_DELAY_SECONDS)
+    if repeatable and entry.attempts_in_round < policy.max_attempts:
         return due, False
     if entry.failures + 1 < threshold and failure.kind != "timeout":
         return due, True

@@ -17,11 +17,11 @@ from replanning._lineage import ReplanningInfo, replanning_info
 from replanning._observations import Usage
 from replanning._observing import PlanObservations
 from replanning._plan import JsonValue, Plan, Task
-from replanning._records import Record, Revised, RunPaused, RunStatus
+from replanning._records import PlanRevised, Record, RunPaused, RunStatus
 from replanning._redaction import Redactor
 from replanning._reporting import Codec, PlanReports
-from replanning._spans import UNTRACED, Spans
-from replanning._vetting import without_secrets
+from replanning._spans import NOOP_TRACER, RunTracer
+from replanning._vetting import redact_changes
 from replanning._view import PlanView
 from replanning.history import ReplanHistory
 
@@ -44,7 +44,7 @@ class RunResult:
     status: RunStatus
     reason: str
     outputs: Mapping[str, JsonValue]
-    revisions: tuple[Revised, ...]
+    revisions: tuple[PlanRevised, ...]
     questions: tuple[str, ...] = ()
     spent: Usage = field(default_factory=Usage)
     unjournaled: bool = False
@@ -66,23 +66,23 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         codec: Codec | None = None,
     ) -> None:
         self.id = run_id
-        self._life = life
+        self._lifecycle = life
         self._chance = chance
         self._redactor = redactor
         self._codec = codec
-        self._spans: Spans = UNTRACED
-        self._opening: Record | None = None
+        self._spans: RunTracer = NOOP_TRACER
+        self._opening_record: Record | None = None
         self._attempts = {}
-        self._limit = life.settings.max_output
+        self._max_output_bytes = life.settings.max_output
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self._scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
         self._history: ReplanHistory | None = None
-        life.on_overdue = self._time_out
-        life.on_bad_arguments = self._fail_arguments
-        life.on_end = self._stop_attempts
+        life.on_attempt_timeout = self._time_out
+        life.on_argument_error = self._fail_arguments
+        life.on_end = self._cancel_attempts
 
     def __repr__(self) -> str:
-        state = self._life.end.status if self._life.end else "running"
+        state = self._lifecycle.end.status if self._lifecycle.end else "running"
         return f"<PlanRun {self.id!r} {state} {self.live!r}>"
 
     @property
@@ -101,14 +101,14 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         Raises:
             UnknownTask: there never was such a task.
         """
-        revisions = (revised for _, revised in self._life.ledger.revisions)
-        limit = self._life.settings.limits.replans_per_lineage
+        revisions = (revised for _, revised in self._lifecycle.ledger.revisions)
+        limit = self._lifecycle.settings.limits.replans_per_lineage
         return replanning_info(self.view.task(TaskId(task_id)), revisions, limit)
 
     @property
     def ended(self) -> bool:
         """Whether it has ended, or stands still until it is resumed; `result` then says how."""
-        return self._life.end is not None
+        return self._lifecycle.end is not None
 
     @property
     def result(self) -> RunResult:
@@ -117,7 +117,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         Raises:
             NotRunning: it has not ended yet.
         """
-        end, ledger = self._life.end, self._life.ledger
+        end, ledger = self._lifecycle.end, self._lifecycle.ledger
         if end is None:
             raise NotRunning(f"run {self.id!r} has not ended yet; its result is known afterwards")
         return RunResult(
@@ -126,15 +126,15 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             end.reason,
             self.live.results.outputs(),
             tuple(revised for _, revised in ledger.revisions),
-            tuple(ledger.questions),
-            ledger.spending.spent,
-            self._life.journal.unjournaled,
+            tuple(ledger.open_questions),
+            ledger.budget_tracker.spent,
+            self._lifecycle.journal.unjournaled,
         )
 
     @property
     def spent(self) -> Usage:
         """What budgets have counted until now: above all what language models have cost."""
-        return self._life.ledger.spending.spent
+        return self._lifecycle.ledger.budget_tracker.spent
 
     @property
     def history(self) -> ReplanHistory:
@@ -144,7 +144,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             StoreError: the journal cannot be read.
         """
         if self._history is None:
-            self._history = ReplanHistory.of(self._life.journal.store, self.id)
+            self._history = ReplanHistory.of(self._lifecycle.journal.store, self.id)
         return self._history.refresh()
 
     # Pulling
@@ -162,15 +162,15 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
 
     async def wait(self) -> RunResult:
         """Wait for the end of the run, for those who report from elsewhere."""
-        self._life.check()
-        await self._life.ended.wait()
+        self._lifecycle.check_completion()
+        await self._lifecycle.ended.wait()
         return self.result
 
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when what is running has finished."""
-        if self._life.end is None and self._life.ledger.pausing is None:
-            self._life.observe(RunPaused(self._redactor.text(reason), self._redactor.text(by)))
-            self._life.check()
+        if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
+            self._lifecycle.commit_or_defer(RunPaused(self._redactor.text(reason), self._redactor.text(by)))
+            self._lifecycle.check_completion()
 
     # Editing
 
@@ -185,7 +185,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        clean = without_secrets(changes, self._redactor)
+        clean = redact_changes(changes, self._redactor)
         return self._revise(clean, self._redactor.text(reason), "edit", expected_revision=expected_revision)
 
     def _revise(
@@ -199,26 +199,26 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         replan: ReplanId | None = None,
         chosen: int | None = None,
     ) -> int:
-        life, live = self._life, self.live
+        life, live = self._lifecycle, self.live
         if life.end is not None:
             raise NotRunning(f"the run is {life.end.status}; its plan cannot be changed")
         parent = live.revision
         stopped = [live.entry(c.task_id).attempt for c in changes if c.kind == "cancel" and c.task_id in live]
 
         def journal(digest: str) -> None:
-            body = Revised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
+            body = PlanRevised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
             journaled.append(life.journal.append(body))
 
         journaled: list[Record] = []
-        with self._spans.apply(changes, by, replan):
+        with self._spans.apply_span(changes, by, replan):
             number = live.apply(changes, expected_revision, at=life.clock.now(), before_commit=journal)
         for attempt_id in stopped:
-            self._forget(attempt_id)
+            self._cancel_attempt(attempt_id)
         for record in journaled:
             life.publish(record)
         life.after_observation()
-        life.check()
+        life.check_completion()
         due = live.next_deadline()
         if due is not None:
-            life.timer.poke(due)
+            life.timer.notify_deadline(due)
         return number

@@ -16,42 +16,47 @@ from pydantic import JsonValue
 MASK: Final = "[redacted]"
 """Stands where a secret was taken out."""
 
-_LOOK_BACK: Final = 40
+_LOOKBEHIND_CHARS: Final = 40
 """How much before a hint is looked at."""
 
 
-class Rule(NamedTuple):
+class SecretRule(NamedTuple):
     """What a secret looks like from its hint on: the last named group that matches is taken out."""
 
     hint: str
     pattern: re.Pattern[str]
-    fits: Callable[[str, int], bool]
+    applies_at: Callable[[str, int], bool]
     accepts: Callable[[re.Match[str]], bool]
 
 
-def _after(pattern: str) -> Callable[[str, int], bool]:
+def _preceded_by(pattern: str) -> Callable[[str, int], bool]:
     before = re.compile(rf"(?i)(?:{pattern})$")
-    return lambda text, at: before.search(text, max(0, at - _LOOK_BACK), at) is not None
+    return lambda text, at: before.search(text, max(0, at - _LOOKBEHIND_CHARS), at) is not None
 
 
-def _not_after(pattern: str) -> Callable[[str, int], bool]:
-    fits = _after(pattern)
+def _not_preceded_by(pattern: str) -> Callable[[str, int], bool]:
+    fits = _preceded_by(pattern)
     return lambda text, at: not fits(text, at)
 
 
-_anywhere: Final = _after("")
+_anywhere: Final = _preceded_by("")
 
 
 # What is a secret by its shape, wherever it stands
 
-_KINDS: Final = ("sk", "rk", "pk", "whsec")
-_KEY: Final = r"(?:(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,}[A-Za-z0-9_-]*)"
+_KEY_PREFIXES: Final = ("sk", "rk", "pk", "whsec")
+_KEY_PATTERN: Final = (
+    r"(?:(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,}[A-Za-z0-9_-]*)"
+)
 """With a digit, or with more letters in a row than words of a name have."""
 
-_SHAPES: Final = (
+_TOKEN_FORMATS: Final = (
     ("-----BEGIN ", r"[A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)"),
-    *((f"{kind}-", _KEY) for kind in ("sk", "rk", "pk")),
-    *((f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})") for kind in _KINDS),
+    *((f"{kind}-", _KEY_PATTERN) for kind in ("sk", "rk", "pk")),
+    *(
+        (f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})")
+        for kind in _KEY_PREFIXES
+    ),
     *((f"gh{kind}_", "[A-Za-z0-9]{20,}") for kind in "pousr"),
     ("github_pat_", "[A-Za-z0-9_]{20,}"),
     *((f"gl{kind}-", "[A-Za-z0-9_-]{16,}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),
@@ -70,22 +75,22 @@ _SHAPES: Final = (
 # What is a secret by its name
 
 _QUOTE: Final = r"\\{0,4}[\"']"
-_WORD: Final = r"[^\s\"'\\&;<>]{0,4096}[^\s\"'\\&;<>,.)\]}]"
-_VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_WORD}))"
-_IS: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
+_UNQUOTED: Final = r"[^\s\"'\\&;<>]{0,4096}[^\s\"'\\&;<>,.)\]}]"
+_VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_UNQUOTED}))"
+_ASSIGNMENT: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
 
-_REFERENCE: Final = re.compile(
+_PLACEHOLDER: Final = re.compile(
     r"\$?\{[^{}]*\}?|\$[a-z_]\w*|\$\(.*|`.*|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE
 )
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
-_NO_SECRETS: Final = frozenset(
+_NON_SECRET_WORDS: Final = frozenset(
     {"none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong", "expired", "empty"}
 )
-_ORDINARY: Final = 16
+_WORD_CHAR_LIMIT: Final = 16
 """In prose, fewer letters than this and nothing but letters are a word."""
 
 
-def texts_in(value: JsonValue) -> Iterator[str]:
+def iter_strings(value: JsonValue) -> Iterator[str]:
     """Every text within a value, names of members included."""
     waiting = [value]
     for item in waiting:  # grows while it is walked
@@ -97,55 +102,60 @@ def texts_in(value: JsonValue) -> Iterator[str]:
             waiting += [*item, *item.values()]
 
 
-def is_marked(value: JsonValue) -> bool:
+def is_redacted(value: JsonValue) -> bool:
     """Whether a secret was taken out of a value, as far as its text says."""
-    return any(MASK in text for text in texts_in(value))
+    return any(MASK in text for text in iter_strings(value))
 
 
 def is_secret(value: str) -> bool:
     """Whether what a password is said to be is one."""
-    return bool(value) and not _REFERENCE.fullmatch(value) and value.lower() not in _NO_SECRETS
+    return bool(value) and not _PLACEHOLDER.fullmatch(value) and value.lower() not in _NON_SECRET_WORDS
 
 
-def _is_likely(value: str) -> bool:
+def _is_likely_secret(value: str) -> bool:
     """Whether what a key or token is said to be is one: many things are called a token."""
     return len(value) >= 4 and not _NUMBER.fullmatch(value) and is_secret(value)
 
 
-def is_word(value: str) -> bool:
-    return value.isalpha() and len(value) < _ORDINARY
+def is_plain_word(value: str) -> bool:
+    return value.isalpha() and len(value) < _WORD_CHAR_LIMIT
 
 
-def _is_mixed(value: str) -> bool:
-    return _is_likely(value) and not is_word(value)
+def _is_likely_token(value: str) -> bool:
+    return _is_likely_secret(value) and not is_plain_word(value)
 
 
-_CURSORS: Final = "(?:page|cursor|continuation|next|sync|stop|eos|bos|pad|sep|unk|mask|cls)[_-]?"
-_KEYS: Final = "(?:api|access|secret|private|encryption|signing)[ _-]?"
+_NON_SECRET_TOKEN_PREFIXES: Final = "(?:page|cursor|continuation|next|sync|stop|eos|bos|pad|sep|unk|mask|cls)[_-]?"
+_SECRET_KEY_PREFIXES: Final = "(?:api|access|secret|private|encryption|signing)[ _-]?"
 
-_NAMES: Final = (
+_SECRET_NAMES: Final = (
     ("passw", "passw(?:or)?d", _anywhere, is_secret),
     ("passphrase", "passphrase", _anywhere, is_secret),
-    ("pass", "pass", _after("[_-]"), _is_likely),
-    ("pwd", "pwd", _after("[_-]"), _is_likely),
-    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _anywhere, _is_likely),
-    ("key", "key(?:[_-]?id)?", _after(_KEYS), _is_likely),
-    ("key", "key", _after("[?&]"), _is_mixed),
-    ("token", "token", _not_after(_CURSORS), _is_likely),
-    ("credential", "credentials?", _anywhere, _is_likely),
-    ("signature", "signature", _anywhere, _is_likely),
-    ("sig", "sig", _after("[?&]"), _is_mixed),
-    ("code", "code", _after("[?&]"), _is_mixed),
+    ("pass", "pass", _preceded_by("[_-]"), _is_likely_secret),
+    ("pwd", "pwd", _preceded_by("[_-]"), _is_likely_secret),
+    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _anywhere, _is_likely_secret),
+    ("key", "key(?:[_-]?id)?", _preceded_by(_SECRET_KEY_PREFIXES), _is_likely_secret),
+    ("key", "key", _preceded_by("[?&]"), _is_likely_token),
+    ("token", "token", _not_preceded_by(_NON_SECRET_TOKEN_PREFIXES), _is_likely_secret),
+    ("credential", "credentials?", _anywhere, _is_likely_secret),
+    ("signature", "signature", _anywhere, _is_likely_secret),
+    ("sig", "sig", _preceded_by("[?&]"), _is_likely_token),
+    ("code", "code", _preceded_by("[?&]"), _is_likely_token),
 )
 """How secrets are called: where to look, the end of the name, what stands before it, and what the value is like."""
 
-_ONE_WORD: Final = r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"
-_WHOLE_LINE: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
-_HEADER: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
+_SINGLE_TOKEN_SCHEME: Final = (
+    r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"
+)
+_PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
+_HEADER_SEPARATOR: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
 
-_LEADS: Final = (
-    ("authorization", rf"authorization{_HEADER}(?:{_ONE_WORD}|{_WHOLE_LINE}|(?P<bare>[^\s\"'\\,;]{{8,4096}}))"),
-    ("cookie", rf"cookie{_HEADER}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})"),
+_CONTEXT_PATTERNS: Final = (
+    (
+        "authorization",
+        rf"authorization{_HEADER_SEPARATOR}(?:{_SINGLE_TOKEN_SCHEME}|{_PARAMETER_SCHEME}|(?P<bare>[^\s\"'\\,;]{{8,4096}}))",
+    ),
+    ("cookie", rf"cookie{_HEADER_SEPARATOR}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})"),
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[A-Za-z0-9._~+/-]{8,4096}={0,2})"),
     ("://", r"://[^\s/:@\"'<>\\]{0,256}:(?P<word>[^\s/\"'<>\\]{1,512})@"),
     ("-u", r"-u(?:ser)?[ =][^\s:\"']{1,256}:(?P<word>[^\s\"']{1,512})"),
@@ -153,49 +163,49 @@ _LEADS: Final = (
 """What stands before secrets that have no name of their own: headers, logins in addresses and options."""
 
 
-def _leads_to_secret(match: re.Match[str]) -> bool:
+def _accepts_by_context(match: re.Match[str]) -> bool:
     value = match[str(match.lastgroup)]
     if match.lastgroup == "bare":  # it may be a word of a sentence
-        return any(c.isdigit() for c in value) or len(value) >= 2 * _ORDINARY
-    return not _REFERENCE.fullmatch(value) and not value.isdigit()
+        return any(c.isdigit() for c in value) or len(value) >= 2 * _WORD_CHAR_LIMIT
+    return not _PLACEHOLDER.fullmatch(value) and not value.isdigit()
 
 
-def _named(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]], bool]:
+def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]], bool]:
     def named(match: re.Match[str]) -> bool:
         value = match[str(match.lastgroup)]
         in_prose = match.lastgroup == "plain" and match.groupdict().get("prose") is not None
-        return accepts(value) and not (in_prose and accepts is _is_likely and is_word(value))
+        return accepts(value) and not (in_prose and accepts is _is_likely_secret and is_plain_word(value))
 
     return named
 
 
-def _rules() -> Iterator[tuple[str, tuple[Rule, ...]]]:
+def _name_rules() -> Iterator[tuple[str, tuple[SecretRule, ...]]]:
     """What is looked for in small letters: hints with their rules."""
-    for hint, name, fits, accepts in _NAMES:
-        assigned = re.compile(rf"(?i){name}{_IS}{_VALUE}")
+    for hint, name, fits, accepts in _SECRET_NAMES:
+        assigned = re.compile(rf"(?i){name}{_ASSIGNMENT}{_VALUE}")
         option = re.compile(rf"(?i){name}[ \t]{{1,4}}(?![-:=]){_VALUE}")
-        after_dashes = Rule(hint, option, _after("--[A-Za-z0-9-]*"), _named(accepts))
-        yield hint, (Rule(hint, assigned, fits, _named(accepts)), after_dashes)
-    login = _after(r"(?:^|[\s\"'=(\[,])-?(?:-proxy)?")
-    for hint, pattern in _LEADS:
+        after_dashes = SecretRule(hint, option, _preceded_by("--[A-Za-z0-9-]*"), _accepts_by_name(accepts))
+        yield hint, (SecretRule(hint, assigned, fits, _accepts_by_name(accepts)), after_dashes)
+    login = _preceded_by(r"(?:^|[\s\"'=(\[,])-?(?:-proxy)?")
+    for hint, pattern in _CONTEXT_PATTERNS:
         fits = login if hint == "-u" else _anywhere
-        yield hint, (Rule(hint, re.compile(f"(?i){pattern}"), fits, _leads_to_secret),)
+        yield hint, (SecretRule(hint, re.compile(f"(?i){pattern}"), fits, _accepts_by_context),)
 
 
-def exactly(hint: str, rest: str = "", fits: Callable[[str, int], bool] = _anywhere) -> Rule:
+def literal_rule(hint: str, rest: str = "", fits: Callable[[str, int], bool] = _anywhere) -> SecretRule:
     """A rule for what begins with the hint, whatever it is called."""
-    return Rule(hint, re.compile(rf"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
+    return SecretRule(hint, re.compile(rf"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
 
 
-BY_SHAPE: Final = tuple(exactly(hint, rest, _not_after("[A-Za-z0-9]")) for hint, rest in _SHAPES)
-BY_NAME: Final = tuple(_rules())
-_KEY_ENDS: Final = (
-    *((re.compile(rf"(?i){name}$"), fits, accepts) for _, name, fits, accepts in _NAMES),
-    (re.compile(r"(?i)(?:authorization|cookie)$"), _anywhere, _is_likely),
+FORMAT_RULES: Final = tuple(literal_rule(hint, rest, _not_preceded_by("[A-Za-z0-9]")) for hint, rest in _TOKEN_FORMATS)
+NAME_RULES: Final = tuple(_name_rules())
+_SECRET_KEY_SUFFIXES: Final = (
+    *((re.compile(rf"(?i){name}$"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
+    (re.compile(r"(?i)(?:authorization|cookie)$"), _anywhere, _is_likely_secret),
 )
 
 
-def found_in(text: str, searched: str, rule: Rule) -> Iterator[tuple[int, int]]:
+def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[int, int]]:
     """What a rule takes out of a text; its hint is looked for in `searched`, which may be in small letters."""
     hint, pattern, fits, accepts = rule
     at = searched.find(hint)
@@ -210,10 +220,10 @@ def found_in(text: str, searched: str, rule: Rule) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(4096)
-def called_secret(key: str) -> Callable[[str], bool] | None:
+def secret_predicate(key: str) -> Callable[[str], bool] | None:
     """What a value is like that makes it a secret under this name; None for names that mean none."""
     end = key[-64:]
-    for name, fits, accepts in _KEY_ENDS:
+    for name, fits, accepts in _SECRET_KEY_SUFFIXES:
         match = name.search(end)
         if match is not None and fits(end, match.start()):
             return accepts

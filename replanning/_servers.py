@@ -8,13 +8,13 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from replanning._fields import Document, Name, Seconds
+from replanning._fields import Name, Seconds, StrictModel
 
-TIMEOUT: Final = 30.0
+DEFAULT_START_TIMEOUT: Final = 30.0
 """Seconds that a server has to start, where it states nothing else."""
 
 
-def _words(value: object) -> object:
+def _split_command(value: object) -> object:
     """The words of a command that is written as one line, as a shell would tell them apart."""
     if not isinstance(value, str):
         return value
@@ -24,17 +24,17 @@ def _words(value: object) -> object:
         raise ValueError("a quotation in the command is not closed") from None
 
 
-_Command = Annotated[
+_CommandLine = Annotated[
     tuple[str, ...],
-    BeforeValidator(_words),
+    BeforeValidator(_split_command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 
 
-class McpServer(Document):
+class McpServer(StrictModel):
     """A server of the Model Context Protocol: a program that is started, or an address."""
 
-    command: _Command | None = Field(
+    command: _CommandLine | None = Field(
         default=None, description="The program and its arguments, as a list or as one line; no shell reads it."
     )
     cwd: str | None = Field(default=None, description="Where the program works.")
@@ -52,10 +52,12 @@ class McpServer(Document):
     safe: tuple[Name, ...] = Field(
         default=(), description="Tools of the server that are not dangerous, whatever the server says of them."
     )
-    timeout: Seconds = Field(default=TIMEOUT, description="Seconds that it has to start and say what it can do.")
+    timeout: Seconds = Field(
+        default=DEFAULT_START_TIMEOUT, description="Seconds that it has to start and say what it can do."
+    )
 
     @property
-    def shown(self) -> str:
+    def location(self) -> str:
         """Where it is, in words."""
         return shlex.join(self.command) if self.command else self.url or ""
 

@@ -8,33 +8,33 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import anyio.abc
 
-from replanning._errors import LeaseLost, PlanError, StoreError, Unstorable
-from replanning._interfaces import Message
-from replanning._lifecycle import Lifecycle, Past
+from replanning._errors import LeaseLost, PlanError, RecordNotSerializable, StoreError
+from replanning._interfaces import InboxMessage
+from replanning._lifecycle import Lifecycle, ResumeState
 from replanning._observations import (
     AttemptInterrupted,
     ResourceUpdated,
 )
 from replanning._outcomes import OutcomeCollector
 from replanning._plan import JsonObject
-from replanning._records import Contained, RunResumed
+from replanning._records import ErrorContained, RunResumed
 from replanning._run import PlanRun
 from replanning._states import TaskState
 from replanning._version import __version__
 
-POLL = 0.5
+INBOX_POLL_SECONDS = 0.5
 """Seconds between looks into the inbox of a durable store."""
 
-MessageHandler = Callable[[Message], None]
+MessageHandler = Callable[[InboxMessage], None]
 
 
 @asynccontextmanager
-async def opened(
+async def run_services(
     run: PlanRun,
     services: Sequence[Callable[[anyio.abc.TaskGroup], None]] = (),
     *,
     on_message: MessageHandler | None = None,
-    look_again: Callable[[Past], None] | None = None,
+    on_resume: Callable[[ResumeState], None] | None = None,
     before_close: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[PlanRun]:
     """Keep the services of a run going while the caller's body works on it.
@@ -48,33 +48,33 @@ async def opened(
         look_again: has that detected which may not have been before the run stopped.
         before_close: called before the services end.
     """
-    life = run._life
+    life = run._lifecycle
     failure: BaseException | None = None
     outcomes = OutcomeCollector(life)
     try:
         async with anyio.create_task_group() as group:
             if life.end is None:
-                _take_up(run, look_again)
+                _begin_run(run, on_resume)
                 group.start_soon(life.timer.run)
                 if life.journal.store.durable:
-                    group.start_soon(_keep_lease, life)
-                    group.start_soon(_read_inbox, run, on_message)
+                    group.start_soon(_renew_lease, life)
+                    group.start_soon(_poll_inbox, run, on_message)
             for service in services:
                 service(group)
-            if life.past is not None:
+            if life.resume_state is not None:
                 # Before the run could end again for want of an answer; a pause was meant for what ran before.
-                take_messages(run, on_message, passing_over="pause")
-            life.watch_wall_clock()
+                process_messages(run, on_message, skip_kind="pause")
+            life.enforce_wall_clock()
             try:
                 yield run
             except anyio.get_cancelled_exc_class():
-                _leave(run, "the orchestrator was cancelled")
+                _leave_run(run, "the orchestrator was cancelled")
                 raise
             except BaseException as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
                 failure = error
-                _leave(run, f"the orchestrator raised {type(error).__name__}")
+                _leave_run(run, f"the orchestrator raised {type(error).__name__}")
             else:
-                _leave(run, "the orchestrator left before the end")
+                _leave_run(run, "the orchestrator left before the end")
             if before_close is not None:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                     await before_close()
@@ -88,97 +88,99 @@ async def opened(
         raise failure
 
 
-def _take_up(run: PlanRun, look_again: Callable[[Past], None] | None) -> None:
+def _begin_run(run: PlanRun, look_again: Callable[[ResumeState], None] | None) -> None:
     """Begin to work on a run; of one that was worked on before, make good what its end cut off."""
-    life, past = run._life, run._life.past
+    life, past = run._lifecycle, run._lifecycle.resume_state
     if past is None:
-        _announce_unavailable(run, ())
+        _report_unavailable_tools(run, ())
         return
     waited = max(0.0, life.clock.now() - past.stopped_at)
-    life.observe(RunResumed(life.journal.lease.owner, waited, run._spans.traceparent, __version__))
+    life.commit_or_defer(RunResumed(life.journal.lease.owner, waited, run._spans.traceparent, __version__))
     if look_again is not None:
         look_again(past)
     for entry in [e for e in run.live if e.state is TaskState.RUNNING]:
         assert entry.attempt is not None
         retry_at = life.clock.now() if entry.task.idempotent else None
-        life.observe(AttemptInterrupted(entry.attempt, entry.id, past.interrupted, retry_at))
-    _announce_unavailable(run, past.announced)
+        life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
+    _report_unavailable_tools(run, past.announced_resources)
 
 
-def _announce_unavailable(run: PlanRun, known: Sequence[str] | frozenset[str]) -> None:
+def _report_unavailable_tools(run: PlanRun, known: Sequence[str] | frozenset[str]) -> None:
     """Say which tools are unavailable from the start, so that what needs them is considered at once."""
     for tool in run.live.plan.tools:
-        if not tool.available and tool.name not in known and run.live.usage.users.get(tool.name):
-            run._life.observe(ResourceUpdated(tool.name, available=False))
+        if not tool.available and tool.name not in known and run.live.dependency_index.resource_users.get(tool.name):
+            run._lifecycle.commit_or_defer(ResourceUpdated(tool.name, available=False))
 
 
-def _leave(run: PlanRun, reason: str) -> None:
+def _leave_run(run: PlanRun, reason: str) -> None:
     """Leave a run in order: what is still running is interrupted, and the run is paused."""
-    life = run._life
+    life = run._lifecycle
     if life.end is None:
-        life.cancelling = True
+        life.checks_deferred = True
         for attempt_id in list(run._attempts):
-            run._interrupted(attempt_id, reason)
-        life.cancelling = False
-    pausing = life.ledger.pausing
+            run._report_interrupted(attempt_id, reason)
+        life.checks_deferred = False
+    pausing = life.ledger.pause
     life.close(pausing.reason if pausing is not None else reason)
 
 
-async def _keep_lease(life: Lifecycle) -> None:
+async def _renew_lease(life: Lifecycle) -> None:
     while True:
-        await life.clock.sleep(life.journal.ttl / 3)
+        await life.clock.sleep(life.journal.lease_ttl / 3)
         try:
             life.journal.renew()
         except LeaseLost as error:
-            life.lose(error)
+            life.handle_lease_lost(error)
             return
         except StoreError:
             pass  # appends notice as well, and know what to do
 
 
-async def _read_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
+async def _poll_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
     while True:
-        await run._life.clock.sleep(POLL)
-        take_messages(run, on_message)
+        await run._lifecycle.clock.sleep(INBOX_POLL_SECONDS)
+        process_messages(run, on_message)
 
 
-def take_messages(run: PlanRun, on_message: MessageHandler | None, *, passing_over: str | None = None) -> None:
+def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:
     """Do what messages from elsewhere ask. What comes after the end is left for whoever resumes the run."""
-    life = run._life
+    life = run._lifecycle
     try:
         for message in life.journal.messages():
-            if life.end is not None or not life.store_works:
+            if life.end is not None or not life.store_available:
                 return
-            if message.kind != passing_over:
+            if message.kind != skip_kind:
                 try:
-                    _deal_with(run, message, on_message)
-                except Unstorable as error:  # it never will be dealt with, and others wait behind it
-                    life.observe(Contained(f"a message of {message.by or 'somebody'}", str(error)[:2000]))
+                    _handle_message(run, message, on_message)
+                except RecordNotSerializable as error:  # it never will be dealt with, and others wait behind it
+                    life.commit_or_defer(ErrorContained(f"a message of {message.by or 'somebody'}", str(error)[:2000]))
             life.journal.discard(message)
     except StoreError:
         pass  # looked into again
 
 
-def _deal_with(run: PlanRun, message: Message, on_message: MessageHandler | None) -> None:
+def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
     if message.kind == "pause":
         run.pause(str(message.payload.get("reason") or "asked to pause"), by=message.by)
     elif message.kind == "request":
         # One that is on record already was not discarded, because the process ended in between.
-        if message.id > run._life.ledger.last_request:
+        if message.id > run._lifecycle.ledger.last_message_id:
             reason = str(message.payload.get("reason") or "asked to replan")
             goal = message.payload.get("goal")
             if isinstance(goal, dict):
-                _change_goal(run, message, goal, reason)
+                _handle_goal_request(run, message, goal, reason)
                 return
             tasks = message.payload.get("tasks") or []
             known = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
-            run._ask_to_replan(reason, message.by, known, message.id)
+            run._observe_replan_request(reason, message.by, known, message.id)
     elif on_message is not None:
         on_message(message)
 
 
-def _change_goal(run: PlanRun, message: Message, goal: JsonObject, reason: str) -> None:
+def _handle_goal_request(run: PlanRun, message: InboxMessage, goal: JsonObject, reason: str) -> None:
     try:
         run._change_goal(goal, reason, message.by, message.id)
     except PlanError as error:
-        run._life.observe(Contained(f"a request of {message.by or 'somebody'}", run._redactor.text(str(error))[:2000]))
+        run._lifecycle.commit_or_defer(
+            ErrorContained(f"a request of {message.by or 'somebody'}", run._redactor.text(str(error))[:2000])
+        )

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from replanning._plan import Budget, Retry
 from replanning._planning_settings import PlanningSettings, Section, Share
-from replanning._redaction import problem_with
+from replanning._redaction import pattern_problem
 from replanning._triggers import TriggerKind
 
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -169,7 +169,7 @@ class RedactionSettings(Section):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        wrong = [f"{pattern!r} {problem}" for pattern in self.patterns if (problem := problem_with(pattern))]
+        wrong = [f"{pattern!r} {problem}" for pattern in self.patterns if (problem := pattern_problem(pattern))]
         if wrong:
             raise ValueError(f"redaction.patterns: {'; '.join(wrong)}")
         return self

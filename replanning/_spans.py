@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
     from replanning._lifecycle import Lifecycle
 
-SCOPE: Final = "replanning"
+INSTRUMENTATION_SCOPE: Final = "replanning"
 """The name of the instrumentation, and of the agent that plans."""
 
 # Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat {model}`.
 
 RUN_SPAN: Final = "replanning.run"
 ATTEMPT_SPAN: Final = "replanning.attempt"
-PLAN_SPAN: Final = f"plan {SCOPE}"
+PLAN_SPAN: Final = f"plan {INSTRUMENTATION_SCOPE}"
 SCORE_SPAN: Final = "replanning.score"
 ASK_SPAN: Final = "replanning.ask"
 APPLY_SPAN: Final = "replanning.apply"
 
 # Attributes of the general conventions
 
-OPERATION: Final = "gen_ai.operation.name"
-AGENT: Final = "gen_ai.agent.name"
+OPERATION_NAME: Final = "gen_ai.operation.name"
+AGENT_NAME: Final = "gen_ai.agent.name"
 ERROR_TYPE: Final = "error.type"
 
 # Attributes of the general conventions for a call of a language model
 
-LLM_PROVIDER: Final = "gen_ai.provider.name"
+LLM_PROVIDER_NAME: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 TEMPERATURE: Final = "gen_ai.request.temperature"
 MAX_TOKENS: Final = "gen_ai.request.max_tokens"
@@ -64,7 +64,7 @@ PLAN_NAME: Final = "replanning.plan.name"
 PLAN_TASKS: Final = "replanning.plan.tasks"
 PLAN_OBJECTIVE: Final = "replanning.plan.objective"
 REVISION: Final = "replanning.revision"
-USAGE: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
+USAGE_ATTRIBUTES: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
 
 # Attributes of an attempt
 
@@ -75,28 +75,28 @@ TASK_ARGUMENTS: Final = "replanning.task.arguments"
 TASK_OUTPUT: Final = "replanning.task.output"
 ATTEMPT_ID: Final = "replanning.attempt.id"
 ATTEMPT_NUMBER: Final = "replanning.attempt.number"
-OUTCOME: Final = "replanning.attempt.outcome"
-LINK: Final = "replanning.link"
+ATTEMPT_OUTCOME: Final = "replanning.attempt.outcome"
+LINK_KIND: Final = "replanning.link"
 """On a link: how a span comes from the attempt it points to: `replaces`, `retries` or `caused-by`."""
 
 # Attributes of a replan and of what it consists of
 
 REPLAN_ID: Final = "replanning.replan.id"
-TRIGGERS: Final = "replanning.trigger.ids"
+TRIGGER_IDS: Final = "replanning.trigger.ids"
 TRIGGER_KINDS: Final = "replanning.trigger.kinds"
-CANDIDATES: Final = "replanning.candidates"
-REJECTED: Final = "replanning.candidates.rejected"
+CANDIDATE_COUNT: Final = "replanning.candidates"
+REJECTED_COUNT: Final = "replanning.candidates.rejected"
 ALTERNATIVES: Final = "replanning.alternatives"
 DECISION: Final = "replanning.decision"
 DECISION_RULE: Final = "replanning.decision.rule"
 DECISION_BY: Final = "replanning.decision.by"
 DECISION_REASON: Final = "replanning.decision.reason"
 CONFIDENCE: Final = "replanning.confidence"
-PROVIDER: Final = "replanning.provider.name"
-PROPOSED: Final = "replanning.provider.proposed"
+PROVIDER_NAME: Final = "replanning.provider.name"
+PROPOSED_COUNT: Final = "replanning.provider.proposed"
 QUESTION_ID: Final = "replanning.question.id"
 QUESTION_TEXT: Final = "replanning.question.text"
-VERDICT: Final = "replanning.question.verdict"
+QUESTION_VERDICT: Final = "replanning.question.verdict"
 CHANGES: Final = "replanning.changes"
 CHANGED_BY: Final = "replanning.changes.by"
 
@@ -108,14 +108,14 @@ DURATION_METRIC: Final = "replanning.replan.duration"
 CONFIDENCE_METRIC: Final = "replanning.confidence"
 ATTEMPTS_METRIC: Final = "replanning.attempts"
 
-Answered = Callable[[int, bool], None]
+ReportProposals = Callable[[int, bool], None]
 """Told how many alternatives a provider proposed, and whether it was cut off."""
 
-Completed = Callable[[Completion], None]
+ReportCompletion = Callable[[Completion], None]
 """Told what a language model answered."""
 
 
-class Spans:
+class RunTracer:
     """The hooks by which a run is traced; these do nothing, and are shared by all runs that are not traced."""
 
     @property
@@ -126,30 +126,30 @@ class Spans:
     def watch(self, life: Lifecycle) -> None:
         """Follow a run from here on."""
 
-    def enter(self, attempt: AttemptId) -> Token[Context] | None:
+    def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
         """Make the span of an attempt the current one, for the body of the attempt alone."""
         return None
 
-    def leave(self, token: Token[Context]) -> None:
+    def detach(self, token: Token[Context]) -> None:
         """Make the span that was current before the current one again."""
 
-    def replan(self, replan: ReplanId, triggers: Sequence[Trigger]) -> AbstractContextManager[None]:
+    def replan_span(self, replan: ReplanId, triggers: Sequence[Trigger]) -> AbstractContextManager[None]:
         """Trace a replan; a question to a person keeps it open beyond the block."""
         return nullcontext()
 
-    def provider(self, name: str) -> AbstractContextManager[Answered]:
+    def provider_span(self, name: str) -> AbstractContextManager[ReportProposals]:
         """Trace the asking of a provider, whose own spans become children."""
-        return nullcontext(_ignore)
+        return nullcontext(_ignore_proposals)
 
-    def chat(self, call: LLMCall) -> AbstractContextManager[Completed]:
+    def chat_span(self, call: LLMCall) -> AbstractContextManager[ReportCompletion]:
         """Trace a call of a language model, as a child of whatever span is current."""
-        return nullcontext(_forget)
+        return nullcontext(_ignore_completion)
 
-    def score(self) -> AbstractContextManager[None]:
+    def scoring_span(self) -> AbstractContextManager[None]:
         """Trace the checking, scoring and ranking of what was proposed."""
         return nullcontext()
 
-    def apply(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> AbstractContextManager[None]:
+    def apply_span(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> AbstractContextManager[None]:
         """Trace the applying of changes to the plan."""
         return nullcontext()
 
@@ -157,13 +157,13 @@ class Spans:
         """End the span of the run, and whatever else is open."""
 
 
-UNTRACED: Final = Spans()
+NOOP_TRACER: Final = RunTracer()
 """The hooks of every run that is not traced."""
 
 
-def _ignore(proposed: int, late: bool) -> None:
+def _ignore_proposals(proposed: int, late: bool) -> None:
     pass
 
 
-def _forget(completion: Completion) -> None:
+def _ignore_completion(completion: Completion) -> None:
     pass

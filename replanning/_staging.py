@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from replanning._taskgraph import TaskGraph
 
 
-class Birth(NamedTuple):
+class StagedTask(NamedTuple):
     """A task that the changes bring in, what it replaces, and which change brings it in."""
 
     task: Task
     parent: TaskId | None
-    place: str
+    change_path: str
 
 
-class Edge(NamedTuple):
+class AddedDependency(NamedTuple):
     """A dependency that a change adds and by which a circle could close."""
 
     waiting: TaskId
     needed: TaskId
-    place: str
+    change_path: str
 
 
-class Staging:
+class PlanOverlay:
     """What changes make of a plan, as far as they touch it; everything else is read from the plan itself.
 
     Args:
@@ -38,19 +38,19 @@ class Staging:
 
     def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
-        self.births: dict[TaskId, Birth] = {}
+        self.new_tasks: dict[TaskId, StagedTask] = {}
         self.tasks: dict[TaskId, Task] = {}
         self.states: dict[TaskId, TaskState] = {}
         self.sinks: dict[TaskId, tuple[TaskId, ...]] = {}
         self.removed: dict[TaskId, str] = {}
         self.withdrawn: set[TaskId] = set()
         self.revived: dict[TaskId, str] = {}
-        self.readers: dict[TaskId, str] = {}
-        self.edges: list[Edge] = []
+        self.changed_references: dict[TaskId, str] = {}
+        self.added_dependencies: list[AddedDependency] = []
         self._positions: dict[TaskId, tuple[int, int]] = {}
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self.births or task_id in self.graph
+        return task_id in self.new_tasks or task_id in self.graph
 
     # Reading
 
@@ -62,17 +62,17 @@ class Staging:
         """The state in which the changes leave a task."""
         if task_id in self.states:
             return self.states[task_id]
-        return TaskState.PENDING if task_id in self.births else self.graph.entry(task_id).state
+        return TaskState.PENDING if task_id in self.new_tasks else self.graph.entry(task_id).state
 
     def exists(self, task_id: TaskId) -> bool:
         """Whether there is such a task and it is not removed."""
         if task_id in self.removed or task_id not in self:
             return False
-        return task_id in self.births or task_id in self.revived or not self.graph.entry(task_id).removed
+        return task_id in self.new_tasks or task_id in self.revived or not self.graph.entry(task_id).removed
 
-    def settled(self, task_id: TaskId) -> bool:
+    def is_satisfied(self, task_id: TaskId) -> bool:
         """Whether a task was done or skipped before the changes, and they leave it so."""
-        if task_id in self.births:
+        if task_id in self.new_tasks:
             return False
         entry = self.graph.entry(task_id)
         return entry.satisfied and self.state(task_id) is entry.state
@@ -84,7 +84,7 @@ class Staging:
         entry = self.graph.entry(task_id)
         return entry.priority, entry.order
 
-    def standing(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
+    def follow_replacements(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
         """The tasks that stand for these: what was replaced is followed to its sinks."""
         stack = list(task_ids)[::-1]
         while stack:
@@ -96,29 +96,33 @@ class Staging:
             else:
                 stack.extend(reversed(self.graph.sinks(self.graph.entry(task_id))))
 
-    def needs(self, task_id: TaskId) -> Iterator[TaskId]:
+    def unsatisfied_dependencies(self, task_id: TaskId) -> Iterator[TaskId]:
         """What a task still waits for."""
-        every = self.graph.loose
-        return (dep for dep in self.standing(self.task(task_id).depends_on) if every or not self.settled(dep))
+        every = self.graph.has_early_skips
+        return (
+            dep
+            for dep in self.follow_replacements(self.task(task_id).depends_on)
+            if every or not self.is_satisfied(dep)
+        )
 
-    def waiting_for(self, task_id: TaskId) -> Iterator[TaskId]:
+    def stranded_by_removal(self, task_id: TaskId) -> Iterator[TaskId]:
         """The tasks that would wait for ever if a task went."""
         for other, task in self.tasks.items():
-            if task_id in task.depends_on and self._stays(other):
+            if task_id in task.depends_on and self._is_active(other):
                 yield other
         for original, sinks in self.sinks.items():
             if task_id in sinks and self.state(original) is TaskState.REPLACED_BY_REPLAN:
                 yield original
         if task_id in self.graph:
             entry = self.graph.entry(task_id)
-            yield from (w.id for w in entry.dependents if w.id not in self.tasks and self._stays(w.id))
-            if entry.stands_for is not None and self._stands_replaced(entry.stands_for.id):
-                yield entry.stands_for.id
+            yield from (w.id for w in entry.dependents if w.id not in self.tasks and self._is_active(w.id))
+            if entry.sink_of is not None and self._is_replaced(entry.sink_of.id):
+                yield entry.sink_of.id
 
-    def parents(self, task_id: TaskId) -> Iterator[TaskId]:
+    def ancestors(self, task_id: TaskId) -> Iterator[TaskId]:
         """What a task replaces, directly and before that."""
-        while task_id in self.births:
-            parent = self.births[task_id].parent
+        while task_id in self.new_tasks:
+            parent = self.new_tasks[task_id].parent
             if parent is None:
                 return
             yield (task_id := parent)
@@ -127,22 +131,22 @@ class Staging:
             yield entry.id
             entry = entry.parent
 
-    def _stays(self, task_id: TaskId) -> bool:
-        return self.exists(task_id) and not self._stands_replaced(task_id)
+    def _is_active(self, task_id: TaskId) -> bool:
+        return self.exists(task_id) and not self._is_replaced(task_id)
 
-    def _stands_replaced(self, task_id: TaskId) -> bool:
+    def _is_replaced(self, task_id: TaskId) -> bool:
         return self.state(task_id) is TaskState.REPLACED_BY_REPLAN
 
     # Laying changes over it
 
-    def bring_in(self, task: Task, parent: TaskId | None, place: str) -> None:
+    def add_task(self, task: Task, parent: TaskId | None, place: str) -> None:
         """Add a task."""
-        self._positions[task.id] = (task.priority, len(self.graph) + len(self.births))
-        self.births[task.id] = Birth(task, parent, place)
+        self._positions[task.id] = (task.priority, len(self.graph) + len(self.new_tasks))
+        self.new_tasks[task.id] = StagedTask(task, parent, place)
         self.tasks[task.id] = task
-        self.readers[task.id] = place
+        self.changed_references[task.id] = place
 
-    def put(self, task_id: TaskId, priority: int, order: int) -> Task:
+    def reorder(self, task_id: TaskId, priority: int, order: int) -> Task:
         """Give a task another place, and return it as it is then."""
         self._positions[task_id] = (priority, order)
         task = self.task(task_id)
@@ -155,12 +159,14 @@ class Staging:
         self.tasks[new.id] = new
         if new.priority != old.priority:
             self._positions[new.id] = (new.priority, self.position(new.id)[1])
-        self.edges += [Edge(new.id, dep, place) for dep in new.depends_on if dep not in old.depends_on]
+        self.added_dependencies += [
+            AddedDependency(new.id, dep, place) for dep in new.depends_on if dep not in old.depends_on
+        ]
         reads_anew = any(
             getattr(new, name) != getattr(old, name) for name in ("arguments", "when", "fallbacks", "undo")
         )
         if reads_anew or not set(old.depends_on).issubset(new.depends_on):
-            self.readers[new.id] = place
+            self.changed_references[new.id] = place
 
     def remove(self, task_id: TaskId, place: str) -> None:
         """Take a task out."""
@@ -172,4 +178,4 @@ class Staging:
         self.removed.pop(task_id, None)
         self.revived[task_id] = place
         if was is TaskState.REPLACED_BY_REPLAN:  # its own dependencies are followed again, not those of its sinks
-            self.edges += [Edge(task_id, dep, place) for dep in self.task(task_id).depends_on]
+            self.added_dependencies += [AddedDependency(task_id, dep, place) for dep in self.task(task_id).depends_on]

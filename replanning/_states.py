@@ -58,7 +58,7 @@ FINISHED: Final = frozenset({_S.DONE, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_R
 """States in which nothing is left to do for the task itself."""
 
 
-def _table() -> dict[tuple[TaskState, TaskEvent], TaskState]:
+def _build_transitions() -> dict[tuple[TaskState, TaskEvent], TaskState]:
     table = {
         (_S.PENDING, _E.SATISFY): _S.READY,
         (_S.READY, _E.UNSATISFY): _S.PENDING,
@@ -90,7 +90,7 @@ def _table() -> dict[tuple[TaskState, TaskEvent], TaskState]:
     return table
 
 
-TRANSITIONS: Final = _table()
+TRANSITIONS: Final = _build_transitions()
 """Every legal move: (state, event) to the state that follows."""
 
 
@@ -106,7 +106,7 @@ def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> T
         raise IllegalTransition(state, event, subject) from None
 
 
-def diagram() -> str:
+def mermaid_diagram() -> str:
     """The table as a Mermaid state diagram, for the documentation."""
     arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
     for (state, event), follows in TRANSITIONS.items():

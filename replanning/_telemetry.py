@@ -12,7 +12,7 @@ from replanning._errors import Problem, SettingsError
 from replanning._ids import RunId
 from replanning._interfaces import Clock, Exporter
 from replanning._redaction import Redactor
-from replanning._spans import SCOPE, UNTRACED, Spans
+from replanning._spans import INSTRUMENTATION_SCOPE, NOOP_TRACER, RunTracer
 from replanning._version import __version__
 
 if TYPE_CHECKING:
@@ -42,25 +42,27 @@ class Telemetry:
         self._meter_provider = meter_provider
         self._instruments: tuple[MeterProvider, Instruments] | None = None
 
-    def spans(
-        self, run: RunId, clock: Clock, redactor: Redactor, *, content: bool, trace: str | None, resumed: bool
-    ) -> Spans:
+    def run_tracer(
+        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, trace: str | None, resumed: bool
+    ) -> RunTracer:
         """The spans of a run that begins or goes on now; the hooks that do nothing when nobody would get them."""
         from opentelemetry import trace as api
 
         provider = self._tracer_provider or api.get_tracer_provider()
         # What the API itself supplies as long as nothing is configured makes spans that go nowhere.
         if type(provider).__module__.startswith("opentelemetry.trace"):
-            return UNTRACED
-        tracer = provider.get_tracer(SCOPE, __version__)
+            return NOOP_TRACER
+        tracer = provider.get_tracer(INSTRUMENTATION_SCOPE, __version__)
         if isinstance(tracer, api.NoOpTracer):
-            return UNTRACED
-        from replanning._pen import Pen
-        from replanning._tracing import RunSpans
+            return NOOP_TRACER
+        from replanning._pen import SpanWriter
+        from replanning._tracing import OTelRunTracer
 
-        return RunSpans(Pen(tracer, clock, redactor, content=content), run, trace=trace, resumed=resumed)
+        return OTelRunTracer(
+            SpanWriter(tracer, clock, redactor, capture_content=capture_content), run, trace=trace, resumed=resumed
+        )
 
-    def measure(self, life: Lifecycle) -> None:
+    def watch_metrics(self, life: Lifecycle) -> None:
         """Measure a run from here on, if anybody would get the measurements."""
         from opentelemetry import metrics
 
@@ -70,11 +72,11 @@ class Telemetry:
         if self._instruments is None or self._instruments[0] is not provider:
             from replanning._metrics import Instruments
 
-            self._instruments = provider, Instruments(provider.get_meter(SCOPE, __version__))
+            self._instruments = provider, Instruments(provider.get_meter(INSTRUMENTATION_SCOPE, __version__))
         self._instruments[1].watch(life)
 
 
-def telemetry_of(
+def build_telemetry(
     exporters: Sequence[Exporter], tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None
 ) -> Telemetry:
     """Where an engine sends spans and measurements.
@@ -88,14 +90,15 @@ def telemetry_of(
     meters += [(f"the exporter {exporter.name!r}", exporter.meter_provider()) for exporter in exporters]
     problems: list[Problem] = []
     telemetry = Telemetry(
-        _only("spans", tracers, "a span processor", problems), _only("metrics", meters, "a metric reader", problems)
+        _single_provider("spans", tracers, "a span processor", problems),
+        _single_provider("metrics", meters, "a metric reader", problems),
     )
     if problems:
         raise SettingsError(problems)
     return telemetry
 
 
-def _only(
+def _single_provider(
     what: str, given: Sequence[tuple[str, ProviderT | None]], part: str, problems: list[Problem]
 ) -> ProviderT | None:
     """The one provider among those given; a second one is a problem."""

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from replanning._interfaces import Clock
 
-_SOON: Final = 60.0
+_LAZY_CANCEL_SECONDS: Final = 60.0
 """Seconds for which an alarm that was cancelled is slept for all the same: providers have less, people more."""
 
 
@@ -34,7 +34,7 @@ class Alarm:
 class Timer:
     """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
 
-    `soonest` is when it looks next; only an earlier deadline than that need be told by `poke`.
+    `next_wakeup` is when it looks next; only an earlier deadline than that need be told by `notify_deadline`.
 
     Args:
         clock: where time comes from.
@@ -52,40 +52,40 @@ class Timer:
         self._count = 0
         # A clock that jumps ahead can be told that an alarm was cancelled for which the timer still sleeps.
         sleep_while = getattr(clock, "sleep_while", None)
-        self._sleep = clock.sleep if sleep_while is None else partial(sleep_while, wanted=self._awaited)
-        self.soonest = math.inf
+        self._sleep = clock.sleep if sleep_while is None else partial(sleep_while, wanted=self._has_pending)
+        self.next_wakeup = math.inf
         self._scope: anyio.CancelScope | None = None
         self._changed: anyio.Event | None = None
 
-    def at(self, when: float, callback: Callable[[], None]) -> Alarm:
+    def call_at(self, when: float, callback: Callable[[], None]) -> Alarm:
         """Call back at a point in time (seconds since the epoch), from the timer's task."""
         alarm = Alarm(when, callback)
         self._count += 1
         heapq.heappush(self._alarms, (when, self._count, alarm))
-        self.poke(when)
+        self.notify_deadline(when)
         return alarm
 
-    def poke(self, when: float) -> None:
+    def notify_deadline(self, when: float) -> None:
         """Say that there is a deadline now that may be earlier than what is slept for."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
-        elif when < self.soonest and self._scope is not None:
+        elif when < self.next_wakeup and self._scope is not None:
             self._scope.cancel()
-        self.soonest = min(when, self.soonest)
+        self.next_wakeup = min(when, self.next_wakeup)
 
     async def run(self) -> None:
         """Sleep and call back, until cancelled."""
         while True:
-            when = self._next()
-            if when is None and 0 < self.soonest - self._clock.now() <= _SOON:
-                when = self.soonest  # it was cancelled; looking then in vain is less work than being woken for each
+            when = self._next_due()
+            if when is None and 0 < self.next_wakeup - self._clock.now() <= _LAZY_CANCEL_SECONDS:
+                when = self.next_wakeup  # it was cancelled; looking then in vain is less work than being woken for each
             if when is None:
-                self.soonest = math.inf
+                self.next_wakeup = math.inf
                 self._changed = changed = anyio.Event()
                 await changed.wait()
             elif (delay := when - self._clock.now()) > 0:
-                self.soonest = when
+                self.next_wakeup = when
                 with anyio.CancelScope() as self._scope:
                     await self._sleep(delay)
                 self._scope = None
@@ -93,7 +93,7 @@ class Timer:
                 self._fire(self._clock.now())
                 await anyio.lowlevel.checkpoint()
 
-    def _next(self) -> float | None:
+    def _next_due(self) -> float | None:
         while self._alarms and self._alarms[0][2].callback is None:
             heapq.heappop(self._alarms)
         alarm = self._alarms[0][0] if self._alarms else None
@@ -102,8 +102,8 @@ class Timer:
             return deadline if alarm is None else alarm
         return min(alarm, deadline)
 
-    def _awaited(self) -> bool:
-        return self._next() is not None
+    def _has_pending(self) -> bool:
+        return self._next_due() is not None
 
     def _fire(self, now: float) -> None:
         deadline = self._next_deadline()

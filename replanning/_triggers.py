@@ -56,7 +56,7 @@ class TaskFailed(TriggerEvent):
     interrupted: bool = False
 
 
-class TimedOut(TriggerEvent):
+class TaskTimedOut(TriggerEvent):
     """An attempt ran into its deadline, and the task is not run again by itself."""
 
     kind: Literal["timeout"] = "timeout"
@@ -107,13 +107,13 @@ class GoalUnreachable(TriggerEvent):
 
 
 Trigger = Annotated[
-    TaskFailed | TimedOut | ContextChanged | ResourceChanged | BetterPathFound | HumanRequest | GoalUnreachable,
+    TaskFailed | TaskTimedOut | ContextChanged | ResourceChanged | BetterPathFound | HumanRequest | GoalUnreachable,
     Field(discriminator="kind"),
 ]
 
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
+_VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
 
 def normalised_cause(*parts: JsonValue) -> str:
     """Parts of a cause as one short text in which numbers and addresses, which vary by occasion, are masked."""
-    return _VARIABLE.sub("#", ":".join(str(part) for part in parts if part))[:200]
+    return _VOLATILE_PARTS.sub("#", ":".join(str(part) for part in parts if part))[:200]

@@ -9,21 +9,21 @@ from typing import Final
 
 import anyio.lowlevel
 
-Settling = Callable[[Iterator[None]], Iterator[None]]
+StepWrapper = Callable[[Iterator[None]], Iterator[None]]
 """Looks for garbage at the pauses of work."""
 
-_MANY_NEW: Final = 6_000
+_GC_THRESHOLD: Final = 6_000
 """How many objects are looked through for garbage at once: as many as the collector does by itself."""
 
 
-async def in_turns(work: Iterator[None]) -> None:
+async def yielding(work: Iterator[None]) -> None:
     """Do work that pauses now and then; at each pause the event loop has a turn."""
     for _ in work:
         await anyio.lowlevel.checkpoint()
 
 
 @contextmanager
-def keeping_all() -> Iterator[Settling]:
+def gc_paused() -> Iterator[StepWrapper]:
     """Look for no garbage meanwhile, but at pauses in work that is given to what this yields.
 
     What a large plan or a long journal is made into stays, and looking through it again and again takes as long as
@@ -32,15 +32,15 @@ def keeping_all() -> Iterator[Settling]:
     looking = gc.isenabled()
     gc.disable()
     try:
-        yield _settled if looking else iter
+        yield _collecting_between_steps if looking else iter
     finally:
         if looking:
             gc.enable()
 
 
-def _settled(work: Iterator[None]) -> Iterator[None]:
+def _collecting_between_steps(work: Iterator[None]) -> Iterator[None]:
     """Work in which what is new is looked through for garbage whenever there is enough of it, and then counts as old."""
     for _ in work:
-        if gc.get_count()[0] > _MANY_NEW:
+        if gc.get_count()[0] > _GC_THRESHOLD:
             gc.collect(1)
         yield

@@ -5,42 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from replanning._changes import AbortRun, Alternative, PlanChange, touched
+from replanning._changes import AbortRun, Alternative, PlanChange, target_task_ids
 from replanning._draft import Draft
-from replanning._errors import ChangeRefused, Problem
+from replanning._errors import ChangeRejected, Problem
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._plan import JsonValue, TaskBody
-from replanning._quoting import is_cut
+from replanning._quoting import is_truncated
 from replanning._redaction import Redactor
-from replanning._secrets import MASK, texts_in
+from replanning._secrets import MASK, iter_strings
 from replanning._settings import Settings
 from replanning._triggers import ContextChanged, GoalUnreachable, Trigger
-from replanning._world import world_of
+from replanning._world import strips_problem
 
 if TYPE_CHECKING:
-    from replanning._generator import Setting
+    from replanning._generator import GenerationContext
     from replanning._interfaces import ReplanRequest
 
-UNFOUNDED = "the plan could not be carried out"
+INFEASIBLE = "the plan could not be carried out"
 """How the reason begins for which an alternative is rejected on the facts."""
 
 
-def without_secrets(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
+def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
     """Changes as a record can hold them.
 
     Raises:
         ChangeRefused: what they are to be carried out with would be missing.
     """
     clean = tuple(map(redactor.document, changes))
-    if lost := unkept(clean, changes):
-        raise ChangeRefused([Problem("", lost)])
+    if lost := check_secrets(clean, changes):
+        raise ChangeRejected([Problem("", lost)])
     return clean
 
 
-def unkept(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
+def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
     """Why changes cannot be carried out as they were proposed, because no record holds secrets; else empty."""
-    uses = zip(_uses(clean), _uses(proposed), strict=True)
+    uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
     names = dict.fromkeys(name for (name, kept), (_, said) in uses if kept != said)
     if not names:
         return ""
@@ -50,16 +50,16 @@ def unkept(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
     )
 
 
-def unshown(changes: Sequence[PlanChange], live: LivePlan) -> str:
+def check_masked(changes: Sequence[PlanChange], live: LivePlan) -> str:
     """Why changes would have tools use marks for what their author was not shown; else empty.
 
     Where a plan was opened with a text that holds such a mark, what takes the place of its task may have that text, too.
     """
-    found = [(name, texts) for name, said in _uses(changes) if (texts := _marked(said))]
+    found = [(name, texts) for name, said in _change_arguments(changes) if (texts := _masked_texts(said))]
     if not found:
         return ""
-    old = (live.entry(task_id).task for task_id in touched(tuple(changes)) if task_id in live)
-    known = {text for task in old for arguments in _stated(task) for text in _marked(arguments)}
+    old = (live.entry(task_id).task for task_id in target_task_ids(tuple(changes)) if task_id in live)
+    known = {text for task in old for arguments in _task_arguments(task) for text in _masked_texts(arguments)}
     names = dict.fromkeys(name for name, texts in found if not known.issuperset(texts))
     if not names:
         return ""
@@ -67,37 +67,37 @@ def unshown(changes: Sequence[PlanChange], live: LivePlan) -> str:
     return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
 
 
-def _marked(arguments: JsonValue) -> list[str]:
-    return [text for text in texts_in(arguments) if MASK in text or is_cut(text)]
+def _masked_texts(arguments: JsonValue) -> list[str]:
+    return [text for text in iter_strings(arguments) if MASK in text or is_truncated(text)]
 
 
-def _uses(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
+def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
     """The arguments that changes state, each with the task that they are for."""
     for change in changes:
         if change.kind == "modify":
-            yield from ((change.task_id, arguments) for arguments in _in_fields(change.fields))
+            yield from ((change.task_id, arguments) for arguments in _field_arguments(change.fields))
         for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
             if task.arguments or task.fallbacks or task.undo is not None:
-                yield from ((task.id, arguments) for arguments in _stated(task))
+                yield from ((task.id, arguments) for arguments in _task_arguments(task))
 
 
-def _stated(body: TaskBody) -> Iterator[JsonValue]:
+def _task_arguments(body: TaskBody) -> Iterator[JsonValue]:
     """What a task is done with, and what is done in its place or undoes it."""
     yield body.arguments
     for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
-        yield from _stated(other)
+        yield from _task_arguments(other)
 
 
-def _in_fields(fields: JsonValue) -> Iterator[JsonValue]:
+def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
     """The same of fields that nothing has checked yet."""
     if isinstance(fields, dict):
         yield fields.get("arguments")
         others = fields.get("fallbacks")
         for other in (*(others if isinstance(others, list) else ()), fields.get("undo")):
-            yield from _in_fields(other)
+            yield from _field_arguments(other)
 
 
-def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
+def check_feasible(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
     """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
 
     What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
@@ -105,40 +105,42 @@ def unfounded(alternative: Alternative, draft: Draft, request: ReplanRequest, li
     if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
         return ""
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    lost = {fact for trigger in request.triggers for fact in _facts_of(trigger)}
-    world = world_of(live, draft.staging, tasks=named, facts=lost)
-    after = world.standing()
+    lost = {fact for trigger in request.triggers for fact in _trigger_facts(trigger)}
+    world = strips_problem(live, draft.overlay, tasks=named, facts=lost)
+    after = world.feasibility()
     if after.valid:
         return ""
-    before = world_of(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).standing()
+    before = strips_problem(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).feasibility()
     apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
     elsewhere = {step.id for step in before.stuck} - named if apart else set()
-    left = after.without(elsewhere, frozenset(before.missing) - lost)
-    return "" if left.valid else f"{UNFOUNDED}: {left.why()}"
+    left = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
+    return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
 
 
-def _facts_of(trigger: Trigger) -> tuple[str, ...]:
+def _trigger_facts(trigger: Trigger) -> tuple[str, ...]:
     if isinstance(trigger, ContextChanged):
         return trigger.facts
     return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
 
 
-def declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: Setting) -> bool:
+def was_declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: GenerationContext) -> bool:
     """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
-    at = setting.ledger.declined.get(print_)
+    at = setting.ledger.declined_at.get(print_)
     if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
         return False
-    return all(setting.live.entry(t).started <= at for t in touched(alternative.changes) if t in setting.live)
+    return all(
+        setting.live.entry(t).started_at <= at for t in target_task_ids(alternative.changes) if t in setting.live
+    )
 
 
-def exhausted(alternative: Alternative, setting: Setting, settings: Settings) -> str:
+def exceeded_limit(alternative: Alternative, setting: GenerationContext, settings: Settings) -> str:
     """Which limit an alternative would exceed, in words; empty when none."""
     limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
     # Since the providers were asked, a person may have approved one.
-    if most is not None and setting.ledger.applied >= most:
+    if most is not None and setting.ledger.applied_count >= most:
         return f"the limit of {most} replans per run is reached"
-    for task_id in touched(alternative.changes):
+    for task_id in target_task_ids(alternative.changes):
         root = live.entry(task_id).root if task_id in live else task_id
-        if setting.ledger.per_root.get(root, 0) >= limit:
+        if setting.ledger.replans_by_root.get(root, 0) >= limit:
             return f"the limit of {limit} replans per lineage is reached for {root!r}"
     return ""

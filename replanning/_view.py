@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from replanning._changes import PlanChange
 from replanning._draft import Draft
-from replanning._entries import NOT_MET
+from replanning._entries import CONDITION_NOT_MET
 from replanning._errors import Problem, StaleView
 from replanning._ids import TaskId
 from replanning._observations import Failure
 from replanning._plan import Goal, JsonValue, Plan, Task, ToolSpec
 from replanning._states import FINISHED, TaskState
-from replanning._world import World, world_of
+from replanning._world import StripsProblem, strips_problem
 
 if TYPE_CHECKING:
-    from replanning._entries import Entry
+    from replanning._entries import TaskEntry
     from replanning._live import LivePlan
 
 
-_NUMBERED = re.compile(r"~\d+$")
+_ID_SUFFIX = re.compile(r"~\d+$")
 
 
 class TaskView(NamedTuple):
     """One task as it stands: its document, state, attempts so far, last failure, and its lineage.
 
-    `unmet` says that it was skipped because its condition did not hold, `held` that a question to a person is
+    `condition_not_met` says that it was skipped because its condition did not hold, `is_held` that a question to a person is
     about it.
     """
 
@@ -44,8 +44,8 @@ class TaskView(NamedTuple):
     reason: str
     failures: int
     duration: float
-    unmet: bool
-    held: bool
+    condition_not_met: bool
+    is_held: bool
 
 
 class PlanView:
@@ -76,7 +76,7 @@ class PlanView:
         return self._live.goal
 
     @property
-    def original(self) -> Plan:
+    def original_plan(self) -> Plan:
         """The plan document that the run started from."""
         return self._live.plan
 
@@ -106,7 +106,7 @@ class PlanView:
 
     def demand(self, task: Task) -> Mapping[str, float]:
         """What a task takes of the resources."""
-        return self._live.claims.demand(task)
+        return self._live.dispatcher.demand(task)
 
     def task(self, task_id: TaskId) -> TaskView:
         """A task by its id, past ones included.
@@ -114,35 +114,41 @@ class PlanView:
         Raises:
             UnknownTask: there never was one.
         """
-        return _view(self._live.entry(task_id))
+        return _task_view(self._live.entry(task_id))
 
     def tasks(self) -> Iterator[TaskView]:
         """All tasks, past ones included, in the order in which they came into the plan."""
-        return (_view(entry) for entry in self._live)
+        return (_task_view(entry) for entry in self._live)
 
-    def documents(self) -> Iterator[tuple[Task, TaskState]]:
+    def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """The same as they are written, each with its state alone: for whoever looks through all of a large plan."""
         return ((entry.task, entry.state) for entry in self._live)
 
     def stuck(self) -> tuple[TaskView, ...]:
         """The tasks that FAILED or are BLOCKED."""
-        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.stuck)
+        return tuple(_task_view(self._live.entry(task_id)) for task_id in self._live.stuck)
 
     def unfinished(self) -> Iterator[TaskView]:
         """The tasks that still have to run, or could not: neither finished nor removed."""
-        return (_view(entry) for entry in self._live if entry.state not in FINISHED)
+        return (_task_view(entry) for entry in self._live if entry.state not in FINISHED)
 
-    def readers(self, key: str) -> tuple[TaskView, ...]:
+    def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """The tasks whose arguments or condition refer to a key of the context."""
-        return tuple(_view(self._live.entry(task_id)) for task_id in self._live.usage.readers.get(key, ()))
+        return tuple(
+            _task_view(self._live.entry(task_id))
+            for task_id in self._live.dependency_index.context_readers.get(key, ())
+        )
 
-    def users(self, name: str) -> Iterator[TaskView]:
+    def resource_users(self, name: str) -> Iterator[TaskView]:
         """The unfinished tasks that use a tool or take a resource of this name."""
-        return (_view(self._live.entry(task_id)) for task_id in self._live.usage.users.get(name, ()))
+        return (
+            _task_view(self._live.entry(task_id))
+            for task_id in self._live.dependency_index.resource_users.get(name, ())
+        )
 
     def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
         """The tasks that wait for a task, also those that wait for what it replaced."""
-        return self._live.entry(task_id).waiting()
+        return self._live.entry(task_id).dependent_ids()
 
     def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
         """The arguments of a task with references replaced by their values.
@@ -158,18 +164,18 @@ class PlanView:
         Raises:
             UnknownTask: there is none (yet).
         """
-        return self._live.results.of(task_id)
+        return self._live.results.output_of(task_id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """What a task replaced, the root first, and the task itself."""
         chain = [entry := self._live.entry(task_id)]
         while entry.parent is not None:
             chain.append(entry := entry.parent)
-        return tuple(map(_view, reversed(chain)))
+        return tuple(map(_task_view, reversed(chain)))
 
-    def world(
+    def strips_problem(
         self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
-    ) -> World:
+    ) -> StripsProblem:
         """The facts, the steps that are left and the goal, now or as changes that fit the plan would leave them.
 
         Args:
@@ -179,7 +185,7 @@ class PlanView:
             facts: see `tasks`.
         """
         live = self._live
-        return world_of(live, Draft(live, changes).staging if changes else None, tasks=tasks, facts=facts)
+        return strips_problem(live, Draft(live, changes).overlay if changes else None, tasks=tasks, facts=facts)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against changes; nothing if they can be applied."""
@@ -189,34 +195,34 @@ class PlanView:
         """The plan as changes that fit it would leave it, to plan on from there."""
         return DraftView(self._live, changes)
 
-    def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
+    def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """An id made from another that no task has had, and that is not among those already given out."""
-        live, stem, number = self._live, _NUMBERED.sub("", base)[:180], 2
+        live, stem, number = self._live, _ID_SUFFIX.sub("", base)[:180], 2
         while (new := f"{stem}~{number}") in live or new in taken:
             number += 1
         return new
 
     @property
-    def successes(self) -> int:
+    def succeeded_attempts(self) -> int:
         """How many attempts have succeeded."""
-        return self._live.durations[0]
+        return self._live.success_durations[0]
 
     @property
-    def attempts(self) -> int:
+    def ended_attempts(self) -> int:
         """How many attempts have ended."""
         return self._live.ended_attempts
 
     @property
-    def busy_seconds(self) -> float:
+    def successful_seconds(self) -> float:
         """How long successful attempts took, added up."""
-        return self._live.durations[1]
+        return self._live.success_durations[1]
 
     @property
     def counts(self) -> Mapping[TaskState, int]:
         """How many tasks are in each state, past ones included."""
         return MappingProxyType(self._live.counts)
 
-    def holds(self, condition: str) -> bool:
+    def evaluate(self, condition: str) -> bool:
         """Whether a `when` expression holds now.
 
         Raises:
@@ -228,25 +234,25 @@ class PlanView:
 class DraftView:
     """A plan as changes would leave it that have not been applied; what is said of it follows these changes."""
 
-    __slots__ = ("_base", "_changes", "_staging")
+    __slots__ = ("_base", "_changes", "_overlay")
 
     def __init__(self, live: LivePlan, changes: Sequence[PlanChange]) -> None:
         self._base = PlanView(live)
         self._changes = tuple(changes)
-        self._staging = Draft(live, self._changes).staging
+        self._overlay = Draft(live, self._changes).overlay
 
     def __repr__(self) -> str:
         return f"<DraftView of {len(self._changes)} changes to {self._base!r}>"
 
     @property
-    def new(self) -> tuple[TaskId, ...]:
+    def new_task_ids(self) -> tuple[TaskId, ...]:
         """The tasks that the changes bring in."""
-        return tuple(self._staging.births)
+        return tuple(self._overlay.new_tasks)
 
     @property
-    def original(self) -> Plan:
+    def original_plan(self) -> Plan:
         """The plan document that the run started from."""
-        return self._base.original
+        return self._base.original_plan
 
     @property
     def goal(self) -> Goal:
@@ -268,45 +274,47 @@ class DraftView:
         Raises:
             UnknownTask: there is none.
         """
-        staging = self._staging
-        if task_id not in staging.births:
+        staging = self._overlay
+        if task_id not in staging.new_tasks:
             return self._base.task(task_id)._replace(task=staging.task(task_id), state=staging.state(task_id))
-        older = (task_id, *staging.parents(task_id))
+        older = (task_id, *staging.ancestors(task_id))
         task, state = staging.task(task_id), staging.state(task_id)
         root, iteration = older[-1], len(older) - 1
-        return TaskView(task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, unmet=False, held=False)
+        return TaskView(
+            task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
+        )
 
     def tasks(self) -> Iterator[TaskView]:
         """All tasks, past ones included, then the new ones."""
-        return map(self.task, [*(task.id for task in self._base.tasks()), *self.new])
+        return map(self.task, [*(task.id for task in self._base.tasks()), *self.new_task_ids])
 
-    def documents(self) -> Iterator[tuple[Task, TaskState]]:
+    def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """The same as they are written, each with its state alone."""
-        staging = self._staging
-        ids = [*(task.id for task, _ in self._base.documents()), *self.new]
+        staging = self._overlay
+        ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
         return ((staging.task(task_id), staging.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """What a task replaced, the root first, and the task itself."""
-        return (*map(self.task, reversed(list(self._staging.parents(task_id)))), self.task(task_id))
+        return (*map(self.task, reversed(list(self._overlay.ancestors(task_id)))), self.task(task_id))
 
-    def world(self) -> World:
+    def strips_problem(self) -> StripsProblem:
         """The facts, the steps that would be left and the goal."""
-        return world_of(self._base._live, self._staging)
+        return strips_problem(self._base._live, self._overlay)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """What speaks against applying these changes after the first ones."""
         return self._base.check((*self._changes, *changes))
 
-    def fresh_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
+    def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """An id made from another that no task has had or would have, and that is not among those given out."""
         given: set[TaskId] = set()
-        while (new := self._base.fresh_id(base, given)) in self._staging.births or new in taken:
+        while (new := self._base.unused_id(base, given)) in self._overlay.new_tasks or new in taken:
             given.add(new)
         return new
 
 
-def _view(entry: Entry) -> TaskView:
+def _task_view(entry: TaskEntry) -> TaskView:
     return TaskView(
         entry.id,
         entry.task,
@@ -319,6 +327,6 @@ def _view(entry: Entry) -> TaskView:
         entry.reason,
         entry.failures,
         entry.duration,
-        entry.state is TaskState.SKIPPED and entry.condition == NOT_MET,
-        entry.held > 0,
+        entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
+        entry.hold_count > 0,
     )

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from replanning._patterns import as_text, finder, holes
-from replanning._world import Standing, Step, Use, World, artifact, needed_before, regress, related
+from replanning._patterns import as_text, compile_fact_pattern, placeholders
+from replanning._world import (
+    Feasibility,
+    GroundAction,
+    StripsProblem,
+    StripsStep,
+    artifact_fact,
+    connected_components,
+    regress,
+    regress_at,
+)
 
 __all__ = [
-    "Standing",
-    "Step",
-    "Use",
-    "World",
-    "artifact",
+    "Feasibility",
+    "GroundAction",
+    "StripsProblem",
+    "StripsStep",
+    "artifact_fact",
     "as_text",
-    "finder",
-    "holes",
-    "needed_before",
+    "compile_fact_pattern",
+    "connected_components",
+    "placeholders",
     "regress",
-    "related",
+    "regress_at",
 ]

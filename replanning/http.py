@@ -17,58 +17,67 @@ from anyio import to_thread
 from replanning._clock import Environment
 from replanning._version import __version__
 
-__all__ = ["LARGEST", "TRIES", "FailedTry", "Tries", "connections", "content", "wanted_wait", "wrong_address"]
+__all__ = [
+    "MAX_ATTEMPTS",
+    "MAX_RESPONSE_BYTES",
+    "RequestFailed",
+    "RetryPolicy",
+    "create_client",
+    "read_body",
+    "retry_after_seconds",
+    "url_problem",
+]
 
 Result = TypeVar("Result")
 
-LARGEST: Final = 8_000_000
+MAX_RESPONSE_BYTES: Final = 8_000_000
 """Bytes of an answer that are read."""
 
-TRIES: Final = 5
+MAX_ATTEMPTS: Final = 5
 """How often a request is made at most, if its deadline allows it."""
 
-_TOO_LARGE: Final = f"its answer is larger than {LARGEST:,} bytes"
-_CONNECT: Final = 10.0
+_TOO_LARGE_MESSAGE: Final = f"its answer is larger than {MAX_RESPONSE_BYTES:,} bytes"
+_CONNECT_TIMEOUT: Final = 10.0
 """Seconds after which a connection that is not made is tried anew."""
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 8.0
-_GZIP: Final = 47
+_INITIAL_BACKOFF: Final = 0.5
+_MAX_BACKOFF: Final = 8.0
+_GZIP_OR_ZLIB_WBITS: Final = 47
 """For zlib: gzip as well as its own form."""
-_PACKINGS: Final = ("gzip", "x-gzip", "deflate")
-_LAST_PORT: Final = 65_535
-_SCALES: Final = (("retry-after-ms", 1000), ("retry-after", 1))
+_CONTENT_ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
+_MAX_PORT: Final = 65_535
+_RETRY_AFTER_HEADERS: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 
 
-class FailedTry(Exception):
+class RequestFailed(Exception):
     """A request failed in a way that may pass.
 
     Attributes:
-        what: has happened.
+        message: has happened.
         status: of the answer, where there was one.
         request_id: by which the service finds the request.
         excerpt: of the answer.
-        after: seconds that the service wants to be left alone.
-        last: whether the service says that asking again does not help.
-        unsure: whether what was asked for may have been done all the same.
+        retry_after: seconds that the service wants to be left alone.
+        permanent: whether the service says that asking again does not help.
+        maybe_executed: whether what was asked for may have been done all the same.
     """
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         status: int | None = None,
         request_id: str = "",
         excerpt: str = "",
-        after: float = 0.0,
-        last: bool = False,
-        unsure: bool = False,
+        retry_after: float = 0.0,
+        permanent: bool = False,
+        maybe_executed: bool = False,
     ) -> None:
-        super().__init__(what)
-        self.what, self.status, self.request_id, self.excerpt = what, status, request_id, excerpt
-        self.after, self.last, self.unsure = after, last, unsure
+        super().__init__(message)
+        self.message, self.status, self.request_id, self.excerpt = message, status, request_id, excerpt
+        self.retry_after, self.permanent, self.maybe_executed = retry_after, permanent, maybe_executed
 
 
-class Tries:
+class RetryPolicy:
     """When a request is made again: after a time that doubles, spread by chance, or that the service asks for.
 
     Args:
@@ -82,26 +91,26 @@ class Tries:
         self,
         environment: Environment,
         deadline: float,
-        given_up: Callable[[FailedTry, str], Exception],
+        error_factory: Callable[[RequestFailed, str], Exception],
         *,
-        most: int = TRIES,
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         self._environment = environment
         self._deadline = deadline
-        self._given_up = given_up
-        self._most = most
+        self._error_factory = error_factory
+        self._max_attempts = max_attempts
 
-    async def made_by(self, once: Callable[[], Awaitable[Result]]) -> Result:
-        """What one try comes to; those that fail with a `FailedTry` are followed by others.
+    async def call(self, once: Callable[[], Awaitable[Result]]) -> Result:
+        """What one try comes to; those that fail with a `RequestFailed` are followed by others.
 
         Raises:
             Exception: there was no answer, and there is no use or no time to try again; it is that of `given_up`.
         """
         retrying = tenacity.AsyncRetrying(
             sleep=self._environment.clock.sleep,
-            retry=tenacity.retry_if_exception_type(FailedTry),
-            wait=self._wait,
-            stop=self._are_over,
+            retry=tenacity.retry_if_exception_type(RequestFailed),
+            wait=self._backoff,
+            stop=self._should_stop,
             retry_error_callback=self._give_up,
         )
 
@@ -110,35 +119,39 @@ class Tries:
 
         return await retrying(made)
 
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** (state.attempt_number - 1))
-        return max(wait * (0.5 + self._environment.chance()), _failure(state).after)
+    def _backoff(self, state: tenacity.RetryCallState) -> float:
+        wait = min(_MAX_BACKOFF, _INITIAL_BACKOFF * 2.0 ** (state.attempt_number - 1))
+        return max(wait * (0.5 + self._environment.chance()), _failure(state).retry_after)
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         return self._deadline - self._environment.clock.now()
 
-    def _are_over(self, state: tenacity.RetryCallState) -> bool:
-        return _failure(state).last or state.attempt_number >= self._most or state.upcoming_sleep >= self._left()
+    def _should_stop(self, state: tenacity.RetryCallState) -> bool:
+        return (
+            _failure(state).permanent
+            or state.attempt_number >= self._max_attempts
+            or state.upcoming_sleep >= self._time_left()
+        )
 
     def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
         failed = _failure(state)
-        if failed.last:
+        if failed.permanent:
             why = "asking again does not help, it says"
-        elif state.attempt_number >= self._most:
-            why = f"gave up after {self._most} tries" if self._most > 1 else "it was asked once"
+        elif state.attempt_number >= self._max_attempts:
+            why = f"gave up after {self._max_attempts} tries" if self._max_attempts > 1 else "it was asked once"
         else:
-            why = f"trying again in {state.upcoming_sleep:.3g} s is too late, only {self._left():.3g} s are left"
-        raise self._given_up(failed, why) from failed.__cause__
+            why = f"trying again in {state.upcoming_sleep:.3g} s is too late, only {self._time_left():.3g} s are left"
+        raise self._error_factory(failed, why) from failed.__cause__
 
 
-def _failure(state: tenacity.RetryCallState) -> FailedTry:
+def _failure(state: tenacity.RetryCallState) -> RequestFailed:
     assert state.outcome is not None
     failure = state.outcome.exception()
-    assert isinstance(failure, FailedTry)
+    assert isinstance(failure, RequestFailed)
     return failure
 
 
-async def connections(
+async def create_client(
     transport: httpx.AsyncBaseTransport | None, headers: Mapping[str, str] | None = None
 ) -> httpx.AsyncClient:
     """Connections to services, which are asked under our name and have no time limit but that of whoever asks.
@@ -149,20 +162,20 @@ async def connections(
     """
     return httpx.AsyncClient(
         transport=transport,
-        verify=True if transport is not None else await to_thread.run_sync(_trusted),
-        timeout=httpx.Timeout(None, connect=_CONNECT),
+        verify=True if transport is not None else await to_thread.run_sync(_ssl_context),
+        timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
         headers={"user-agent": f"replanning/{__version__}", "accept-encoding": "gzip", **(headers or {})},
     )
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     """Whose certificates are trusted; to read them takes a moment, in which an event loop should do something else."""
     return httpx.create_ssl_context()
 
 
-async def content(response: httpx.Response) -> tuple[bytes, str]:
-    """Read an answer, as far as it is bounded: no more than `LARGEST` bytes, packed or not.
+async def read_body(response: httpx.Response) -> tuple[bytes, str]:
+    """Read an answer, as far as it is bounded: no more than `MAX_RESPONSE_BYTES` bytes, packed or not.
 
     Args:
         response: which is still to be read, as `stream` of a client gives it.
@@ -174,52 +187,52 @@ async def content(response: httpx.Response) -> tuple[bytes, str]:
         httpx.TransportError: the connection was lost.
     """
     if response.is_stream_consumed:  # a transport for tests made it whole
-        return (response.content, "") if len(response.content) <= LARGEST else (b"", _TOO_LARGE)
+        return (response.content, "") if len(response.content) <= MAX_RESPONSE_BYTES else (b"", _TOO_LARGE_MESSAGE)
     read, too_many = bytearray(), False
     try:
         async for chunk in response.aiter_raw():
             read += b"" if too_many else chunk
-            if len(read) > LARGEST and not too_many:
+            if len(read) > MAX_RESPONSE_BYTES and not too_many:
                 too_many = True
                 await response.aclose()  # so that the loop ends: to leave it would leave open what it reads from
     except (httpx.StreamError, httpx.TransportError):
         if not too_many:
             raise
     if too_many:
-        return b"", _TOO_LARGE
-    return _unpacked(bytes(read), response.headers.get("content-encoding", "identity"))
+        return b"", _TOO_LARGE_MESSAGE
+    return _decompress(bytes(read), response.headers.get("content-encoding", "identity"))
 
 
-def _unpacked(data: bytes, packing: str) -> tuple[bytes, str]:
+def _decompress(data: bytes, packing: str) -> tuple[bytes, str]:
     packing = packing.strip().lower()
     if not data or packing in ("", "identity"):
         return data, ""
-    unpacking = zlib.decompressobj(_GZIP)
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB_WBITS)
     try:
-        whole = unpacking.decompress(data, LARGEST + 1) if packing in _PACKINGS else b""
+        whole = unpacking.decompress(data, MAX_RESPONSE_BYTES + 1) if packing in _CONTENT_ENCODINGS else b""
     except zlib.error:
         whole = b""
-    if len(whole) > LARGEST:
-        return b"", _TOO_LARGE
+    if len(whole) > MAX_RESPONSE_BYTES:
+        return b"", _TOO_LARGE_MESSAGE
     if not unpacking.eof or unpacking.unused_data:  # half of it, or something behind it, is not what was meant
         return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
     return whole, ""
 
 
-def wanted_wait(headers: Mapping[str, str], now: float) -> float:
+def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
     """Seconds for which a service wants to be left alone: given as a number, or as the date when they end."""
-    for name, scale in _SCALES:
+    for name, scale in _RETRY_AFTER_HEADERS:
         value = headers.get(name, "")
         try:
             wait = float(value) / scale
         except ValueError:
-            wait = _until(value, now)
+            wait = _seconds_until(value, now)
         if wait > 0:  # which not-a-number is not
             return wait
     return 0.0
 
 
-def _until(date: str, now: float) -> float:
+def _seconds_until(date: str, now: float) -> float:
     try:
         moment = parsedate_to_datetime(date)
     except (ValueError, TypeError, OverflowError):
@@ -227,7 +240,7 @@ def _until(date: str, now: float) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
 
 
-def wrong_address(given: str) -> str:
+def url_problem(given: str) -> str:
     """What is wrong with the address of a service; empty where nothing is."""
     try:
         url = httpx.URL(given)
@@ -236,8 +249,8 @@ def wrong_address(given: str) -> str:
         return "is no URL"
     if url.scheme not in ("http", "https") or not host:
         return "does not begin with http:// or https:// and a host"
-    if port > _LAST_PORT:
-        return f"has a port above {_LAST_PORT}"
+    if port > _MAX_PORT:
+        return f"has a port above {_MAX_PORT}"
     if url.userinfo:
         return "holds a login, which would end in logs"
     return "has parameters, to which no path can be added" if "?" in given or "#" in given else ""

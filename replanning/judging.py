@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from replanning._judge import Check, Course, Judge, JudgedWork, Judgement, JudgeRequest, LLMJudge, RuleJudge, course
+from replanning._judge import (
+    CommandCheck,
+    Disposition,
+    Judge,
+    JudgedWork,
+    Judgement,
+    JudgeRequest,
+    LLMJudge,
+    RuleJudge,
+    disposition,
+)
 
 __all__ = [
-    "Check",
-    "Course",
+    "CommandCheck",
+    "Disposition",
     "Judge",
     "JudgeRequest",
     "JudgedWork",
     "Judgement",
     "LLMJudge",
     "RuleJudge",
-    "course",
+    "disposition",
 ]

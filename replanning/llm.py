@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from replanning._completions import UNMETERED, Completion, Finish, LLMCall, LLMOptions, Meter
-from replanning._extraction import json_in
+from replanning._completions import UNMETERED, Completion, FinishReason, LLMCall, LLMOptions, Meter
+from replanning._extraction import extract_json
 from replanning._llm import LLMProvider
 from replanning._llm_guards import FallbackLLM, GuardedLLM
 from replanning._llms import create_llm_provider
 from replanning._prices import PRICES, Price, PriceTable
-from replanning._quoting import DataSection, encoded, fitted, trimmed
+from replanning._quoting import DataSection, encode_data, fit_sections, truncate_value
 
 __all__ = [
     "PRICES",
@@ -16,7 +16,7 @@ __all__ = [
     "Completion",
     "DataSection",
     "FallbackLLM",
-    "Finish",
+    "FinishReason",
     "GuardedLLM",
     "LLMCall",
     "LLMOptions",
@@ -25,8 +25,8 @@ __all__ = [
     "Price",
     "PriceTable",
     "create_llm_provider",
-    "encoded",
-    "fitted",
-    "json_in",
-    "trimmed",
+    "encode_data",
+    "extract_json",
+    "fit_sections",
+    "truncate_value",
 ]

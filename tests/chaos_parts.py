@@ -14,7 +14,7 @@ from replanning.interfaces import Clock
 from replanning.testing import LLMRequest, ServerReply
 from replanning.testing._llm_apis import ROUTES
 from replanning.testing._llm_requests import Headers
-from replanning.testing._llm_server import _body
+from replanning.testing._llm_server import _response_body
 
 Pieces = Iterable[tuple[float, bytes | Exception]]
 """A body: after how many seconds comes what, or which error."""
@@ -70,8 +70,8 @@ class FaultyService(httpx.AsyncBaseTransport):
     def whole(self, random: Random, request: LLMRequest, status: int = 200) -> bytes:
         """The body of an answer, or of an error."""
         if status != 200:
-            return _body(request, ServerReply.error(status), ())
-        data = _body(request, ServerReply.answer(self.says(random, request)), ())
+            return _response_body(request, ServerReply.error(status), ())
+        data = _response_body(request, ServerReply.answer(self.says(random, request)), ())
         if not self.liar or random.random() < 0.5:
             return data
         return lying(random, json.loads(data))

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from replanning import Environment
 from replanning.interfaces import Clock
-from replanning.providers._client import ServiceProvider
+from replanning.providers._client import HTTPLLMProvider
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider
@@ -20,7 +20,7 @@ from replanning.providers.openai import OpenAIProvider
 from replanning.testing import VirtualClock
 
 KEY = "sk-proj-4f9c2a7be01d4c5e8b3a6f"
-CLIENTS: Sequence[type[ServiceProvider]] = (OpenAIProvider, AnthropicProvider, GitHubCopilotProvider, OllamaProvider)
+CLIENTS: Sequence[type[HTTPLLMProvider]] = (OpenAIProvider, AnthropicProvider, GitHubCopilotProvider, OllamaProvider)
 
 Happening = httpx.Response | httpx.TransportError | Callable[[httpx.Request], httpx.Response] | None
 """What a request comes to: an answer, an error of the connection, or (None) nothing, ever."""
@@ -101,13 +101,13 @@ class Endless(httpx.AsyncByteStream):
         self.closed = True
 
 
-def client(kind: type[ServiceProvider], network: Network, **kwargs) -> Any:
+def client(kind: type[HTTPLLMProvider], network: Network, **kwargs) -> Any:
     """A client with a key, on a network and its clock, with a chance that is always the middle."""
     environment = Environment(clock=network.clock, chance=lambda: 0.5)
     return kind(KEY, transport=network, environment=environment, environ={}, **kwargs)
 
 
-def said(kind: type[ServiceProvider], text: str = "four", **changes: Any) -> httpx.Response:
+def said(kind: type[HTTPLLMProvider], text: str = "four", **changes: Any) -> httpx.Response:
     """An answer with this text, in the form of a service."""
     if kind is AnthropicProvider:
         usage = {"input_tokens": 5, "output_tokens": 2}

@@ -34,7 +34,7 @@ from replanning.events import (
 )
 from replanning.history import JsonlStore, SqliteStore
 from replanning.interfaces import RunId, RunStore
-from replanning.testing import broken_promises
+from replanning.testing import invariant_violations
 
 ROOT: Final = Path(__file__).parents[1]
 RUN: Final = RunId("run-1")
@@ -245,7 +245,7 @@ def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> 
     assert new[: len(old)] == old, "what was on record is not any more"
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     if records:
-        broken = broken_promises(records)
+        broken = invariant_violations(records)
         assert not broken, broken
     effects = Counter((folder / "effects").read_text().split()) if (folder / "effects").exists() else Counter()
     bodies = [record.body for record in records]

@@ -8,21 +8,21 @@ from collections.abc import Iterable
 from functools import partial
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._entries import SKIP_AHEAD, Entry
+from replanning._entries import MAX_LOOKAHEAD, TaskEntry
 from replanning._live import LivePlan
-from replanning._references import resolve
+from replanning._references import resolve_references
 from replanning._states import STUCK, WAITING, TaskState
-from replanning._world import Use, ground
+from replanning._world import GroundAction, ground_action
 from replanning.changes import PlanChange
 from replanning.errors import ExpressionError
 from replanning.events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
-    Body,
     Failure,
+    PlanRevised,
     Record,
-    Revised,
+    RecordBody,
     dump_body,
     load_body,
 )
@@ -43,7 +43,7 @@ class Kept:
     def __repr__(self) -> str:
         return f"<Kept {self.live!r} records={len(self.records)}>"
 
-    def fold(self, body: Body) -> None:
+    def fold(self, body: RecordBody) -> None:
         """Let something happen and, unless it is refused, keep it."""
         record = Record(len(self.records) + 1, self.now, body)
         self.live.fold(record)
@@ -53,7 +53,7 @@ class Kept:
         """Change the plan and, unless that is refused, keep the changes."""
         parent = self.live.revision
         number = self.live.apply(changes, parent, at=self.now)
-        body = Revised(number, parent, tuple(changes), "", "test", hash=self.live.hash)
+        body = PlanRevised(number, parent, tuple(changes), "", "test", hash=self.live.hash)
         self.records.append(Record(len(self.records) + 1, self.now, body))
         return number
 
@@ -102,10 +102,10 @@ def tool(name: str, **fields: object) -> ToolSpec:
 def claimed(live: LivePlan) -> list[str]:
     """The tasks that are handed out now, in order; all are given back."""
     found = []
-    while (entry := live.claims.take()) is not None:
+    while (entry := live.dispatcher.claim_next()) is not None:
         found.append(entry)
     for entry in found:
-        live.claims.give_back(entry, entry.claimed)
+        live.dispatcher.return_claim(entry, entry.claimed)
     return [entry.id for entry in found]
 
 
@@ -116,10 +116,10 @@ def everything(live: LivePlan) -> dict[str, object]:
     """All of a live plan as plain values, its queues included."""
     return {
         **held(live),
-        "queue": [(priority, order, name) for priority, order, name, _ in live.claims.queue],
+        "queue": [(priority, order, name) for priority, order, name, _ in live.dispatcher.queue],
         "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live._deadlines._heap],
-        "parked": list(live.claims.parked),
-        "claims": (live.claims.count, live.claims.number),
+        "parked": list(live.dispatcher.parked),
+        "claims": (live.dispatcher.claimed_count, live.dispatcher.last_claim),
         "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
         "used": dict(live.pool.used),
     }
@@ -130,33 +130,33 @@ def held(live: LivePlan, now: float | None = None) -> dict[str, object]:
     return {
         "tasks": {entry.id: _entry(entry, now) for entry in live},
         "counts": _counts(live, now),
-        "numbers": (live.revision, live.hash, live.unsatisfied, live.ended_attempts, live.durations),
-        "flags": (live.aborted, live.loose, list(live.stuck)),
+        "numbers": (live.revision, live.hash, live.unsatisfied_count, live.ended_attempts, live.success_durations),
+        "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
         "facts": list(live.facts),
         "context": dict(live.context),
         "tools": dict(live.tools),
         "capacity": dict(live.pool.capacity),
         "outcomes": {name: list(past) for name, past in live.outcomes.items()},
-        "holds": dict(live._holds),
-        "readers": {key: list(ids) for key, ids in live.usage.readers.items()},
-        "users": {key: list(ids) for key, ids in live.usage.users.items()},
+        "holds": dict(live._holds_by_question),
+        "readers": {key: list(ids) for key, ids in live.dependency_index.context_readers.items()},
+        "users": {key: list(ids) for key, ids in live.dependency_index.resource_users.items()},
     }
 
 
-def _entry(entry: Entry, now: float | None) -> dict[str, object]:
+def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name in Entry.__slots__:
+    for name in TaskEntry.__slots__:
         value = getattr(entry, name)
         if name in _LINKS:
-            found[name] = value.id if isinstance(value, Entry) else [other.id for other in value or ()]
+            found[name] = value.id if isinstance(value, TaskEntry) else [other.id for other in value or ()]
         elif name not in _OF_THIS_PROCESS:
             found[name] = value
     found["state"] = _state(entry, now)
     return found
 
 
-def _state(entry: Entry, now: float | None) -> TaskState:
-    waited = now is not None and entry.state is TaskState.BACKOFF and (entry.due or 0.0) <= now
+def _state(entry: TaskEntry, now: float | None) -> TaskState:
+    waited = now is not None and entry.state is TaskState.BACKOFF and (entry.not_before or 0.0) <= now
     return TaskState.READY if waited else entry.state
 
 
@@ -182,7 +182,7 @@ def satisfied(live: LivePlan, task_id: str) -> bool:
     """Whether what depends on a task may run, through its lineage."""
     entry = live.entry(task_id)
     if entry.state is TaskState.REPLACED_BY_REPLAN:
-        sinks = [live.entry(i) for i in entry.replaced_by if live.entry(i).stands_for is entry]
+        sinks = [live.entry(i) for i in entry.replaced_by if live.entry(i).sink_of is entry]
         return bool(sinks) and all(satisfied(live, sink.id) for sink in sinks)
     return entry.state in (TaskState.DONE, TaskState.SKIPPED)
 
@@ -194,20 +194,20 @@ def _wrong_counts(live: LivePlan) -> Iterable[str]:
     if counts != live.counts:
         yield f"states are counted as {live.counts}, there are {counts}"
     wanted = [e.id for e in live if not (e.parent or e.removed or e.task.optional or satisfied(live, e.id))]
-    if len(wanted) != live.unsatisfied:
-        yield f"{live.unsatisfied} unsatisfied, there are {wanted}"
+    if len(wanted) != live.unsatisfied_count:
+        yield f"{live.unsatisfied_count} unsatisfied, there are {wanted}"
     stuck = {entry.id for entry in live if entry.state in STUCK}
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
-    claims = sum(bool(entry.claimed) for entry in live)
-    if claims != live.claims.count:
-        yield f"{live.claims.count} claims are counted, there are {claims}"
+    claims = sum(bool(entry.claim) for entry in live)
+    if claims != live.dispatcher.claimed_count:
+        yield f"{live.dispatcher.claimed_count} claims are counted, there are {claims}"
 
 
 def _wrong_tasks(live: LivePlan) -> Iterable[str]:
     for entry in live:
         missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
-        if missing != entry.missing:
+        if missing != entry.unsatisfied_dependencies:
             yield f"{entry!r} waits for {missing}"
         if satisfied(live, entry.id) is not entry.satisfied:
             yield f"{entry!r} says it is satisfied: {entry.satisfied}"
@@ -224,15 +224,15 @@ def _wrong_tasks(live: LivePlan) -> Iterable[str]:
 
 def _wrong_holdings(live: LivePlan) -> Iterable[str]:
     running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
-    if set(live.claims.underway) != running:
-        yield f"under way are {set(live.claims.underway)}, with tools run {running}"
+    if set(live.dispatcher.running_actions) != running:
+        yield f"under way are {set(live.dispatcher.running_actions)}, with tools run {running}"
     for entry in live:
-        if entry.claimed and entry.state is not TaskState.READY:
+        if entry.claim and entry.state is not TaskState.READY:
             yield f"{entry!r} is handed out and {entry.state}"
         if (entry.attempt is None) is (entry.state is TaskState.RUNNING):
             yield f"{entry!r} is {entry.state} in attempt {entry.attempt}"
-        if (entry.taken is not None) and not (entry.claimed or entry.state is TaskState.RUNNING):
-            yield f"{entry!r} is {entry.state} and has {entry.taken}"
+        if (entry.reserved is not None) and not (entry.claim or entry.state is TaskState.RUNNING):
+            yield f"{entry!r} is {entry.state} and has {entry.reserved}"
         if entry.priority != entry.task.priority:
             yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
 
@@ -241,15 +241,15 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
-    queued = {(priority, order, name) for priority, order, name, _ in live.claims.queue}
+    queued = {(priority, order, name) for priority, order, name, _ in live.dispatcher.queue}
     for entry in live:
-        if entry.state is TaskState.READY and not entry.claimed and not entry.held:
-            parked = entry.id in live.claims.parked
+        if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
+            parked = entry.id in live.dispatcher.parked
             if not parked and (entry.priority, entry.order, entry.id) not in queued:
                 yield f"{entry!r} is ready and nobody will be given it"
             if parked and usable(live, entry):
                 yield f"{entry!r} is ready and put aside although it could run"
-        due = entry.due if entry.state is TaskState.BACKOFF else None
+        due = entry.not_before if entry.state is TaskState.BACKOFF else None
         if due is not None and (live.next_deadline() is None or live.next_deadline() > due):
             yield f"{entry!r} waits until {due}, and nobody will look then"
 
@@ -257,53 +257,53 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
 def _wrong_indexes(live: LivePlan) -> Iterable[str]:
     for entry in live:
         over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
-        if entry.task.tool and (entry.id in live.usage.users.get(entry.task.tool, ())) is over:
-            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.usage.users[entry.task.tool])}"
+        if entry.task.tool and (entry.id in live.dependency_index.resource_users.get(entry.task.tool, ())) is over:
+            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.dependency_index.resource_users[entry.task.tool])}"
         reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
-        if (entry.id in live.usage.readers.get("go", ())) is not reads:
-            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.usage.readers.get('go', ()))}"
+        if (entry.id in live.dependency_index.context_readers.get("go", ())) is not reads:
+            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.dependency_index.context_readers.get('go', ()))}"
 
 
-def usable(live: LivePlan, entry: Entry) -> bool:
+def usable(live: LivePlan, entry: TaskEntry) -> bool:
     """Whether a task's tool is there and what it takes could ever be."""
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
-    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.claims.demand(entry.task).items()):
+    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.dispatcher.demand(entry.task).items()):
         return False
     return live.plan.facts is None or used is None or _applicable(live, entry)
 
 
-def _applicable(live: LivePlan, entry: Entry) -> bool:
+def _applicable(live: LivePlan, entry: TaskEntry) -> bool:
     """Whether what a task needs holds, and neither it nor what runs takes from the other what that needs or adds."""
     use = _use(live, entry)
     running = [_use(live, other) for other in live if other.state is TaskState.RUNNING and other.task.tool]
-    return use.needs <= set(live.facts) and not any(use.disturbs(other) for other in running)
+    return use.requires <= set(live.facts) and not any(use.interferes_with(other) for other in running)
 
 
-def _use(live: LivePlan, entry: Entry) -> Use:
+def _use(live: LivePlan, entry: TaskEntry) -> GroundAction:
     """What a task needs and brings about, worked out anew; what runs does so with the context of its start."""
-    if entry.id in live.claims.underway:
-        return live.claims.underway[entry.id]
+    if entry.id in live.dispatcher.running_actions:
+        return live.dispatcher.running_actions[entry.id]
     spec = live.tools[str(entry.task.tool)]
     arguments = {}
     for name, value in entry.task.arguments.items():
         try:
-            arguments[name] = resolve(
-                {name: value}, context=live.context, result=partial(live.results.of, stored=True)
+            arguments[name] = resolve_references(
+                {name: value}, context=live.context, result_of=partial(live.results.output_of, stored_only=True)
             )[name]
         except ExpressionError:
             continue
-    return ground(spec, arguments)
+    return ground_action(spec, arguments)
 
 
 def next_up(live: LivePlan) -> str | None:
     """The task that must be handed out next: the first by priority and order that can run with what is free."""
     free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
-    ready = [e for e in live if e.state is TaskState.READY and not e.claimed and not e.held and usable(live, e)]
+    ready = [e for e in live if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
-        if all(amount <= free[name] + 1e-9 for name, amount in live.claims.demand(entry.task).items()):
+        if all(amount <= free[name] + 1e-9 for name, amount in live.dispatcher.demand(entry.task).items()):
             return entry.id
-        if entry.passed >= SKIP_AHEAD or passed >= SKIP_AHEAD:
+        if entry.pass_over_count >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
             return None
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replanning import Alternative, ReplanRequest
-from replanning._plugins import installed
+from replanning._plugins import installed_plugins
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
 from tests.parts import again
 
@@ -73,6 +73,6 @@ def somebodys_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     points = "\n".join(f"{name.lower()} = somebodys:{name}" for name in ("Plain", "Keyed", "Broken", "Loner", "Gone"))
     (info / "entry_points.txt").write_text(f"[replanning.providers]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed.cache_clear()
+    installed_plugins.cache_clear()
     yield
-    installed.cache_clear()
+    installed_plugins.cache_clear()

@@ -11,7 +11,7 @@ from typing import Final
 from zlib import crc32
 
 from replanning import Answer, Question, Settings, Task, TransientError
-from replanning.errors import LLMError, LLMRejected, LLMUnavailable, ToolError
+from replanning.errors import LLMError, LLMRequestRejected, LLMUnavailable, ToolError
 from replanning.events import (
     Record,
 )
@@ -141,7 +141,7 @@ REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
     "deep": lambda rng: "[" * 5_000 + "]" * rng.choice([0, 5_000]),
     "huge": lambda rng: rng.choice(["word ", '{"a":', json.dumps({"subtasks": [{"id": "x"}] * 40})]) * 10_000,
     "another phase": lambda rng: _one(rng, GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}),
-    "error": lambda rng: _one(rng, LLMUnavailable("overloaded"), LLMRejected("no key"), LLMError("what?")),
+    "error": lambda rng: _one(rng, LLMUnavailable("overloaded"), LLMRequestRejected("no key"), LLMError("what?")),
     "time-out": lambda rng: hangs(),
     "late": lambda rng: returns(json.dumps(go_on()), after=rng.choice([5.0, 29.0, 31.0])),
     "crash": lambda rng: raises(RuntimeError("a bug of the provider"), after=1),
@@ -361,7 +361,7 @@ async def play(seed: int, before: Sequence[Record] = ()) -> Played:
             store=cut(before) if before else MemoryStore(),
             environment=environment,
             workers=rng.randint(1, 4),
-            patient=rng.random() < 0.5,
+            wait_for_answers=rng.random() < 0.5,
         )
         desk.planning = planning
         await planning.execute_with_planning(RUN)

@@ -10,12 +10,12 @@ from typing import Final
 from replanning import Settings
 from replanning.events import (
     AttemptStarted,
-    Charged,
     HumanRequest,
     PlanningNoted,
     QuestionAnswered,
     Record,
     TriggerFired,
+    UsageCharged,
 )
 from replanning.interfaces import JsonObject
 
@@ -158,7 +158,7 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
 
 def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
     """What of the budget was overrun, in words; a model that writes more than it was let is not asked again after that."""
-    used = [record.body.usage for record in records if isinstance(record.body, Charged)]
+    used = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
     budget, found = settings.budget, list[str]()
     if budget.calls is not None and (calls := sum(one.calls for one in used)) > budget.calls:
         found.append(f"{calls} of {budget.calls} calls")

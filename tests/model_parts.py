@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings
-from replanning.events import Body, Record
+from replanning.events import Record, RecordBody
 from replanning.interfaces import HumanGate, JsonObject
 from replanning.providers.llm import LLMAlternatives
 from replanning.testing import (
-    Call,
+    ExecutorCall,
     ScriptedExecutor,
     ScriptedLLM,
-    Step,
+    ScriptStep,
     VirtualClock,
     raises,
     returns,
@@ -36,7 +36,7 @@ tasks:
 """A plan in which `build` breaks; `cmake` could do it, `wipe` is dangerous."""
 
 
-Kind = TypeVar("Kind", bound=Body)
+Kind = TypeVar("Kind", bound=RecordBody)
 BROKEN = raises(RuntimeError("it is broken"))
 
 
@@ -105,9 +105,9 @@ async def played(
     """
     failures = {"build": 1_000} if broken is None else broken
 
-    def step(call: Call) -> Step:
+    def step(call: ExecutorCall) -> ScriptStep:
         ended = (outputs or {}).get(call.task.id)
-        done = ended if isinstance(ended, Step) else returns(ended)
+        done = ended if isinstance(ended, ScriptStep) else returns(ended)
         return BROKEN if call.number <= failures.get(call.task.id, 0) else done
 
     async with VirtualClock() as clock:

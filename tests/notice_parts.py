@@ -14,10 +14,10 @@ from markdown_it.token import Token
 
 from replanning import Settings
 from replanning.events import Record
-from replanning.exporters._marks import Marker, marker_of
+from replanning.exporters._marks import Marker, find_marker
 from replanning.exporters.notices import Forge, ForgeComment, ForgeError, Notifier
 from replanning.history import MemoryStore
-from replanning.interfaces import Exporter, RunId, Surroundings
+from replanning.interfaces import Exporter, ExporterContext, RunId
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, go_on, replan, revision
@@ -268,14 +268,14 @@ async def carried_out(
 
 def attached(forge: Forge, records: Sequence[Record], clock: VirtualClock) -> Notifier:
     """A notifier of a new process, whose store holds these records."""
-    notifier = Notifier(forge, every=0)
-    notifier.attach(Surroundings(cut(records), clock))
+    notifier = Notifier(forge, edit_interval=0)
+    notifier.attach(ExporterContext(cut(records), clock))
     return notifier
 
 
 def marks(issue: Issue) -> list[Marker]:
     """The marks of all comments, which must have one."""
-    found = [marker_of(one.body) for one in issue.kept]
+    found = [find_marker(one.body) for one in issue.kept]
     assert None not in found
     return [one for one in found if one is not None]
 
@@ -283,7 +283,7 @@ def marks(issue: Issue) -> list[Marker]:
 async def whole() -> tuple[list[Record], Issue]:
     """A run that was told of without a break."""
     issue = Issue()
-    records = await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+    records = await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     return records, issue
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from replanning import Alternative, Environment, Goal, Plan, ReplanningEngine, ReplanRequest, Task, TaskContext
 from replanning.changes import PlanChange, ReplaceTask
-from replanning.events import Body
+from replanning.events import RecordBody
 from replanning.interfaces import RunStore
 from replanning.testing import VirtualClock
 
@@ -31,7 +31,7 @@ def again(request: ReplanRequest) -> list[Alternative]:
     """Put a copy under another id in the place of the first task concerned."""
     task_id = request.triggers[0].tasks[0]
     task = request.view.task(task_id).task
-    copy = task.model_copy(update={"id": request.view.fresh_id(task_id), "depends_on": ()})
+    copy = task.model_copy(update={"id": request.view.unused_id(task_id), "depends_on": ()})
     return [alternative(ReplaceTask(task_id=task_id, tasks=(copy,)))]
 
 
@@ -68,7 +68,7 @@ def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
     return work
 
 
-def bodies(store: RunStore, run: str, *kinds: type[Body]) -> list[Body]:
+def bodies(store: RunStore, run: str, *kinds: type[RecordBody]) -> list[RecordBody]:
     """The bodies of a run's records, of some kinds or all."""
     return [record.body for record in store.read(run) if not kinds or isinstance(record.body, kinds)]  # type: ignore[arg-type]
 

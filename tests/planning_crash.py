@@ -23,13 +23,13 @@ from replanning.events import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Charged,
     QuestionAsked,
     Record,
+    UsageCharged,
 )
 from replanning.history import SqliteStore
 from replanning.planning import PlanningHistoryStore, PlanningState
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, broken_promises
+from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, invariant_violations
 from tests.coding_parts import Coder, repository
 from tests.crash import PATIENCE, ROOT, RUN, journal, text
 
@@ -210,8 +210,8 @@ def check(records: Sequence[Record], before: Sequence[Record]) -> None:
     """What must hold after every kill."""
     old, new = list(map(text, before)), list(map(text, records))
     assert new[: len(old)] == old, "what was on record is not any more"
-    assert broken_promises(records) == [] or not records
-    then, now = PlanningState.of(before), PlanningState.of(records)
+    assert invariant_violations(records) == [] or not records
+    then, now = PlanningState.from_records(before), PlanningState.from_records(records)
     spent = [(name, getattr(then.counts, name), getattr(now.counts, name)) for name in _COUNTED]
     assert all(earlier <= later for _, earlier, later in spent), f"limits began anew: {spent}"
     known = [plan for plan in then.plans if plan in now.plans]
@@ -242,7 +242,7 @@ _COUNTED: Final = ("considered", "total", "clarifications", "redecompositions", 
 
 def story(records: Sequence[Record]) -> dict[str, object]:
     """What must be the same however often a run was cut off."""
-    state = PlanningState.of(records)
+    state = PlanningState.from_records(records)
     executed = [record for record in state.records if record.executed]
     return {
         "plans": [(plan.number, plan.tasks, plan.kept, plan.action_plan) for plan in state.plans],
@@ -271,7 +271,7 @@ def kept(folder: Path) -> list[str]:
 
 def retries(records: Sequence[Record]) -> tuple[int, int]:
     """How often actions were done again on the word of the model, and how often that was due: each failure once."""
-    state = PlanningState.of(records)
+    state = PlanningState.from_records(records)
     planned = {task for plan in state.plans for task in plan.tasks.values()}
     ends = (AttemptFailed, AttemptInterrupted, AttemptTimedOut)
     failed = sum(isinstance(record.body, ends) and record.body.task in planned for record in records)
@@ -281,4 +281,4 @@ def retries(records: Sequence[Record]) -> tuple[int, int]:
 
 def charged(records: Sequence[Record]) -> int:
     """The calls of the model that are on record."""
-    return sum(record.body.usage.calls for record in records if isinstance(record.body, Charged))
+    return sum(record.body.usage.calls for record in records if isinstance(record.body, UsageCharged))

@@ -55,7 +55,7 @@ async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, lis
                 FileNotifier(folder.with_name("notices.md")),
                 PlanningHistoryExporter(PlanningHistoryStore(folder.with_name("planning_history"))),
             ],
-            patient=False,
+            wait_for_answers=False,
         )
         await planning.execute_with_planning(run)
         await planning.engine.aclose()

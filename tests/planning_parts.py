@@ -170,5 +170,5 @@ def coordinator(
         store=store,
         exporters=exporters,
         environment=environment,
-        patient=patient,
+        wait_for_answers=patient,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.events import Decided, QuestionAnswered, QuestionAsked, Revised
+from replanning.events import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked
 from replanning.interfaces import AlternativeProvider, HumanGate, RunStore
-from replanning.testing import VirtualClock, broken_promises
+from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Propose, Proposer, alternative, bodies, environment
 
 DOUBT = 0.4
@@ -16,7 +16,7 @@ DOUBT = 0.4
 def two_ways(request: ReplanRequest) -> list[Alternative]:
     """Another tool for the first task concerned, or to go on without it; both are doubtful."""
     task_id = request.triggers[0].tasks[0]
-    new = {"id": request.view.fresh_id(task_id), "depends_on": ()}
+    new = {"id": request.view.unused_id(task_id), "depends_on": ()}
     other = request.view.task(task_id).task.model_copy(update=new)
     return [
         alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="another way"),
@@ -56,7 +56,7 @@ def asking(
 def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
     """What was asked, answered, changed and decided, in a few words each, of a run that keeps every promise."""
     records = list(engine.store.read(run))  # type: ignore[arg-type]
-    broken = broken_promises(records)
+    broken = invariant_violations(records)
     assert broken == [], broken
     lines = []
     for body in (record.body for record in records):
@@ -64,9 +64,9 @@ def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
             lines.append(f"asked {body.question.rpartition('.')[2]}")
         elif isinstance(body, QuestionAnswered):
             lines.append(f"{body.question.rpartition('.')[2]} {body.verdict}")
-        elif isinstance(body, Revised):
+        elif isinstance(body, PlanRevised):
             lines.append(f"revised by {body.by}")
-        elif isinstance(body, Decided):
+        elif isinstance(body, DecisionMade):
             lines.append(f"{body.decision} {body.rule}")
     return lines
 

@@ -20,10 +20,10 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import AddTask, ReplaceTask, SkipTask
-from replanning.events import AttemptStarted, Decided, OutcomeKnown, QuestionAsked, Record, Revised
+from replanning.events import AttemptStarted, DecisionMade, OutcomeRecorded, PlanRevised, QuestionAsked, Record
 from replanning.history import MemoryStore
 from replanning.interfaces import RunId, RunStore
-from replanning.testing import VirtualClock, broken_promises
+from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Proposer, alternative, environment, plan
 
 RUN = RunId("run-1")
@@ -65,7 +65,7 @@ def propose(request: ReplanRequest) -> Sequence[Alternative]:
     if name == "extra":
         return [alternative(SkipTask(task_id=name))]
     tool = "present" if name == "gone" else None
-    task = Task(id=view.fresh_id(name), idempotent=True, tool=tool)
+    task = Task(id=view.unused_id(name), idempotent=True, tool=tool)
     doubt = 0.4 if name == "doubtful" else 0.9
     return [alternative(ReplaceTask(task_id=name, tasks=(task,)), confidence=doubt)]
 
@@ -149,16 +149,16 @@ async def resumed(records: Sequence[Record], *, away: float = 1.0) -> tuple[RunR
 def story(records: Sequence[Record]) -> dict[str, object]:
     """What must be the same however often a run was cut off: what was changed, asked and decided, and why."""
     bodies = [record.body for record in records]
-    revised = [body for body in bodies if isinstance(body, Revised)]
+    revised = [body for body in bodies if isinstance(body, PlanRevised)]
     return {
         "revisions": sorted(f"{b.by} {b.chosen} {[c.model_dump() for c in b.changes]}" for b in revised),
         "questions": sorted(body.holds for body in bodies if isinstance(body, QuestionAsked)),
         "decisions": sorted(
             f"{body.decision} {body.rule} {body.by}"
             for body in bodies
-            if isinstance(body, Decided) and body.decision not in ("ask", "keep")  # who asks twice is told twice
+            if isinstance(body, DecisionMade) and body.decision not in ("ask", "keep")  # who asks twice is told twice
         ),
         "started": sorted({body.task for body in bodies if isinstance(body, AttemptStarted)}),
-        "outcomes": sorted(body.succeeded for body in bodies if isinstance(body, OutcomeKnown)),
-        "broken": broken_promises(records),
+        "outcomes": sorted(body.succeeded for body in bodies if isinstance(body, OutcomeRecorded)),
+        "broken": invariant_violations(records),
     }

@@ -49,9 +49,9 @@ class Maker:
         """A new task."""
         self._new += 1
         tools: list[dict[str, object]] = [{"name": name} for name in self.view.tools]
-        capacity = self.view.original.resources
+        capacity = self.view.original_plan.resources
         body = random_body(self.rng, [], tools, dict(capacity) if capacity else {})
-        fresh = f"{self.view.fresh_id(base)}{'x' * (self._new - 1)}"
+        fresh = f"{self.view.unused_id(base)}{'x' * (self._new - 1)}"
         return Task.model_validate({**body, "id": fresh, "depends_on": needed})
 
 
@@ -74,7 +74,7 @@ def _fall_back(make: Maker, task: TaskView) -> list[PlanChange]:
     if not task.task.fallbacks:
         return _skip(make, task)
     body = make.rng.choice(task.task.fallbacks).model_dump(exclude_unset=True)
-    return [ReplaceTask(task_id=task.id, tasks=(Task(id=make.view.fresh_id(task.id), **body),))]
+    return [ReplaceTask(task_id=task.id, tasks=(Task(id=make.view.unused_id(task.id), **body),))]
 
 
 def _skip(make: Maker, task: TaskView) -> list[PlanChange]:

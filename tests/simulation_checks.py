@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from replanning import PlanRun, TaskState
-from replanning._entries import Entry
+from replanning._entries import TaskEntry
 from replanning._live import LivePlan
 from replanning.events import (
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Charged,
+    PlanRevised,
     Record,
-    Revised,
     RunEnded,
     RunOpened,
     RunResumed,
+    UsageCharged,
 )
-from replanning.testing import broken_promises, replay_differences
+from replanning.testing import invariant_violations, replay_differences
 from replanning.testing._model import RunModel
 from tests.simulation_order import out_of_order
 from tests.simulation_world import World
@@ -31,7 +31,7 @@ def problems_of(world: World, records: Sequence[Record], at: float) -> list[str]
     """Everything that is wrong."""
     run = world.run
     return [
-        *broken_promises(records),
+        *invariant_violations(records),
         *replay_differences(run, records, at),
         *_handed_on(world, records),
         *_outputs(run, records),
@@ -49,7 +49,7 @@ def _models(records: Sequence[Record]) -> Iterator[tuple[RunModel, Record]]:
     assert isinstance(opened, RunOpened)
     model = RunModel(opened.plan)
     for record in records:
-        model.take(record)
+        model.apply(record)
         if isinstance(record.body, AttemptSucceeded) and not record.body.recoverable:
             model.tasks[record.body.task].output = LOST
         yield model, record
@@ -77,7 +77,7 @@ def _handed_on(world: World, records: Sequence[Record]) -> Iterator[str]:
 def _outputs(run: PlanRun, records: Sequence[Record]) -> Iterator[str]:
     """The result has the outputs of what was done, under the ids of the original tasks."""
     *_, (model, _) = _models(records)
-    expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.satisfied(i)}
+    expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.is_satisfied(i)}
     outputs = run.result.outputs
     for task_id in dict.fromkeys([*expected, *outputs]):
         if LOST in repr(expected.get(task_id)):
@@ -91,8 +91,10 @@ def _overspent(records: Sequence[Record]) -> Iterator[str]:
     opened = records[0].body
     assert isinstance(opened, RunOpened)
     budget = opened.plan.budget
-    spent = [record.body.usage for record in records if isinstance(record.body, Charged)]
-    asked = [record.body.usage for record in records if isinstance(record.body, Charged) and not record.body.attempt]
+    spent = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
+    asked = [
+        record.body.usage for record in records if isinstance(record.body, UsageCharged) and not record.body.attempt
+    ]
     if budget is None or len(asked) != len(spent):
         return  # work is not asked before it spends
     for name in ("calls", "tokens", "money"):
@@ -106,7 +108,7 @@ def _disturbed(world: World, records: Sequence[Record]) -> Iterator[str]:
     """Work is cut off only by its deadline, by its cancellation, or with the run."""
     ended = {r.body.attempt for r in records if isinstance(r.body, AttemptTimedOut | AttemptInterrupted)}
     cancelled = {
-        c.task_id for r in records if isinstance(r.body, Revised) for c in r.body.changes if c.kind == "cancel"
+        c.task_id for r in records if isinstance(r.body, PlanRevised) for c in r.body.changes if c.kind == "cancel"
     }
     turns = [r.body for r in records if isinstance(r.body, RunEnded | RunResumed)]
     last = turns[-1] if turns and isinstance(turns[-1], RunEnded) else None  # of the life that was seen last
@@ -125,10 +127,10 @@ def _inconsistent(run: PlanRun) -> Iterator[str]:
     for entry in live:
         counts[entry.state] += 1
         yield from _inconsistent_links(live, entry)
-        for name, amount in (entry.taken or {}).items():
+        for name, amount in (entry.reserved or {}).items():
             used[name] = used.get(name, 0.0) + amount
-        if entry.taken and entry.state is not TaskState.RUNNING and not entry.claimed:
-            yield f"{entry!r} keeps {entry.taken}"
+        if entry.reserved and entry.state is not TaskState.RUNNING and not entry.claim:
+            yield f"{entry!r} keeps {entry.reserved}"
     if counts != live.counts:
         yield f"states are counted as {live.counts}, and are {counts}"
     for name in {**live.pool.used, **used}:
@@ -138,13 +140,13 @@ def _inconsistent(run: PlanRun) -> Iterator[str]:
         yield f"said to be stuck: {list(live.stuck)}"
 
 
-def _inconsistent_links(live: LivePlan, entry: Entry) -> Iterator[str]:
+def _inconsistent_links(live: LivePlan, entry: TaskEntry) -> Iterator[str]:
     missing = sum(not live.entry(dep).satisfied for dep in entry.task.depends_on)
-    if entry.missing != missing and not entry.removed:
+    if entry.unsatisfied_dependencies != missing and not entry.removed:
         yield f"{entry!r} should miss {missing}"
     sinks = sum(not live.entry(sink).satisfied for sink in live.sinks(entry))
-    if entry.state is TaskState.REPLACED_BY_REPLAN and entry.open_sinks != sinks:
-        yield f"{entry!r} has {entry.open_sinks} open sinks, should have {sinks}"
+    if entry.state is TaskState.REPLACED_BY_REPLAN and entry.unsatisfied_sinks != sinks:
+        yield f"{entry!r} has {entry.unsatisfied_sinks} open sinks, should have {sinks}"
     if entry.state is TaskState.READY and missing:
         yield f"{entry!r} is ready"
     if entry.state is TaskState.PENDING and not missing and not entry.removed:

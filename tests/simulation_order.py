@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from replanning import Plan
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
-from replanning.events import AttemptStarted, Record, Revised, RunOpened, RunResumed, TriggerFired
+from replanning.events import AttemptStarted, PlanRevised, Record, RunOpened, RunResumed, TriggerFired
 from replanning.testing._model import RunModel
 
 
@@ -60,8 +60,8 @@ def out_of_order(records: Sequence[Record]) -> Iterator[str]:
             first = min(able, key=places.__getitem__, default=body.task)
             if places[first] < places[body.task] and first not in concerned:
                 yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
-        model.take(record)
-        if isinstance(body, Revised):
+        model.apply(record)
+        if isinstance(body, PlanRevised):
             places.follow(body.changes)
 
 
@@ -71,7 +71,12 @@ def _could_start(model: RunModel, at: float) -> Iterator[str]:
         for name, amount in model.demand(task_id).items():
             used[name] = used.get(name, 0.0) + amount
     for task_id, task in model.tasks.items():
-        if task.state != "waiting" or task.due >= at or model.held(task_id) or model.unmet(task_id):
+        if (
+            task.state != "waiting"
+            or task.due >= at
+            or model.open_questions(task_id)
+            or model.unmet_dependencies(task_id)
+        ):
             continue
         demand = model.demand(task_id).items()
         fits = all(used.get(name, 0.0) + amount <= model.capacity.get(name, 0.0) for name, amount in demand)

@@ -10,7 +10,7 @@ import anyio
 
 from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext
 from replanning.errors import NotRunning, StoreError
-from replanning.events import Record, RunEnded, Verdict, dump_body
+from replanning.events import QuestionVerdict, Record, RunEnded, dump_body
 from replanning.history import MemoryStore
 from replanning.interfaces import RunId, RunStore
 from replanning.testing import VirtualClock
@@ -73,7 +73,7 @@ def answer_some(world: World, engine: ReplanningEngine) -> None:
     rng = world.rng("between", world.life)
     for question in engine.pending(world.run_id):
         if rng.random() < 0.7:
-            verdict: Verdict = "approve" if rng.random() < 0.7 else "reject"
+            verdict: QuestionVerdict = "approve" if rng.random() < 0.7 else "reject"
             try:
                 engine.answer(question.id, verdict, by="eve", choice=rng.randrange(2))
             except ReplanningError:
@@ -118,7 +118,7 @@ async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: a
             (outer if how == "all" else group.cancel_scope).cancel()
 
     if leave_at:
-        run._life.taps.append(tap)
+        run._lifecycle.listeners.append(tap)
     async with anyio.create_task_group() as group:
         group.start_soon(give_up)
         group.start_soon(world.happen, engine, run)
@@ -126,7 +126,7 @@ async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: a
             for _ in range(world.workers):
                 workers.start_soon(_report if world.reporting else _pull, world, run)
         group.cancel_scope.cancel()
-    if leave_at and how == "raise" and run._life.end is None:
+    if leave_at and how == "raise" and run._lifecycle.end is None:
         raise Left
     return stuck
 

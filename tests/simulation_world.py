@@ -26,10 +26,19 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import parse_changes
-from replanning.events import Usage, Verdict
+from replanning.events import QuestionVerdict, Usage
 from replanning.interfaces import RunId, RunStore
 from replanning.providers.repair import RepairProvider
-from replanning.testing import FlakyStore, ScriptedGate, Step, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing import (
+    FlakyStore,
+    ScriptedGate,
+    ScriptStep,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
 from tests.simulation_changes import EDITS, REPAIRS, Maker, random_alternatives
 from tests.simulation_plans import FACT, random_plan
 
@@ -172,7 +181,7 @@ class World:
 
     # People
 
-    def _answer(self, question: Question) -> Step | Answer:
+    def _answer(self, question: Question) -> ScriptStep | Answer:
         self.asked += 1
         rng = self.rng("answer", self.asked, self.life)
         after = rng.choice([0.0, 5.0, 100.0, 299.0, 301.0, 1000.0])
@@ -253,7 +262,7 @@ class RandomProvider:
 
 def random_answer(rng: Random, question: Question, run: PlanRun) -> Answer:
     """What a person says: approval as a rule."""
-    verdicts: list[Verdict] = ["approve", "approve", "approve", "reject", "modify"]
+    verdicts: list[QuestionVerdict] = ["approve", "approve", "approve", "reject", "modify"]
     verdict = rng.choice(verdicts)
     choice = 7 if rng.random() < 0.03 else rng.randrange(max(1, len(question.candidates)))
     changes = Maker(rng, PlanView(run.live)).changes(question.holds, REPAIRS) if verdict == "modify" else ()

@@ -9,11 +9,11 @@ import pytest
 
 from replanning import Alternative, Answer, ReplanRequest, Task
 from replanning.changes import AbortRun, AddTask, SkipTask
-from replanning.errors import ChangeRefused, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion
 from replanning.events import (
     AlternativesConsidered,
     AttemptStarted,
-    Contained,
+    ErrorContained,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -22,7 +22,7 @@ from replanning.events import (
     TriggerDropped,
 )
 from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import Message, RunId
+from replanning.interfaces import InboxMessage, RunId
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import Proposer, alternative, bodies, chain, failing, plan
@@ -49,7 +49,7 @@ async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> Non
         (question,) = other.pending()
         assert (question.id, question.deadline) == (result.questions[0], None)
         assert "+ a~2" in question.diffs[0]
-        with pytest.raises(ChangeRefused, match="numbered from 0"):
+        with pytest.raises(ChangeRejected, match="numbered from 0"):
             other.answer(question.id, "approve", choice=5)
         other.answer(question.id, "approve", by="ada")
         resumed = await other.attach(SequentialOrchestrator(failing())).resume(result.run)
@@ -246,7 +246,7 @@ class Thinking:
         self.requests.append(request)
         if request.triggers[0].kind == "human-request":
             await self._clock.sleep(self._seconds)
-            return [alternative(AddTask(task=Task(id=request.view.fresh_id("extra"))))]
+            return [alternative(AddTask(task=Task(id=request.view.unused_id("extra"))))]
         return two_ways(request)
 
 
@@ -328,7 +328,7 @@ async def test_answers_that_come_in_a_bad_order(tmp_path: Path) -> None:
         result = await engine.execute(chain("a"), failing("a"))
         question = result.questions[0]
         for payload in ({"verdict": "approve", "choice": 1}, {"verdict": "reject"}, {"verdict": 7, "choice": "x"}, {}):
-            store.post(RunId(result.run), Message("answer", clock.now(), "ada", {"question": question, **payload}))
+            store.post(RunId(result.run), InboxMessage("answer", clock.now(), "ada", {"question": question, **payload}))
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
     assert [body.verdict for body in bodies(store, result.run, QuestionAnswered)] == ["approve"]
@@ -440,10 +440,10 @@ async def test_message_that_is_never_dealt_with() -> None:
     async with VirtualClock() as clock:
         engine = asking(clock, store=store)
         result = await engine.execute(plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a"))
-        request = Message("request", clock.now(), "eve", {"goal": {"facts": depth}})
+        request = InboxMessage("request", clock.now(), "eve", {"goal": {"facts": depth}})
         store.post(RunId(result.run), request)
         engine.answer(result.questions[0], "approve", by="ada")
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert resumed.status == "succeeded"
-    assert [body.where for body in bodies(store, result.run, Contained)] == ["a message of eve"]
+    assert [body.where for body in bodies(store, result.run, ErrorContained)] == ["a message of eve"]
     assert list(store.inbox(RunId(result.run))) == []

@@ -35,7 +35,7 @@ def lines(length: int = 3, **fields: object) -> Plan:
 
 def about(run: PlanRun, *facts: str, tasks: tuple[str, ...] = ()) -> list[str]:
     """The tasks that have to do with facts and tasks, in order."""
-    return [step.id for step in PlanView(run.live).world(facts=facts, tasks=tasks).steps]
+    return [step.id for step in PlanView(run.live).strips_problem(facts=facts, tasks=tasks).steps]
 
 
 async def test_one_line() -> None:
@@ -43,7 +43,7 @@ async def test_one_line() -> None:
     async with open_run(lines()) as run:
         assert about(run, "at(p1-1)") == ["t1-0", "t1-1", "t1-2"]
         assert about(run, tasks=("t2-1",)) == ["t2-0", "t2-1", "t2-2"]
-        assert PlanView(run.live).world(facts=["at(p1-1)"]).goal == ("at(p1-3)",)
+        assert PlanView(run.live).strips_problem(facts=["at(p1-1)"]).goal == ("at(p1-3)",)
         assert about(run, "noise") == []
         run.pause()
 
@@ -52,7 +52,7 @@ async def test_fact_that_all_need() -> None:
     """A fact that nothing changes joins nothing, until it is the one that is asked about."""
     async with open_run(lines()) as run:
         assert len(about(run, "light")) == 3 * LINES
-        assert len(PlanView(run.live).world().steps) == 3 * LINES
+        assert len(PlanView(run.live).strips_problem().steps) == 3 * LINES
         run.pause()
 
 
@@ -64,7 +64,7 @@ async def test_follows_the_plan() -> None:
         run.apply([RemoveTask(task_id="t0-2")])
         assert about(run, "at(p0-2)") == ["t0-1"]
         bridge = Task(id="new", tool="pass-on", arguments={"a": "p0-2", "b": "p3-0"})
-        assert [s.id for s in PlanView(run.live).world([AddTask(task=bridge)], facts=["at(p0-2)"]).steps] == [
+        assert [s.id for s in PlanView(run.live).strips_problem([AddTask(task=bridge)], facts=["at(p0-2)"]).steps] == [
             *("t0-1", "t3-0", "t3-1", "t3-2", "new")
         ]
         run.apply([AddTask(task=bridge), SkipTask(task_id="t0-1")])
@@ -89,9 +89,9 @@ async def test_most_of_a_plan() -> None:
     """Where nearly everything has to do with a fact, all of the plan is looked at, with the same result."""
     async with open_run(lines(600)) as run:
         assert len(about(run, "light")) == 600 * LINES
-        assert PlanView(run.live).world(facts=["light"]).goal == run.plan.goal.facts
+        assert PlanView(run.live).strips_problem(facts=["light"]).goal == run.plan.goal.facts
         run.observe(ceased=["at(p3-0)"])
-        near = PlanView(run.live).world(facts=["at(p3-0)"])
+        near = PlanView(run.live).strips_problem(facts=["at(p3-0)"])
         assert len(near.steps) == 600
-        assert near.standing().lacking() == PlanView(run.live).world().standing().lacking()
+        assert near.feasibility().unmet_facts() == PlanView(run.live).strips_problem().feasibility().unmet_facts()
         run.pause()

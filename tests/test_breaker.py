@@ -5,44 +5,44 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._breaker import Breaker, Permit
+from replanning._breaker import CircuitBreaker, Permit
 
 
-def used(breaker: Breaker, now: float) -> Permit:
+def used(breaker: CircuitBreaker, now: float) -> Permit:
     """A permit, where there is one."""
     permit = breaker.admit(now)
     assert permit is not None
     return permit
 
 
-def opened(now: float = 0.0) -> Breaker:
+def opened(now: float = 0.0) -> CircuitBreaker:
     """A breaker that has opened after three failures."""
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(3):
-        breaker.failed(used(breaker, now), now)
+        breaker.record_failure(used(breaker, now), now)
     return breaker
 
 
 def test_closed_at_first() -> None:
     """At first everything is let through."""
-    breaker = Breaker()
-    assert (breaker.state(0), breaker.left(0), breaker.admit(0)) == ("closed", 0, Permit())
+    breaker = CircuitBreaker()
+    assert (breaker.state(0), breaker.retry_after(0), breaker.admit(0)) == ("closed", 0, Permit())
 
 
 def test_opens_after_failures_in_a_row() -> None:
     """The third failure in a row opens it, and nothing is let through while it rests."""
     breaker = opened()
-    assert (breaker.state(29.9), breaker.left(20), breaker.admit(29.9)) == ("open", 10, None)
+    assert (breaker.state(29.9), breaker.retry_after(20), breaker.admit(29.9)) == ("open", 10, None)
 
 
 def test_success_starts_the_count_again() -> None:
     """Failures count only as long as nothing succeeds in between."""
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(2):
-        breaker.failed(used(breaker, 0), 0)
-    breaker.succeeded(used(breaker, 0))
+        breaker.record_failure(used(breaker, 0), 0)
+    breaker.record_success(used(breaker, 0))
     for _ in range(2):
-        breaker.failed(used(breaker, 0), 0)
+        breaker.record_failure(used(breaker, 0), 0)
     assert breaker.state(0) == "closed"
 
 
@@ -50,68 +50,68 @@ def test_one_call_tries() -> None:
     """After its rest a single call is let through; the others wait for how it ends."""
     breaker = opened()
     assert breaker.state(30) == "half-open"
-    assert (breaker.admit(30), breaker.admit(30), breaker.left(31)) == (Permit(trial=True), None, 0)
+    assert (breaker.admit(30), breaker.admit(30), breaker.retry_after(31)) == (Permit(is_probe=True), None, 0)
 
 
 def test_trial_that_succeeds_closes() -> None:
     """A trial that succeeds closes it, and all is as at first."""
     breaker = opened()
-    breaker.succeeded(used(breaker, 30))
+    breaker.record_success(used(breaker, 30))
     assert breaker.state(30) == "closed"
     for _ in range(3):
-        breaker.failed(used(breaker, 40), 40)
-    assert breaker.left(40) == 30
+        breaker.record_failure(used(breaker, 40), 40)
+    assert breaker.retry_after(40) == 30
 
 
 def test_trial_that_fails_rests_longer() -> None:
     """Each trial that fails doubles the rest, up to five minutes."""
     breaker, now, rests = opened(), 30.0, []
     for _ in range(5):
-        breaker.failed(used(breaker, now), now)
-        rests.append(breaker.left(now))
-        now += breaker.left(now)
+        breaker.record_failure(used(breaker, now), now)
+        rests.append(breaker.retry_after(now))
+        now += breaker.retry_after(now)
     assert rests == [60, 120, 240, 300, 300]
 
 
 def test_trial_that_tells_nothing() -> None:
     """A trial that was given up leaves its place to the next call."""
     breaker = opened()
-    breaker.released(used(breaker, 30))
-    assert breaker.admit(30) == Permit(trial=True)
+    breaker.release(used(breaker, 30))
+    assert breaker.admit(30) == Permit(is_probe=True)
 
 
 def test_released_call_changes_nothing() -> None:
     """A call that tells nothing, such as one that was cancelled, counts neither way."""
-    breaker = Breaker(failures=2)
-    breaker.failed(used(breaker, 0), 0)
-    breaker.released(used(breaker, 0))
-    breaker.failed(used(breaker, 0), 0)
+    breaker = CircuitBreaker(failure_threshold=2)
+    breaker.record_failure(used(breaker, 0), 0)
+    breaker.release(used(breaker, 0))
+    breaker.record_failure(used(breaker, 0), 0)
     assert breaker.state(0) == "open"
 
 
 def test_for_good() -> None:
     """What does not pass by itself, such as a wrong key, opens it at once and for long."""
-    breaker = Breaker()
-    breaker.failed(used(breaker, 0), 0, for_good=True)
-    assert (breaker.state(299), breaker.left(0)) == ("open", 300)
+    breaker = CircuitBreaker()
+    breaker.record_failure(used(breaker, 0), 0, permanent=True)
+    assert (breaker.state(299), breaker.retry_after(0)) == ("open", 300)
 
 
 def test_late_failures() -> None:
     """Calls that were under way when it opened, and fail afterwards, do not prolong its rest."""
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     permits = [used(breaker, 0) for _ in range(5)]
     for number, permit in enumerate(permits):
-        breaker.failed(permit, float(number))
-    assert breaker.left(4) == 28
+        breaker.record_failure(permit, float(number))
+    assert breaker.retry_after(4) == 28
 
 
 def test_late_success() -> None:
     """A call that was under way when it opened, and succeeds, closes it."""
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     permits = [used(breaker, 0) for _ in range(4)]
     for permit in permits[:3]:
-        breaker.failed(permit, 0)
-    breaker.succeeded(permits[3])
+        breaker.record_failure(permit, 0)
+    breaker.record_success(permits[3])
     assert breaker.state(1) == "closed"
 
 
@@ -126,18 +126,18 @@ Moves = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]
 @given(Moves)
 def test_it_never_stays_shut(moves: list[tuple[str, int]]) -> None:
     """Whatever happens, there is at most one trial at a time, and in the end a call is let through again."""
-    breaker, now, out = Breaker(), 0.0, []
+    breaker, now, out = CircuitBreaker(), 0.0, []
     for move, seconds in moves:
         now += seconds
         if move == "ask" and (permit := breaker.admit(now)) is not None:
             out.append(permit)
         elif out and move == "succeed":
-            breaker.succeeded(out.pop(0))
+            breaker.record_success(out.pop(0))
         elif out and move == "fail":
-            breaker.failed(out.pop(0), now)
+            breaker.record_failure(out.pop(0), now)
         elif out and move == "give up":
-            breaker.released(out.pop(0))
-        assert breaker.left(now) <= 300
+            breaker.release(out.pop(0))
+        assert breaker.retry_after(now) <= 300
     for permit in out:
-        breaker.released(permit)
+        breaker.release(permit)
     assert breaker.admit(now + 300) is not None

@@ -9,11 +9,11 @@ import pytest
 
 from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, open_run
 from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask
-from replanning.events import AlternativesConsidered, ContextChanged, Decided
+from replanning.events import AlternativesConsidered, ContextChanged, DecisionMade
 from replanning.interfaces import PlanView
-from replanning.providers._bridge import bridged
-from replanning.providers._grounding import Domain, reachable
-from replanning.providers._search import Target, find
+from replanning.providers._bridge import find_repairs
+from replanning.providers._grounding import Domain, reachable_actions
+from replanning.providers._search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, environment
@@ -117,9 +117,9 @@ async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[
             run.succeeded(run.started(task))
         run.observe(ceased=ceased)
         view = PlanView(run.live)
-        standing = view.world().standing()
-        tasks = view.world().named(standing)
-        trigger = ContextChanged(tasks=tasks, facts=standing.lacking())
+        standing = view.strips_problem().feasibility()
+        tasks = view.strips_problem().tasks_related_to_stuck(standing)
+        trigger = ContextChanged(tasks=tasks, facts=standing.unmet_facts())
         found = await RepairProvider().propose(ReplanRequest((trigger,), view, 3, 1e12))
         run.pause()
         return found, view
@@ -141,8 +141,8 @@ async def test_trigger_names_one_branch_only() -> None:
     async with open_run(Plan.parse(TWO)) as run:
         run.succeeded(run.started("heat-a"))
         run.observe(ceased=["warm(a)"])
-        world = PlanView(run.live).world()
-        assert world.named(world.standing()) == ("cut-a", "glue-a")
+        world = PlanView(run.live).strips_problem()
+        assert world.tasks_related_to_stuck(world.feasibility()) == ("cut-a", "glue-a")
         run.pause()
 
 
@@ -170,7 +170,7 @@ async def test_superfluous_tasks_go() -> None:
         (rest,) = [change for change in first.changes if isinstance(change, ModifyTask)]
         assert (rest.task_id, rest.fields) == ("pack", {"depends_on": ["glue-b", "heat-a"]})
         run.live.apply(first.changes)
-        assert PlanView(run.live).world().standing().valid
+        assert PlanView(run.live).strips_problem().feasibility().valid
         run.pause()
 
 
@@ -213,11 +213,11 @@ def test_bounds_hold(bound: int) -> None:
     """A search looks at no more states than it may, and then says that it does not know."""
     tools = Plan.parse(COUNTER).tools
     facts = ["at(0)", *(f"next({n},{n + 1})" for n in range(59))]
-    actions = reachable(facts, Domain(tools, dict.fromkeys(map(str, range(60)), "number"), {})).actions
-    found = find(facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy=bound)
+    actions = reachable_actions(facts, Domain(tools, dict.fromkeys(map(str, range(60)), "number"), {})).actions
+    found = find_cheapest_path(facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy_nodes=bound)
     assert found.nodes <= bound + 1
     assert found.actions is None
-    assert not found.finished
+    assert not found.conclusive
 
 
 COUNTER = """
@@ -248,7 +248,7 @@ async def test_event_loop_is_not_held() -> None:
         view = PlanView(run.live)
         trigger = ContextChanged(facts=("on(r0,right)",))
         before = turns
-        found = await bridged(ReplanRequest((trigger,), view, 3, 1e12))
+        found = await find_repairs(ReplanRequest((trigger,), view, 3, 1e12))
         assert turns > before + 10
         assert len(found) == 1
         group.cancel_scope.cancel()
@@ -298,7 +298,7 @@ async def considered(*tools: str) -> tuple[str, str, str]:
         engine = ReplanningEngine([proposing(*tools), "repair"], environment=environment(clock))
         outcome = await play(Plan.parse(CHOICES), engine, [Event(0, ceased=["path"])])
     (asked,) = [body for body in outcome.records if isinstance(body, AlternativesConsidered)]
-    (decided,) = [body for body in outcome.records if isinstance(body, Decided)]
+    (decided,) = [body for body in outcome.records if isinstance(body, DecisionMade)]
     (model,) = [c.rejected for c in asked.candidates if c.alternative.source == "model"]
     return model, asked.candidates[decided.chosen or 0].alternative.source, outcome.status
 

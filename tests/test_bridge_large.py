@@ -15,8 +15,8 @@ import pytest
 from replanning import ReplanRequest, Task
 from replanning.events import ContextChanged, FactsObserved
 from replanning.interfaces import PlanView
-from replanning.providers._bridge import problems
-from replanning.providers._grounding import Domain, reachable
+from replanning.providers._bridge import repair_problems
+from replanning.providers._grounding import Domain, reachable_actions
 from replanning.providers._solve import solve
 from tests.live_parts import Kept, kept, tool
 
@@ -59,7 +59,7 @@ async def test_turns_of_the_event_loop(length: int) -> None:
         group.start_soon(beat)
         await anyio.lowlevel.checkpoint()
         before = turns
-        assert [problem async for problem in problems(request)]
+        assert [problem async for problem in repair_problems(request)]
         found = turns - before
         group.cancel_scope.cancel()
     assert found == 0 if length < 1_000 else found >= 5
@@ -80,7 +80,7 @@ def test_uses_of_tools(first: str) -> None:
         go = tool("go", requires=list(needs), adds=["at({b})"])
         facts = [f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")]
         sys.setprofile(counted)
-        found = reachable(facts, Domain((go,), {}, {}))
+        found = reachable_actions(facts, Domain((go,), {}, {}))
         sys.setprofile(None)
         assert len(found.actions) == length
         return count
@@ -90,12 +90,12 @@ def test_uses_of_tools(first: str) -> None:
 
 async def test_memory() -> None:
     """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
-    (problem,) = [problem async for problem in problems(trouble(800))]
+    (problem,) = [problem async for problem in repair_problems(trouble(800))]
     tracemalloc.start()
     solution = solve(problem)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    (action,) = solution.ways[0].actions
+    (action,) = solution.repairs[0].actions
     assert action.adds == (LACKING,)
     assert peak < 10e6
 
@@ -112,7 +112,7 @@ async def test_search_that_is_not_wanted_any_more() -> None:
             anyio.from_thread.run_sync(scope.cancel)
             anyio.from_thread.check_cancelled()
 
-        (problem,) = [problem async for problem in problems(trouble(700))]
-        await anyio.to_thread.run_sync(partial(solve, problem, look=look))
+        (problem,) = [problem async for problem in repair_problems(trouble(700))]
+        await anyio.to_thread.run_sync(partial(solve, problem, check_cancelled=look))
     assert scope.cancelled_caught
     assert looked == 1

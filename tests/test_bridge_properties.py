@@ -24,8 +24,8 @@ from replanning import (
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.events import ContextChanged, ResourceChanged, TaskFailed
 from replanning.interfaces import PlanView
-from replanning.providers._grounding import Action
-from replanning.providers._search import Target, find
+from replanning.providers._grounding import ToolAction
+from replanning.providers._search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.parts import environment
@@ -119,7 +119,10 @@ async def troubled(
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
         view = PlanView(run.live)
-        whole, near = (set(world.standing().lacking()) for world in (view.world(), view.world(facts=ceased)))
+        whole, near = (
+            set(world.feasibility().unmet_facts())
+            for world in (view.strips_problem(), view.strips_problem(facts=ceased))
+        )
         assert near.intersection(ceased) == whole.intersection(ceased)
         request = ReplanRequest(tuple(triggers), view, 3, 1e12)  # type: ignore[arg-type] # triggers of three kinds
         offered = await RepairProvider().propose(request)
@@ -286,14 +289,14 @@ def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal:
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""
     tools, facts = domain
     actions = [
-        Action(tool.name, {}, tool.requires, tool.adds, tuple(f for f in tool.removes if f not in tool.adds), 1)
+        ToolAction(tool.name, {}, tool.requires, tool.adds, tuple(f for f in tool.removes if f not in tool.adds), 1)
         for tool in tools
     ]
-    found = find(facts, [Target(goal, 0)], actions)
+    found = find_cheapest_path(facts, [Target(goal, 0)], actions)
     best = _breadth_first(tools, facts, goal)
-    assert found.finished
+    assert found.conclusive
     assert (None if found.actions is None else len(found.actions)) == best
-    greedy = find(facts, [Target(goal, 0)], actions, nodes=0)
+    greedy = find_cheapest_path(facts, [Target(goal, 0)], actions, nodes=0)
     assert (greedy.actions is None) == (best is None)
 
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Budget
-from replanning._budget import Spending
+from replanning._budget import BudgetTracker
 from replanning.errors import BudgetExceeded
 from replanning.events import Usage
 
 
 def test_reserve_and_settle() -> None:
     """What is reserved is not there for others until it is settled; what was used then counts instead."""
-    spending = Spending(Budget(tokens=100))
+    spending = BudgetTracker(Budget(tokens=100))
     held = spending.reserve(Usage(calls=1, tokens=80))
     with pytest.raises(BudgetExceeded, match=r"^it would exceed the budget: 110 of 100 tokens$"):
         spending.reserve(Usage(tokens=30))
@@ -26,7 +26,7 @@ def test_reserve_and_settle() -> None:
 
 def test_every_limit_is_named() -> None:
     """A refusal names every limit that would be passed, in the words of the budget."""
-    spending = Spending(Budget(calls=1, tokens=2, money=0.5))
+    spending = BudgetTracker(Budget(calls=1, tokens=2, money=0.5))
     with pytest.raises(BudgetExceeded, match=r"2 of 1 calls, 3 of 2 tokens, 0\.75 of 0\.5 money"):
         spending.reserve(Usage(2, 3, 0.75))
     assert spending.reserved == Usage()
@@ -36,19 +36,19 @@ def test_unknown_price() -> None:
     """Where money is limited, what has no price is refused; elsewhere it is counted."""
     free = Usage(calls=1, unpriced=True)
     with pytest.raises(BudgetExceeded, match="state a price for the model"):
-        Spending(Budget(money=10)).reserve(free)
-    spending = Spending(Budget(calls=5))
+        BudgetTracker(Budget(money=10)).reserve(free)
+    spending = BudgetTracker(Budget(calls=5))
     spending.charge(free)
     assert spending.reserve(free) + spending.spent == Usage(calls=2, unpriced=True)
 
 
 def test_exceeded() -> None:
     """What was used counts also past a limit, which is then said; up to the limit nothing is."""
-    spending = Spending(Budget(money=1.0))
+    spending = BudgetTracker(Budget(money=1.0))
     spending.charge(Usage(money=1.0))
-    assert spending.exceeded() == ""
+    assert spending.exceeded_reason() == ""
     spending.charge(Usage(money=0.5))
-    assert spending.exceeded() == "has exceeded the budget: 1.5 of 1 money"
+    assert spending.exceeded_reason() == "has exceeded the budget: 1.5 of 1 money"
     assert "money=1.5" in repr(spending)
 
 
@@ -62,7 +62,7 @@ def test_no_usage_gives_back(amounts: dict[str, float]) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40))))
 def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
     """Whatever is reserved and settled in whatever order, spent and reserved together stay within the limit."""
-    spending = Spending(Budget(tokens=100))
+    spending = BudgetTracker(Budget(tokens=100))
     for settles, tokens in steps:
         if settles and spending.reservations:
             held = spending.reservations[tokens % len(spending.reservations)]

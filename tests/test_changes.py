@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, Task
-from replanning._changes import changes_hash, dump_change, parse_changes, touched
+from replanning._changes import changes_hash, dump_change, parse_changes, target_task_ids
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -22,7 +22,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import ChangeRefused
+from replanning.errors import ChangeRejected
 from tests.live_strategies import Changes, situation
 
 ONE_OF_EACH: tuple[PlanChange, ...] = (
@@ -40,7 +40,7 @@ ONE_OF_EACH: tuple[PlanChange, ...] = (
 
 def test_touched() -> None:
     """A set touches the existing tasks that its changes are about, each once, in order."""
-    assert touched(ONE_OF_EACH) == ("b", "c", "d", "e", "f", "g", "h", "i")
+    assert target_task_ids(ONE_OF_EACH) == ("b", "c", "d", "e", "f", "g", "h", "i")
 
 
 def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
@@ -114,7 +114,7 @@ def test_any_changes_are_read_back(data: st.DataObject) -> None:
 def test_what_is_no_change() -> None:
     """Each thing that is no change is named with its place, and with the kinds of change that there are."""
     data = [{"kind": "skip"}, {"kind": "explode"}, {"kind": "retry", "task_id": "a", "delay": -1}, "skip a"]
-    with pytest.raises(ChangeRefused) as caught:
+    with pytest.raises(ChangeRejected) as caught:
         parse_changes(data)
     assert [problem.place for problem in caught.value.problems] == [
         "changes[0].skip.task_id",
@@ -125,9 +125,9 @@ def test_what_is_no_change() -> None:
     missing, unknown, *_ = (problem.message for problem in caught.value.problems)
     assert missing == "'task_id' is missing"
     assert unknown.startswith("there is no kind of change 'explode'; known are add, remove, replace, modify")
-    with pytest.raises(ChangeRefused, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
+    with pytest.raises(ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
         parse_changes([{"kind": "skp", "task_id": "a"}])
-    with pytest.raises(ChangeRefused, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
+    with pytest.raises(ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
         parse_changes([{"task_id": "a"}])
-    with pytest.raises(ChangeRefused, match="changes: Input should be a valid tuple"):
+    with pytest.raises(ChangeRejected, match="changes: Input should be a valid tuple"):
         parse_changes({"kind": "abort"})

@@ -502,7 +502,7 @@ def test_request_from_elsewhere(asking: Process) -> None:
     assert "the run considers it" in call("request", "one", "there must be a better way", "--wait", "30")
     assert "has taken it" in call("reject", "one.q1", "--wait", "30")
     asking.end()
-    assert [event.kinds for event in history("one").filter(trigger="human-request")] == [("human-request",)]
+    assert [event.trigger_kinds for event in history("one").filter(trigger="human-request")] == [("human-request",)]
 
 
 @pytest.mark.slow

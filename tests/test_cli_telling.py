@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replanning import Settings
-from replanning.cli._telling import teller
+from replanning.cli._telling import planning_listener
 from replanning.events import PlanningNoted
 from replanning.interfaces import JsonObject
 from replanning.testing import VirtualClock
@@ -50,7 +50,7 @@ async def test_decisions_are_told_with_what_became_of_them(decision: JsonObject,
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
         await planning.execute_with_planning()
-    tell = teller(display)  # type: ignore[arg-type]  # what is told is all that is looked at
+    tell = planning_listener(display)  # type: ignore[arg-type]  # what is told is all that is looked at
     for record in planning.engine.store.read(planning.result.run):
         if isinstance(record.body, PlanningNoted):
             tell(record.body)

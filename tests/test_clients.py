@@ -12,7 +12,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from replanning.errors import LLMRefused, LLMRejected, LLMReplyInvalid
+from replanning.errors import LLMRefusal, LLMRequestRejected, LLMResponseInvalid
 from replanning.llm import LLMOptions
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
@@ -107,7 +107,7 @@ async def test_recorded_streams() -> None:
             assert answer.finish == "stop"
             ended = "message_delta" if kind is AnthropicProvider else '"finish_reason":"'
             cut = exchange | {"response": raw[: raw.index(ended)]}
-            with pytest.raises(LLMReplyInvalid):
+            with pytest.raises(LLMResponseInvalid):
                 await client(kind, replayed(cut)).complete_detailed("well?")
 
 
@@ -137,7 +137,7 @@ async def test_recorded_errors() -> None:
     assert len(found) == 5
     for exchange in found:
         network = replayed(exchange)
-        with pytest.raises(LLMRejected) as caught:
+        with pytest.raises(LLMRequestRejected) as caught:
             await client(OpenAIProvider, network).complete("well?")
         error = caught.value
         assert (error.status, error.request_id) == (exchange["status"], "req_1")
@@ -165,7 +165,7 @@ async def test_recorded_descriptions_of_models() -> None:
     found = list(exchanges("ollama.native"))
     assert len(found) == 2
     for exchange in found:
-        with pytest.raises(LLMReplyInvalid, match="message: Field required"):
+        with pytest.raises(LLMResponseInvalid, match="message: Field required"):
             await client(OllamaProvider, replayed(exchange)).complete("well?")
 
 
@@ -180,7 +180,7 @@ async def test_recorded_descriptions_of_models() -> None:
 async def test_refusals(kind, answer) -> None:
     """A model that declines is told from one that answers, in each of the ways in which services say so."""
     network = Network(said(kind, **answer))
-    with pytest.raises(LLMRefused, match=f"{kind.name}: the model declined: I won't.") as caught:
+    with pytest.raises(LLMRefusal, match=f"{kind.name}: the model declined: I won't.") as caught:
         await client(kind, network).complete_json("well?", City)
     assert len(network.requests) == 1
     assert caught.value.provider == kind.name

@@ -11,10 +11,10 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, NonNegativeInt, create_model
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRejected
+from replanning.errors import LLMError, LLMRequestRejected
 from replanning.interfaces import JsonObject
 from replanning.llm import LLMOptions, Price, PriceTable
-from replanning.providers._schemas import name_of, strictly
+from replanning.providers._schemas import schema_name, strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider
@@ -53,7 +53,7 @@ async def test_compatible_servers() -> None:
     """A compatible server is asked with the older name of the limit, where it is, and needs no key."""
     network = Network(said(OpenAIProvider))
     model = OpenAIProvider(base_url="http://localhost:8000/v1/", transport=network, environ={})
-    assert model.unavailable() == ""
+    assert model.unavailable_reason() == ""
     request = await sent(model, network)
     assert str(request.url) == "http://localhost:8000/v1/chat/completions"
     assert "authorization" not in request.headers
@@ -68,7 +68,7 @@ async def test_github_copilot() -> None:
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert set(network.bodies[0]) == {"model", "temperature", "max_tokens", "messages"}
     elsewhere = GitHubCopilotProvider(environ={"GITHUB_COPILOT_BASE_URL": "https://copilot.example/api"})
-    assert (elsewhere.base_url, elsewhere.unavailable()) == (
+    assert (elsewhere.base_url, elsewhere.unavailable_reason()) == (
         "https://copilot.example/api",
         "GITHUB_COPILOT_TOKEN is not set",
     )
@@ -125,7 +125,7 @@ async def test_whether_ollama_is_there() -> None:
             assert await model.is_available()
         environ = server.environ()
     async with OllamaProvider(environ=environ) as model:
-        assert model.unavailable() == ""
+        assert model.unavailable_reason() == ""
         assert not await model.is_available()
     assert not await OllamaProvider(base_url="ftp://somewhere", environ={}).is_available()
     assert await OpenAIProvider(environ=environ).is_available()
@@ -154,11 +154,11 @@ async def test_keys(kind, variable) -> None:
     assert kind(environ={variable: f" {KEY}\n"}).unavailable() == ""
     model = kind(transport=network, environ={})
     assert model.unavailable() == f"{variable} is not set"
-    with pytest.raises(LLMRejected, match=f"{kind.name}: {variable} is not set"):
+    with pytest.raises(LLMRequestRejected, match=f"{kind.name}: {variable} is not set"):
         await model.complete("Which?")
     for wrong in (f"{KEY} # mine", f"{KEY}\n{KEY}", "schlüssel"):
         model = kind(wrong, transport=network, environ={})
-        with pytest.raises(LLMRejected, match="has characters that no key has") as caught:
+        with pytest.raises(LLMRequestRejected, match="has characters that no key has") as caught:
             await model.complete("Which?")
         assert wrong not in str(caught.value)
     assert network.requests == []
@@ -175,7 +175,7 @@ async def test_wrong_addresses(kind, url) -> None:
     model = kind(KEY, base_url=url, transport=network, environ={})
     if model.unavailable() == "" and kind is OllamaProvider:
         return  # it takes more forms
-    with pytest.raises(LLMRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
+    with pytest.raises(LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
         await model.complete("Which?")
     assert "secret" not in str(caught.value)
     assert network.requests == []
@@ -197,7 +197,7 @@ async def test_shapes() -> None:
         elif kind is OllamaProvider:
             assert body["format"] == schema
         else:
-            form = {"name": "City", "schema": strictly(City), "strict": True}
+            form = {"name": "City", "schema": strict_schema(City), "strict": True}
             assert body["response_format"] == {"type": "json_schema", "json_schema": form}
 
 
@@ -264,7 +264,7 @@ async def test_objections_to_something_else(kind) -> None:
     """What is refused for another reason is refused; no feature is given up for it in the calls after that."""
     network = Network(fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM))
     model = client(kind, network)
-    with pytest.raises(LLMRejected, match="the prompt is too long"):
+    with pytest.raises(LLMRequestRejected, match="the prompt is too long"):
         await model.complete_json("Which?", City)
     tries = len(network.requests)
     assert tries == (2 if issubclass(kind, OpenAIProvider) else 1)  # where an objection to a schema has many names
@@ -332,7 +332,7 @@ class Free(BaseModel):
 
 def test_strict_schemas() -> None:
     """A strict schema says the same in less: every member is required, no other may stand there."""
-    schema = strictly(Tree)
+    schema = strict_schema(Tree)
     assert schema is not None
     tree = schema["$defs"]["Tree"]
     assert schema == {"$ref": "#/$defs/Tree", "$defs": schema["$defs"]}
@@ -350,8 +350,8 @@ def test_strict_schemas() -> None:
 def test_what_no_strict_schema_says(annotation) -> None:
     """A shape in which anything may stand is not told strictly, and told all the same."""
     model = create_model("Answer[x]", value=(annotation, ...))
-    assert strictly(model) is None
-    assert name_of(model) == "Answer_x_"
+    assert strict_schema(model) is None
+    assert schema_name(model) == "Answer_x_"
 
 
 shapes = st.recursive(
@@ -365,7 +365,7 @@ shapes = st.recursive(
 def test_strict_schemas_leave_room_for_all(shape, data) -> None:
     """Whatever the shape can be can be said under its strict schema."""
     model = create_model("Answer", value=(shape, ...), other=(shape, Field(title="default")))
-    strict = strictly(model)
+    strict = strict_schema(model)
     assert strict is not None
     Draft202012Validator.check_schema(strict)
     answer = model(value=data.draw(st.from_type(shape)), other=data.draw(st.from_type(shape)))

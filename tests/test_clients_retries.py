@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRejected, LLMReplyInvalid, LLMTimedOut, LLMUnavailable
+from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import LLMOptions
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock, hangs
@@ -40,7 +40,7 @@ async def test_what_may_pass_is_tried_again(kind, status) -> None:
 async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
     """What the service does not take is an error at once, and no redirect is followed."""
     network = Network(fails(status, "that is wrong", location="https://elsewhere.example/"))
-    with pytest.raises(LLMRejected, match=rf"{kind.name}: .*HTTP {status}.*: that is wrong") as caught:
+    with pytest.raises(LLMRequestRejected, match=rf"{kind.name}: .*HTTP {status}.*: that is wrong") as caught:
         await client(kind, network).complete("2 + 2?")
     assert (caught.value.status, len(network.requests)) == (status, 1)
 
@@ -140,7 +140,7 @@ async def test_one_deadline_for_all_tries(script) -> None:
     """However many tries there are, they end at the one deadline, and the request that is under way is given up."""
     async with VirtualClock() as clock:
         network = Network(*script, clock=clock)
-        with pytest.raises(LLMTimedOut, match="openai: no answer came within 30 s"):
+        with pytest.raises(LLMTimeout, match="openai: no answer came within 30 s"):
             await openai(network).complete("2 + 2?")
         assert clock.elapsed == pytest.approx(30, abs=1e-6)
         assert network.abandoned == 1
@@ -160,7 +160,7 @@ async def test_cancelled_while_it_waits() -> None:
 
 async def test_endless_answers() -> None:
     """An answer that does not end is left where it is too large for any, and its connection is closed."""
-    for status, error in ((200, LLMReplyInvalid), (400, LLMRejected)):
+    for status, error in ((200, LLMResponseInvalid), (400, LLMRequestRejected)):
         endless = Endless()
         network = Network(httpx.Response(status, stream=endless))
         with pytest.raises(error):
@@ -190,7 +190,7 @@ async def test_endless_answers() -> None:
 async def test_broken_answers(kind, answer) -> None:
     """What no such service answers is an error that says so, whatever it is, and is not asked for again."""
     network = Network(answer)
-    with pytest.raises(LLMReplyInvalid, match=f"{kind.name}: its answer is "):
+    with pytest.raises(LLMResponseInvalid, match=f"{kind.name}: its answer is "):
         await client(kind, network).complete("2 + 2?")
     assert len(network.requests) == 1
 
@@ -198,7 +198,7 @@ async def test_broken_answers(kind, answer) -> None:
 async def test_negative_usage() -> None:
     """A service cannot give tokens back."""
     for usage in ({"prompt_tokens": -5}, {"completion_tokens": -1}, {"prompt_tokens": "many"}):
-        with pytest.raises(LLMReplyInvalid, match=r"usage.*_tokens: Input should be"):
+        with pytest.raises(LLMResponseInvalid, match=r"usage.*_tokens: Input should be"):
             await openai(Network(said(OpenAIProvider, usage=usage))).complete("2 + 2?")
 
 
@@ -212,9 +212,9 @@ async def test_packed_answers() -> None:
     assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
     whole = gzip.compress(FOUR.content)
     for data in (b"not zip", whole[:-1], whole[: len(whole) // 2], whole + gzip.compress(b"more")):
-        with pytest.raises(LLMReplyInvalid, match="packed with 'gzip' and cannot be unpacked"):
+        with pytest.raises(LLMResponseInvalid, match="packed with 'gzip' and cannot be unpacked"):
             await openai(packed(data)).complete("2 + 2?")
-    with pytest.raises(LLMReplyInvalid, match="larger than 8,000,000 bytes"):
+    with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
         await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")
 
 
@@ -238,7 +238,7 @@ async def test_what_errors_keep(header) -> None:
     """An error keeps the status, the id of the request and what the service said, without secrets and cut short."""
     body = {"type": "error", "error": {"type": "invalid", "message": "token=ghp_" + "4f9c" * 9 + " is bad. " * 99}}
     network = Network(httpx.Response(400, json=body, headers={header: "req_7"}))
-    with pytest.raises(LLMRejected) as caught:
+    with pytest.raises(LLMRequestRejected) as caught:
         await openai(network).complete("2 + 2?")
     error = caught.value
     assert (error.provider, error.status, error.request_id, len(error.excerpt)) == ("openai", 400, "req_7", 300)
@@ -261,7 +261,7 @@ async def test_what_errors_keep(header) -> None:
 )
 async def test_forms_of_complaints(body, message) -> None:
     """What a service says is wrong is found in each of the usual forms."""
-    with pytest.raises(LLMRejected) as caught:
+    with pytest.raises(LLMRequestRejected) as caught:
         await openai(Network(httpx.Response(405, json=body))).complete("2 + 2?")
     assert caught.value.excerpt == message
 
@@ -293,7 +293,7 @@ async def test_a_real_server_that_says_too_much() -> None:
     """What a real server sends beyond all measure is left, and the connection with it."""
     with ScriptedLLMServer([ServerReply.raw(b" " * 20_000_000), "four"]) as server:
         async with OpenAIProvider(environ=server.environ()) as model:
-            with pytest.raises(LLMReplyInvalid, match="larger than 8,000,000 bytes"):
+            with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
                 await model.complete("2 + 2?")
             assert await model.complete("2 + 2?") == "four"
         first, second = (request.connection for request in server.requests)

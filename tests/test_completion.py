@@ -9,7 +9,7 @@ from replanning.changes import AddTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.events import AlternativesConsidered, Candidate
 from replanning.history import ReplanHistory, why_report
 from replanning.interfaces import TaskState
-from replanning.testing import VirtualClock, broken_promises
+from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Proposer, alternative, environment
 from tests.world_parts import Event, Outcome, play
 
@@ -136,7 +136,7 @@ async def test_history_says_so() -> None:
     text = why_report(history, event)
     assert "model+repair" in text
     assert "rejected: the plan could not be carried out" in text
-    assert broken_promises(records) == []
+    assert invariant_violations(records) == []
 
 
 async def test_failing_completer_is_contained() -> None:

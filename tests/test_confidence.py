@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, Task
-from replanning._confidence import ConfidenceScorer, PastSuccess, past_success, simplicity, tasks_to_run
+from replanning._confidence import ConfidenceScorer, OutcomeHistory, simplicity, smoothed_success_rate, tasks_to_run
 from replanning._settings import Weights
 from replanning.changes import (
     AbortRun,
@@ -43,7 +43,7 @@ def view() -> PlanView:
 def scored(
     *changes: PlanChange,
     confidence: float | None = 0.8,
-    past: PastSuccess = lambda name: (),
+    past: OutcomeHistory = lambda name: (),
     left: float | None = None,
     expected: float | None = None,
 ) -> Score:
@@ -70,9 +70,9 @@ def test_zero_is_zero() -> None:
 
 def test_past_success() -> None:
     """Outcomes are smoothed and averaged over the tools that have any; each tool is asked for once."""
-    assert past_success([]) == past_success([[]]) == 0.5
-    assert past_success([[True, True], []]) == 0.75
-    assert past_success([[True, True], [False, False]]) == 0.5
+    assert smoothed_success_rate([]) == smoothed_success_rate([[]]) == 0.5
+    assert smoothed_success_rate([[True, True], []]) == 0.75
+    assert smoothed_success_rate([[True, True], [False, False]]) == 0.5
     asked: list[str] = []
 
     def outcomes(name: str) -> list[bool]:

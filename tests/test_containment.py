@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from replanning import Alternative, Answer, Question, ReplanningEngine, ReplanRequest, RunResult, Task, TaskContext
-from replanning.events import AttemptInterrupted, Contained, TaskFailed
+from replanning.events import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.interfaces import Exporter
 from replanning.testing import ScriptedGate
 from tests.parts import Proposer, again, bodies, plan
@@ -97,7 +97,7 @@ async def test_gate(break_down) -> None:
     engine = ReplanningEngine([Proposer(replaced)], gate=Broken([]), settings=ASKING)
     result = await carried_out(engine)
     assert (result.status, len(result.questions)) == ("needs_human", 1)
-    assert [contained.where for contained in bodies(engine.store, result.run, Contained)] == ["gate"]
+    assert [contained.where for contained in bodies(engine.store, result.run, ErrorContained)] == ["gate"]
 
 
 async def test_listener(break_down) -> None:
@@ -110,7 +110,7 @@ async def test_listener(break_down) -> None:
     engine.monitor.on(TaskFailed, listen)
     result = await carried_out(engine)
     assert result.status == "succeeded"
-    assert len(bodies(engine.store, result.run, Contained)) == 1
+    assert len(bodies(engine.store, result.run, ErrorContained)) == 1
 
 
 async def test_exporter(break_down) -> None:
@@ -129,7 +129,7 @@ async def test_exporter(break_down) -> None:
     result = await carried_out(engine)
     await engine.aclose()
     assert result.status == "succeeded"
-    assert len(bodies(engine.store, result.run, Contained)) == 1
+    assert len(bodies(engine.store, result.run, ErrorContained)) == 1
 
 
 async def test_work(break_down) -> None:

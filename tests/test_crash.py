@@ -196,7 +196,7 @@ async def noting(group: int) -> list[Record]:
     async with ReplanningEngine([], store=store).open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
         async for task in run.ready():
             async with run.attempt(task) as attempt:
-                attempt.context.note_process(group)
+                attempt.context.record_process(group)
     return list(store.read(RUN))[:3]
 
 
@@ -251,7 +251,7 @@ async def test_finished_work_keeps_its_processes() -> None:
         engine = ReplanningEngine([], store=store)
 
         async def work(task: Task, context: TaskContext) -> None:
-            context.note_process(process.pid)
+            context.record_process(process.pid)
 
         async with engine.open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
             async for task in run.ready():

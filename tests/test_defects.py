@@ -28,21 +28,21 @@ from replanning import (
 )
 from replanning._config import load_settings
 from replanning.changes import AddTask, RemoveTask, ReplaceTask, SkipTask
-from replanning.errors import ChangeRefused, LLMRejected, LLMTimedOut, RunOwned
+from replanning.errors import ChangeRejected, LLMRequestRejected, LLMTimeout, RunOwned
 from replanning.events import (
     AlternativesConsidered,
     AttemptStarted,
-    Decided,
-    OutcomeKnown,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
     QuestionAsked,
     QuestionReminded,
-    Revised,
     RunEnded,
     TriggerFired,
     Usage,
 )
 from replanning.history import JsonlStore, MemoryStore, SqliteStore
-from replanning.llm import LLMOptions, json_in
+from replanning.llm import LLMOptions, extract_json
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import (
     ScriptedExecutor,
@@ -138,7 +138,7 @@ async def test_z07_an_outcome_attached_to_the_wrong_event() -> None:
         script = {"a": broken, "b": broken, "a~2": raises(ValueError(), after=50), "b~2": returns(after=10)}
         tasks = (Task(id="a"), Task(id="b"))
         result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
-    known = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeKnown)]
+    known = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)]
     assert known == [("r2", True), ("r1", False), ("r3", True)]
     outcomes = {event.triggers[0].tasks[0]: event.outcome for event in engine.history(result.run).events}
     assert outcomes == {"a": "failure", "b": "success", "a~2": "success"}
@@ -183,7 +183,7 @@ async def test_z11_history_that_never_feeds_the_score() -> None:
     store = MemoryStore()
 
     def with_tool(request: ReplanRequest) -> list[Alternative]:
-        new = Task(id=request.view.fresh_id("bad"), tool="flaky")
+        new = Task(id=request.view.unused_id("bad"), tool="flaky")
         return [alternative(ReplaceTask(task_id=request.triggers[0].tasks[0], tasks=(new,)))]
 
     scores = []
@@ -276,9 +276,9 @@ async def test_z18_ids_and_dependencies_that_cannot_be() -> None:
     engine = ReplanningEngine([])
     async with engine.open(chain("x", "y")) as run:
         for tasks in ([Task(id="x")], [Task(id="n", depends_on=("ghost",))]):
-            with pytest.raises(ChangeRefused):
+            with pytest.raises(ChangeRejected):
                 run.apply([AddTask(task=task) for task in tasks])
-        with pytest.raises(ChangeRefused, match="y -> n -> y"):
+        with pytest.raises(ChangeRejected, match="y -> n -> y"):
             run.apply([AddTask(task=Task(id="n", depends_on=("y",)), before=("y",))])
         assert (run.live.revision, len(run.plan.tasks)) == (0, 2)
 
@@ -364,7 +364,7 @@ async def test_z24_a_band_that_never_asks() -> None:
             skip = alternative(SkipTask(task_id="a"), confidence=confidence)
             engine = asking(clock, Proposer(lambda request: [skip]), alternatives={"min_confidence": 0.57})  # noqa: B023
             result = await engine.execute(chain("a"), failing("a"))
-            scores[confidence] = bodies(engine.store, result.run, Decided)[0].decision
+            scores[confidence] = bodies(engine.store, result.run, DecisionMade)[0].decision
     assert scores == {0.3: "ask", 0.5: "ask", 0.62: "ask", 0.625: "execute", 0.9: "execute"}
 
 
@@ -474,7 +474,7 @@ async def test_z33_the_limit_checked_after_the_planner_was_paid() -> None:
     asked_for = [trigger.kind for request in provider.requests for trigger in request.triggers]
     assert result.status == "failed"
     assert "task-failed" not in asked_for
-    assert bodies(engine.store, result.run, Decided)[0].rule == "limit-lineage"
+    assert bodies(engine.store, result.run, DecisionMade)[0].rule == "limit-lineage"
 
 
 async def test_z34_a_failed_dependency_counted_as_satisfied() -> None:
@@ -524,7 +524,7 @@ async def test_z37_401_retried() -> None:
 async def test_z37_401_of_a_model_retried(kind) -> None:
     """A language model that does not accept the key is asked once, and the error says so."""
     network = Network(fails(401, "invalid key", retry_after="1"))
-    with pytest.raises(LLMRejected, match="does not accept the key"):
+    with pytest.raises(LLMRequestRejected, match="does not accept the key"):
         await client(kind, network).complete("What now?")
     assert len(network.requests) == 1
 
@@ -545,8 +545,8 @@ async def test_z39_greedy_json_extraction() -> None:
     text = 'Of {x} I think <think>{"name": "Bonn"}</think> that {"name": "Ulm"} is it, {not} {"size": 1}. ```\n{}\n```'
     answer = await ScriptedLLM([text]).complete_json("Which?", City)
     assert answer == City(name="Ulm")
-    assert list(json_in('{"name": "Ulm"} or {"name": "Bonn"}')) == [{"name": "Bonn"}, {"name": "Ulm"}]
-    assert list(json_in('It is {"name": "Ulm", "note": {"name": "Bonn"}, "size"')) == []
+    assert list(extract_json('{"name": "Ulm"} or {"name": "Bonn"}')) == [{"name": "Bonn"}, {"name": "Ulm"}]
+    assert list(extract_json('It is {"name": "Ulm", "note": {"name": "Bonn"}, "size"')) == []
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -555,7 +555,7 @@ async def test_z40_tries_that_add_up_to_minutes(kind) -> None:
     async with VirtualClock() as clock:
         busy, shapeless = fails(503), said(kind, "no shape at all")
         network = Network(busy, shapeless, busy, shapeless, clock=clock, takes=9)
-        with pytest.raises(LLMTimedOut):
+        with pytest.raises(LLMTimeout):
             await client(kind, network).complete_json("Which?", City)
         assert (clock.elapsed, network.moments, network.abandoned) == (30, [0, 9.5, 18.5, 28], 1)
 
@@ -652,5 +652,5 @@ async def test_z46_an_empty_result_that_causes_replanning() -> None:
         engine = ReplanningEngine([provider])
         result = await engine.execute(chain("a", "b"), ScriptedExecutor(default=returns(empty)))
         assert (result.status, result.outputs) == ("succeeded", {"a": empty, "b": empty})
-        assert bodies(engine.store, result.run, TriggerFired, Revised, RunEnded)[0].kind == "run-ended"
+        assert bodies(engine.store, result.run, TriggerFired, PlanRevised, RunEnded)[0].kind == "run-ended"
     assert provider.requests == []

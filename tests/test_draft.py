@@ -24,7 +24,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import ChangeRefused
+from replanning.errors import ChangeRejected
 from replanning.events import QuestionAsked
 from tests.live_parts import Kept, claimed, everything, kept, tool, wrong_with
 
@@ -37,7 +37,7 @@ def chain(*ids: str, **fields: object) -> Kept:
 def refused(run: Kept, *changes: PlanChange) -> list[str]:
     """Why changes are refused; sees that nothing has changed."""
     before = everything(run.live)
-    with pytest.raises(ChangeRefused) as caught:
+    with pytest.raises(ChangeRejected) as caught:
         run.apply(*changes)
     assert everything(run.live) == before
     return [str(problem) for problem in caught.value.problems]
@@ -229,7 +229,7 @@ def test_replace_by_a_sub_plan() -> None:
     document = {task.id: task.depends_on for task in run.live.document().tasks}
     assert document == {"a": (), "l": ("a",), "r": ("a",), "x": ("l",), "y": ("l", "r"), "c": ("x", "y")}
     run.run("a", "l", "r", "x", "y", output=1)
-    assert run.live.results.of("b") == {"x": 1, "y": 1}
+    assert run.live.results.output_of("b") == {"x": 1, "y": 1}
     assert claimed(run.live) == ["c"]
     assert [run.live.entry(i).iteration for i in ("b", "x")] == [0, 1]
 
@@ -319,7 +319,7 @@ def test_skip_lets_dependents_go_on() -> None:
     run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
     run.apply(SkipTask(task_id="a", reason="no need"), CancelTask(task_id="c", reason="no wish"))
     assert run.states() == {"a": "SKIPPED", "b": "READY", "c": "CANCELLED", "d": "PENDING"}
-    assert run.live.results.of("a") is None
+    assert run.live.results.output_of("a") is None
     assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
 
 
@@ -455,7 +455,7 @@ def test_modify_only_what_waits() -> None:
     )
     assert run.live.entry("a").task.metadata == {"k": 1}
     assert (run.live.entry("c").task.timeout, run.live.entry("c").priority) == (5.0, 3)
-    assert run.live.unsatisfied == 2
+    assert run.live.unsatisfied_count == 2
     assert refused(
         run,
         ModifyTask(task_id="a", fields={"timeout": 5.0}),
@@ -486,11 +486,11 @@ def test_modify_moves_a_ready_task() -> None:
 def test_modify_dependencies() -> None:
     """New dependencies make a task wait, fewer let it go; what was handed out comes back."""
     run = kept(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
-    entry = [run.live.claims.take(), run.live.claims.take()][1]
+    entry = [run.live.dispatcher.claim_next(), run.live.dispatcher.claim_next()][1]
     assert entry is run.live.entry("b")
     run.apply(ModifyTask(task_id="b", fields={"depends_on": ["c"]}), ModifyTask(task_id="c", fields={"depends_on": []}))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
-    assert not entry.claimed
+    assert not entry.claim
     run.run("c")
     assert run.states()["b"] == "READY"
     assert wrong_with(run.live) == []
@@ -737,7 +737,7 @@ def test_a_task_that_is_brought_in_and_removed_reads_nothing() -> None:
 def test_changes_of_handed_out_tasks() -> None:
     """A task that was handed out and not started can be replaced, skipped, cancelled and removed; nothing leaks."""
     run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
-    while run.live.claims.take() is not None:
+    while run.live.dispatcher.claim_next() is not None:
         pass
     run.apply(
         ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
@@ -855,7 +855,7 @@ def test_changes_are_checked_anew_once_something_has_moved() -> None:
     assert run.live.check(changes) == ()
     run.start("a")
     before = everything(run.live)
-    with pytest.raises(ChangeRefused, match="task 'a' is RUNNING: it cannot be skipped"):
+    with pytest.raises(ChangeRejected, match="task 'a' is RUNNING: it cannot be skipped"):
         run.live.apply(changes, 0)
     assert everything(run.live) == before
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings, Task
-from replanning._confidence import shrunk, source_key
+from replanning._confidence import shrink_confidence, source_key
 from replanning.changes import ReplaceTask
 from replanning.events import AlternativesConsidered
 from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import Answer, Outcome, RunStore
+from replanning.interfaces import Answer, RunStore, ToolOutcome
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, again, bodies, chain, environment, failing
 
@@ -60,7 +60,7 @@ async def test_not_without_being_asked(tmp_path: Path) -> None:
 async def test_kept_for_the_source() -> None:
     """The outcome of an alternative is kept under the name of its source, apart from tools of that name."""
     store = MemoryStore()
-    store.add_outcomes([Outcome("boaster", None, True, 0.0)] * 5)
+    store.add_outcomes([ToolOutcome("boaster", None, True, 0.0)] * 5)
     await assessed(store, "a")
     assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("boaster"))] == [True]
     with pytest.raises(ValueError, match="tool"):
@@ -108,12 +108,12 @@ async def test_what_a_person_chose() -> None:
 def test_shrunk_is_between(own: float, outcomes: list[bool]) -> None:
     """It stays between what the source says and what it has earned; where nothing is known, it is what it says."""
     earned = (sum(outcomes) + 1) / (len(outcomes) + 2)
-    found = shrunk(own, outcomes)
+    found = shrink_confidence(own, outcomes)
     assert min(own, earned) - 1e-6 <= found <= max(own, earned) + 1e-6
-    assert shrunk(own, []) == pytest.approx(own, abs=1e-6)
+    assert shrink_confidence(own, []) == pytest.approx(own, abs=1e-6)
 
 
 def test_shrunk_by_example() -> None:
     """Ten outcomes count as much as what the source says of itself."""
-    assert shrunk(1.0, [False] * 10) == pytest.approx((1 + 1 / 12) / 2, abs=1e-6)
-    assert shrunk(0.5, [True] * 8) == pytest.approx((5 + 8 * 0.9) / 18, abs=1e-6)
+    assert shrink_confidence(1.0, [False] * 10) == pytest.approx((1 + 1 / 12) / 2, abs=1e-6)
+    assert shrink_confidence(0.5, [True] * 8) == pytest.approx((5 + 8 * 0.9) / 18, abs=1e-6)

@@ -23,12 +23,12 @@ from replanning.events import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
-    Contained,
-    Decided,
+    DecisionMade,
+    ErrorContained,
     GoalUnreachable,
     MonitorNotice,
-    OutcomeKnown,
-    Revised,
+    OutcomeRecorded,
+    PlanRevised,
     TaskFailed,
     TriggerDropped,
     TriggerFired,
@@ -43,7 +43,7 @@ from tests.parts import Proposer, again, alternative, bodies, chain, environment
 
 def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
     """What was decided, and by which rule."""
-    return [(body.decision, body.rule) for body in bodies(engine.store, run, Decided)]
+    return [(body.decision, body.rule) for body in bodies(engine.store, run, DecisionMade)]
 
 
 async def test_failure_to_revision() -> None:
@@ -186,7 +186,7 @@ async def test_limit_per_lineage() -> None:
             raise ValueError(f"{task.id} is broken")
 
         result = await engine.execute(chain("a"), work)
-        live = bodies(engine.store, result.run, Decided)
+        live = bodies(engine.store, result.run, DecisionMade)
     assert result.status == "failed"
     assert len(result.revisions) == 3
     blocked = [body for body in live if body.blocks]
@@ -220,7 +220,7 @@ async def test_observe_mode() -> None:
     engine = ReplanningEngine([Proposer(again)], mode="observe")
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, result.revisions) == ("failed", ())
-    first = bodies(engine.store, result.run, Decided)[0]
+    first = bodies(engine.store, result.run, DecisionMade)[0]
     assert (first.decision, first.by, first.chosen) == ("execute", "observe", 0)
 
 
@@ -364,7 +364,7 @@ async def test_outcomes_are_recorded() -> None:
             raise ValueError(f"{task.id} is broken")
 
     result = await engine.execute(chain("a"), work)
-    outcomes = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeKnown)]
+    outcomes = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)]
     assert outcomes == [("r1", False), ("r2", True)]
 
 
@@ -373,7 +373,7 @@ async def test_past_success_counts() -> None:
     store = MemoryStore()
 
     def propose(request: ReplanRequest) -> list[Alternative]:
-        return [alternative(ReplaceTask(task_id="bad", tasks=(Task(id=request.view.fresh_id("bad"), tool="good"),)))]
+        return [alternative(ReplaceTask(task_id="bad", tasks=(Task(id=request.view.unused_id("bad"), tool="good"),)))]
 
     scores = []
     for _ in range(2):
@@ -442,7 +442,7 @@ async def test_handlers_are_told() -> None:
     engine = ReplanningEngine([Proposer(again)])
     engine.monitor.on(TaskFailed, breaks)
     engine.monitor.on(TaskFailed, later)
-    engine.monitor.on(Revised, heard.append)
+    engine.monitor.on(PlanRevised, heard.append)
     off = engine.monitor.on(AttemptStarted, heard.append)
     off()
     engine.monitor.on(MonitorNotice, lambda notice: heard.append(notice.event))
@@ -452,7 +452,7 @@ async def test_handlers_are_told() -> None:
     assert "a is broken" in str(heard[1])
     assert heard[2] == result.revisions[0]
     assert heard[3] == "stopped"
-    (contained,) = bodies(engine.store, result.run, Contained)
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert "listener" in contained.where
 
 
@@ -469,7 +469,7 @@ async def test_failing_detector_is_contained() -> None:
     engine = ReplanningEngine([], monitor=PlanMonitor([Broken()]))  # type: ignore[list-item]
     result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "failed"
-    (contained,) = bodies(engine.store, result.run, Contained)
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert "task-failed" in contained.where
 
 

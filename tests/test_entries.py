@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Task, TaskState
-from replanning._entries import Deadlines, Entry, ReadyQueue, ResourcePool
+from replanning._entries import Deadlines, ReadyQueue, ResourcePool, TaskEntry
 
 
-def ready(task_id: str, order: int, priority: int = 0) -> Entry:
+def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
     """A task that is ready."""
-    entry = Entry(Task(id=task_id, priority=priority), order, None)
+    entry = TaskEntry(Task(id=task_id, priority=priority), order, None)
     entry.state = TaskState.READY
     return entry
 
@@ -25,14 +25,14 @@ def ready(task_id: str, order: int, priority: int = 0) -> Entry:
 def test_all_or_none() -> None:
     """A demand fits only if all of it does, and could ever be met only within the capacity."""
     pool = ResourcePool({"cpu": 2, "disk": 1})
-    pool.take({"cpu": 1.5})
-    assert pool.fits({"cpu": 0.5, "disk": 1})
-    assert not pool.fits({"cpu": 1, "disk": 1})
-    assert pool.possible({"cpu": 2})
-    assert not pool.possible({"cpu": 3})
-    assert not pool.possible({"gpu": 1})
-    assert not pool.fits({"gpu": 1})
-    pool.give_back({"cpu": 1.5})
+    pool.acquire({"cpu": 1.5})
+    assert pool.fits_now({"cpu": 0.5, "disk": 1})
+    assert not pool.fits_now({"cpu": 1, "disk": 1})
+    assert pool.can_ever_fit({"cpu": 2})
+    assert not pool.can_ever_fit({"cpu": 3})
+    assert not pool.can_ever_fit({"gpu": 1})
+    assert not pool.fits_now({"gpu": 1})
+    pool.release({"cpu": 1.5})
     assert pool.used == {"cpu": 0.0, "disk": 0.0}
 
 
@@ -41,15 +41,15 @@ def test_fractions_add_up(amounts: list[float], random: object) -> None:
     """Whatever fractions are taken and given back in whatever order, in the end nothing is in use."""
     pool = ResourcePool({"cpu": 0.3})
     for amount in amounts:
-        pool.take({"cpu": amount})
+        pool.acquire({"cpu": amount})
     random.shuffle(amounts)
     for amount in amounts:
-        pool.give_back({"cpu": amount})
+        pool.release({"cpu": amount})
     assert pool.used == {"cpu": 0.0}
     for _ in range(3):
-        assert pool.fits({"cpu": 0.1})
-        pool.take({"cpu": 0.1})
-    assert not pool.fits({"cpu": 0.01})
+        assert pool.fits_now({"cpu": 0.1})
+        pool.acquire({"cpu": 0.1})
+    assert not pool.fits_now({"cpu": 0.01})
 
 
 # The queue
@@ -79,7 +79,7 @@ def test_what_is_no_longer_right(field: str, value: object) -> None:
 def test_order_whatever_comes_when(steps: list[tuple[int, int] | None]) -> None:
     """Whenever something is taken out, it is the first of all that was put in and is still there."""
     queue = ReadyQueue()
-    inside: list[Entry] = []
+    inside: list[TaskEntry] = []
     for number, step in enumerate(steps):
         if step is None:
             entry = queue.pop()
@@ -99,18 +99,18 @@ def test_deadlines() -> None:
     deadlines = Deadlines()
     late, waits, over = ready("late", 0), ready("waits", 1), ready("over", 2)
     late.attempt, late.deadline = "late#1", 5.0
-    waits.state, waits.due = TaskState.BACKOFF, 4.0
+    waits.state, waits.not_before = TaskState.BACKOFF, 4.0
     deadlines.add(5.0, late, "late#1")
     deadlines.add(4.0, waits, None)
     deadlines.add(1.0, over, "over#1")
     behind = ready("behind", 3)
-    behind.state, behind.due = TaskState.PENDING, 4.5
+    behind.state, behind.not_before = TaskState.PENDING, 4.5
     deadlines.add(4.5, behind, None)
-    assert deadlines.next() == 4.0
-    assert list(deadlines.take(4.0)) == [(waits, None)]
-    assert list(deadlines.take(4.5)) == [(behind, None)]
-    assert list(deadlines.take(9.0)) == [(late, "late#1")]
-    assert deadlines.next() is None
+    assert deadlines.next_due() == 4.0
+    assert list(deadlines.pop_due(4.0)) == [(waits, None)]
+    assert list(deadlines.pop_due(4.5)) == [(behind, None)]
+    assert list(deadlines.pop_due(9.0)) == [(late, "late#1")]
+    assert deadlines.next_due() is None
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_deadlines_of_the_past(changed: dict[str, object]) -> None:
     deadlines.add(5.0, entry, "a#1")
     for field, value in changed.items():
         setattr(entry, field, value)
-    assert deadlines.next() is None
+    assert deadlines.next_due() is None
 
 
 def test_deadlines_do_not_pile_up() -> None:
     """Of however many attempts that ended before their deadlines, few are kept; what still counts is not lost."""
     deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
-    waits.state, waits.due = TaskState.BACKOFF, 7.0
+    waits.state, waits.not_before = TaskState.BACKOFF, 7.0
     deadlines.add(7.0, waits, None)
     for number in range(5_000):
         entry.attempt, entry.deadline = f"a#{number}", 10.0 + number
         deadlines.add(10.0 + number, entry, f"a#{number}")
     assert len(deadlines._heap) < 600
-    assert list(deadlines.take(9_999.0)) == [(waits, None), (entry, "a#4999")]
+    assert list(deadlines.pop_due(9_999.0)) == [(waits, None), (entry, "a#4999")]
 
 
 # Entries
@@ -145,7 +145,7 @@ def test_deadlines_do_not_pile_up() -> None:
 def test_lineage() -> None:
     """A replacement knows the root of its lineage and how far it is from there."""
     root = ready("a", 0)
-    child = Entry(Task(id="b"), 1, Entry(Task(id="c"), 2, root))
+    child = TaskEntry(Task(id="b"), 1, TaskEntry(Task(id="c"), 2, root))
     assert (root.root, root.iteration) == ("a", 0)
     assert (child.root, child.iteration) == ("a", 2)
     assert repr(root) == "<Entry 'a' READY attempts=0 missing=0>"
@@ -155,8 +155,8 @@ def test_lineage() -> None:
 def test_satisfied(state: TaskState) -> None:
     """What is done or skipped satisfies its dependents, and what was replaced once all its sinks do."""
     entry = ready("a", 0)
-    entry.state, entry.open_sinks = state, 0
+    entry.state, entry.unsatisfied_sinks = state, 0
     replaced = state is TaskState.REPLACED_BY_REPLAN
     assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED) or replaced)
-    entry.open_sinks = 1
+    entry.unsatisfied_sinks = 1
     assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED))

@@ -10,7 +10,7 @@ import pytest
 
 from replanning import _errors, errors
 from replanning.errors import (
-    ChangeRefused,
+    ChangeRejected,
     IllegalTransition,
     LLMError,
     LLMUnavailable,
@@ -61,7 +61,7 @@ def test_problems_are_all_named() -> None:
     """An error made of several problems names each with its place, and counts them."""
     lines = str(PlanError([Problem("tasks[0].id", "is empty"), Problem("", "has no goal")])).splitlines()
     assert lines == ["the plan is not valid (2 problems):", "  tasks[0].id: is empty", "  has no goal"]
-    assert str(ChangeRefused([Problem("", "no")])).startswith("the changes were refused and nothing was changed (1 pr")
+    assert str(ChangeRejected([Problem("", "no")])).startswith("the changes were refused and nothing was changed (1 pr")
 
 
 def test_what_is_caught_together() -> None:

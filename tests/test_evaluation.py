@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 
 from replanning import Task
-from replanning._evaluation import Evaluation, PlanEvaluator
+from replanning._evaluation import PlanEvaluation, PlanEvaluator
 from replanning.changes import CancelTask, RemoveTask, ReplaceTask, SkipTask
-from replanning.events import Decided
+from replanning.events import DecisionMade
 from replanning.interfaces import PlanView
 from tests.live_parts import Kept, kept, tool
 
 
-def evaluated(run: Kept) -> Evaluation:
+def evaluated(run: Kept) -> PlanEvaluation:
     """How a plan stands now."""
     return PlanEvaluator().evaluate(PlanView(run.live))
 
@@ -26,7 +26,7 @@ def tasks(*ids: str) -> Kept:
 
 def test_nothing_to_do() -> None:
     """A plan without tasks is finished and healthy."""
-    assert evaluated(tasks()) == Evaluation(0, 0, 1.0, 0.0, "good", ())
+    assert evaluated(tasks()) == PlanEvaluation(0, 0, 1.0, 0.0, "good", ())
 
 
 def test_progress() -> None:
@@ -46,16 +46,16 @@ def test_progress() -> None:
 def test_remaining() -> None:
     """What is left is expected to take as long as what was done, failed attempts included."""
     run = tasks("a", "b", "c", "d")
-    assert evaluated(run).remaining is None
+    assert evaluated(run).remaining_seconds is None
     attempt = run.start("a")
     run.now += 10
     run.end(attempt)
-    assert evaluated(run).remaining == 30.0
+    assert evaluated(run).remaining_seconds == 30.0
     run.fail("b")
     run.apply(SkipTask(task_id="b"))
-    assert evaluated(run).remaining == 40.0
+    assert evaluated(run).remaining_seconds == 40.0
     run.apply(SkipTask(task_id="c"), SkipTask(task_id="d"))
-    assert evaluated(run).remaining == 0.0
+    assert evaluated(run).remaining_seconds == 0.0
 
 
 def test_strained() -> None:
@@ -75,7 +75,7 @@ def test_stuck() -> None:
     """A run with failed or blocked tasks is stuck, and says of the first five what is wrong and what helps."""
     run = tasks(*"abcdefg")
     run.fail(*"abcdef")
-    run.fold(Decided("r1", (), "keep", "limit", "tried enough", blocks=("g",)))
+    run.fold(DecisionMade("r1", (), "keep", "limit", "tried enough", blocks=("g",)))
     run.apply(SkipTask(task_id="b"), SkipTask(task_id="c"), SkipTask(task_id="d"))
     found = evaluated(run)
     assert found.health == "stuck"

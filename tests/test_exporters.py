@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
-from replanning._delivery import Delivery
+from replanning._delivery import ExporterDelivery
 from replanning.errors import PluginError, SettingsError
-from replanning.events import AttemptFailed, Contained, Failure, Record, RunEnded, RunOpened
+from replanning.events import AttemptFailed, ErrorContained, Failure, Record, RunEnded, RunOpened
 from replanning.exporters.console import ConsoleExporter
 from replanning.history import MemoryStore
-from replanning.interfaces import Exporter, RunId, Surroundings
+from replanning.interfaces import Exporter, ExporterContext, RunId
 from replanning.testing import (
     RecordingExporter,
     ScriptedExecutor,
@@ -73,12 +73,12 @@ async def test_after_the_commit() -> None:
 
 async def test_where_an_exporter_finds_itself() -> None:
     """Before any run is opened, an exporter is told of the engine's store and clock, where the past of runs can be read."""
-    store, told = MemoryStore(), list[Surroundings]()
+    store, told = MemoryStore(), list[ExporterContext]()
 
     class Curious(Exporter):
         name = "curious"
 
-        def attach(self, surroundings: Surroundings) -> None:
+        def attach(self, surroundings: ExporterContext) -> None:
             told.append(surroundings)
 
     async with VirtualClock() as clock:
@@ -109,7 +109,7 @@ async def test_failing_exporter() -> None:
     engine = ReplanningEngine([], exporters=[bad, good])
     result = await engine.execute(chain("a", "b"), failing())
     assert result.status == "succeeded"
-    (contained,) = bodies(engine.store, result.run, Contained)
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, contained.error) == ("exporter 'recording'", "OSError('no disk, password=[redacted]')")
     assert len(bad.records) == len(good.records) == len(list(engine.store.read(result.run)))
 
@@ -144,15 +144,15 @@ async def test_hanging_exporter_is_given_up_once() -> None:
     async with VirtualClock() as clock:
         engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
         async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
-            delivery = Delivery(run, [Slow(clock, float("inf"))])
-            delivery.begin(group)
+            delivery = ExporterDelivery(run, [Slow(clock, float("inf"))])
+            delivery.start(group)
             async for task in run.ready():
                 async with run.attempt(task):
                     pass
             with anyio.CancelScope() as scope:
                 scope.cancel()
                 await delivery.close()
-            await delivery.finish()
+            await delivery.flush()
             group.cancel_scope.cancel()
         assert clock.elapsed == 0
 
@@ -164,7 +164,7 @@ async def test_bounded_queue() -> None:
         engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
         result = await engine.execute(plan(*(Task(id=f"t{n}") for n in range(5_100))), failing())
     assert result.status == "succeeded"
-    (contained,) = bodies(engine.store, result.run, Contained)
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert contained.error == "more than 10000 records wait for it; further ones are dropped"
 
 
@@ -248,7 +248,7 @@ async def test_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_console_places(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The console is where a word says, at the time of printing."""
     exporter = ConsoleExporter.from_target(place)
-    await exporter.export("run-1", Record(1, 0.0, Contained("gate", "closed")))
+    await exporter.export("run-1", Record(1, 0.0, ErrorContained("gate", "closed")))
     printed = capsys.readouterr()
     assert (printed.err if place == "stderr" else printed.out) == "00:00:00.000 run-1 1 contained gate closed\n"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning._errors import ExpressionError, UnknownTask
-from replanning._expressions import Condition, Reference, find_references, resolve
+from replanning._expressions import Condition, Reference, find_references, resolve_references
 from replanning._ids import TaskId
 from replanning._plan import JsonObject, JsonValue
 
@@ -210,7 +210,7 @@ def result(task_id: TaskId) -> JsonValue:
 def test_resolve(argument, expected):
     """A reference alone becomes the value itself; inside text it is written as text."""
     arguments: JsonObject = {"${key}": argument}
-    assert resolve(arguments, context=CONTEXT, result=result) == {"${key}": expected}
+    assert resolve_references(arguments, context=CONTEXT, result_of=result) == {"${key}": expected}
     assert arguments == {"${key}": argument}
 
 
@@ -226,7 +226,7 @@ def test_resolve(argument, expected):
 def test_resolve_nothing(argument, reason):
     """A reference that finds nothing is an error that names it and says what there is."""
     with pytest.raises(ExpressionError) as missing:
-        resolve({"x": argument}, context=CONTEXT, result=result)
+        resolve_references({"x": argument}, context=CONTEXT, result_of=result)
     assert reason in str(missing.value)
 
 
@@ -277,6 +277,6 @@ def test_dotted_ids():
 def test_any_argument(text):
     """Any text resolves to a value or is an ExpressionError; escaped, it comes back as it was."""
     with suppress(ExpressionError):
-        resolve({"x": text}, context=CONTEXT, result=result)
+        resolve_references({"x": text}, context=CONTEXT, result_of=result)
     escaped = text.replace("${", "$${")
-    assert resolve({"x": escaped}, context=CONTEXT, result=result) == {"x": text}
+    assert resolve_references({"x": escaped}, context=CONTEXT, result_of=result) == {"x": text}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from replanning.llm import json_in
+from replanning.llm import extract_json
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(
@@ -25,8 +25,8 @@ prose = st.lists(words, max_size=6).map("".join).filter(lambda text: not re.sear
 @given(values)
 def test_json_alone(value) -> None:
     """A text that is JSON means exactly that, and nothing inside of it."""
-    assert list(json_in(json.dumps(value))) == [value]
-    assert list(json_in(f"\n {json.dumps(value, indent=2, ensure_ascii=False)}\n")) == [value]
+    assert list(extract_json(json.dumps(value))) == [value]
+    assert list(extract_json(f"\n {json.dumps(value, indent=2, ensure_ascii=False)}\n")) == [value]
 
 
 @given(prose, objects, prose)
@@ -34,28 +34,28 @@ def test_object_in_prose(before, value, after) -> None:
     """An object is found in any prose that does not itself begin another one."""
     text = f"{before}{json.dumps(value)}{after}"
     assume(not text.strip().startswith(('"', "[")))  # which may be JSON as a whole
-    assert value in list(json_in(text))
+    assert value in list(extract_json(text))
 
 
 @given(prose, objects, prose, st.sampled_from(["json", "JSON", "", "jsonc"]))
 def test_fenced_object(before, value, after, language) -> None:
     """An object in a fenced block is found, whatever is written around it."""
     text = f"{before}\n```{language}\n{json.dumps(value, indent=1)}\n```\n{after}"
-    assert value in list(json_in(text))
+    assert value in list(extract_json(text))
 
 
 @pytest.mark.parametrize("language", ["", "json", "json ", " json\n", "\n", "x-y+z\n"])
 def test_fenced_object_is_whole(language) -> None:
     """Nothing is taken out of the strings of an object that begins beside its fence."""
     value = {"two words": "and more of them", "b": 1}
-    assert list(json_in(f"Here: ```{language}{json.dumps(value)}``` That is it.")) == [value]
+    assert list(extract_json(f"Here: ```{language}{json.dumps(value)}``` That is it.")) == [value]
 
 
 @given(prose, objects, objects, st.sampled_from(["think", "THINK", "thinking", "reasoning"]), st.booleans())
 def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
     """What is said is likelier than what is thought, also where the tag that begins the thinking is missing."""
     begin = f"<{tag}>" if opened else ""
-    found = list(json_in(f"{begin}{text} {json.dumps(thought)}</{tag}> So: {json.dumps(said)}."))
+    found = list(extract_json(f"{begin}{text} {json.dumps(thought)}</{tag}> So: {json.dumps(said)}."))
     assert said in found
     if text.count("{") == 0:
         assert found[0] == said
@@ -65,7 +65,7 @@ def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
 @given(objects, objects, prose.filter(lambda text: "{" not in text))
 def test_several_objects(first, second, between) -> None:
     """Of several objects all are found, each by itself, and the last one is the likeliest."""
-    found = list(json_in(f"Either {json.dumps(first)}{between} or {json.dumps(second)}"))
+    found = list(extract_json(f"Either {json.dumps(first)}{between} or {json.dumps(second)}"))
     assert found == [second, first]
 
 
@@ -74,17 +74,17 @@ def test_what_is_cut_off_says_nothing(value, data) -> None:
     """Of an object that is cut off nothing is taken: neither completed, nor an object inside of it by itself."""
     text = json.dumps({"decision": value, "reason": "it has to be {so}"})
     cut = text[: data.draw(st.integers(len('{"decision":'), len(text) - 1))]
-    assert list(json_in(cut)) == []
-    assert list(json_in(f"I decided: {cut}")) == []
-    assert list(json_in(f"```json\n{cut}")) == []
+    assert list(extract_json(cut)) == []
+    assert list(extract_json(f"I decided: {cut}")) == []
+    assert list(extract_json(f"```json\n{cut}")) == []
 
 
 def test_a_wrong_object_hides_what_it_holds() -> None:
     """Of an object that is not valid nothing is taken, and what comes after it is found."""
     wrong = '{"wanted": {"replan": true}, "because": unknown, "also": {"replan": true}}'
-    assert list(json_in(f'{wrong} I mean {{"replan": false}}')) == [{"replan": False}]
+    assert list(extract_json(f'{wrong} I mean {{"replan": false}}')) == [{"replan": False}]
     form = 'The form is {"alternatives": [...], "note": "..."}. '
-    assert list(json_in(form + '{"alternatives": []}')) == [{"alternatives": []}]
+    assert list(extract_json(form + '{"alternatives": []}')) == [{"alternatives": []}]
 
 
 @pytest.mark.parametrize(
@@ -106,27 +106,27 @@ def test_a_wrong_object_hides_what_it_holds() -> None:
 )
 def test_refused(text) -> None:
     """What is no JSON by the standard, or contradicts itself, is not taken for anything."""
-    assert list(json_in(text)) == []
-    assert list(json_in(f"Well: {text}")) == []
+    assert list(extract_json(text)) == []
+    assert list(extract_json(f"Well: {text}")) == []
 
 
 def test_order() -> None:
     """Fenced blocks come before objects in prose, and the last of each first."""
     text = 'See {"n": 1}.\n```json\n{"n": 2}\n```\nor\n```\n[{"n": 3}]\n```\nnot {"n": 4}.'
-    assert list(json_in(text)) == [[{"n": 3}], {"n": 2}, {"n": 4}, {"n": 1}]
+    assert list(extract_json(text)) == [[{"n": 3}], {"n": 2}, {"n": 4}, {"n": 1}]
 
 
 def test_fences_and_tags_in_strings() -> None:
     """Fences, tags and braces in a string are text; an object that holds them comes whole."""
     for held in ("```json\n{}\n```", "use </think> and <think> here", "} ] {", 'say "{}"'):
         value = {"text": held, "n": 1}
-        assert value in list(json_in(f"Here it is: {json.dumps(value)}."))
-        assert {} not in list(json_in(f"Here it is: {json.dumps(value)}."))
+        assert value in list(extract_json(f"Here it is: {json.dumps(value)}."))
+        assert {} not in list(extract_json(f"Here it is: {json.dumps(value)}."))
 
 
 def test_line_breaks_in_strings() -> None:
     """Line breaks that a model writes into a string as they are belong to it."""
-    assert list(json_in('{"why": "first\n\tsecond"}')) == [{"why": "first\n\tsecond"}]
+    assert list(extract_json('{"why": "first\n\tsecond"}')) == [{"why": "first\n\tsecond"}]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_hostile_input_takes_time_by_length_alone(unit) -> None:
     def seconds(size: int) -> float:
         text = "x" + unit * (size // len(unit))
         start = process_time()
-        for _ in zip(range(50), json_in(text), strict=False):
+        for _ in zip(range(50), extract_json(text), strict=False):
             pass
         return process_time() - start
 
@@ -168,9 +168,9 @@ def test_hostile_input_takes_time_by_length_alone(unit) -> None:
 
 def test_nesting_is_bounded() -> None:
     """A hundred levels are read; bombs are refused, and what follows them is found."""
-    assert len(list(json_in('{"a":' * 90 + "1" + "}" * 90))) == 1
-    assert list(json_in('{"a":' * 150 + "1" + "}" * 150)) == []
+    assert len(list(extract_json('{"a":' * 90 + "1" + "}" * 90))) == 1
+    assert list(extract_json('{"a":' * 150 + "1" + "}" * 150)) == []
     bomb = '{"a":' * 50_000 + "1" + "}" * 50_000
-    assert list(json_in(bomb)) == []
-    assert list(json_in(f'{bomb} {{"b": 2}}')) == [{"b": 2}]
-    assert list(json_in("[" * 100_000)) == []
+    assert list(extract_json(bomb)) == []
+    assert list(extract_json(f'{bomb} {{"b": 2}}')) == [{"b": 2}]
+    assert list(extract_json("[" * 100_000)) == []

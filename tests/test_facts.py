@@ -11,27 +11,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Goal, Task
-from replanning._patterns import fill, normalise_fact
+from replanning._patterns import fill_placeholders, normalise_fact
 from replanning.changes import ModifyTask, ReplaceTask
 from replanning.events import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
-from replanning.facts import Step, Use, World, artifact, as_text, finder, holes, needed_before, regress, related
+from replanning.facts import (
+    GroundAction,
+    StripsProblem,
+    StripsStep,
+    artifact_fact,
+    as_text,
+    compile_fact_pattern,
+    connected_components,
+    placeholders,
+    regress,
+    regress_at,
+)
 from replanning.interfaces import PlanView
 from tests.live_parts import Kept, kept, tool
 
 
-def use(needs: str = "", adds: str = "", removes: str = "") -> Use:
+def use(needs: str = "", adds: str = "", removes: str = "") -> GroundAction:
     """A use of a tool on facts of one letter."""
-    return Use(
-        frozenset(needs), frozenset(adds), frozenset(removes), stated=tuple(dict.fromkeys(needs + adds + removes))
+    return GroundAction(
+        frozenset(needs), frozenset(adds), frozenset(removes), facts=tuple(dict.fromkeys(needs + adds + removes))
     )
 
 
-def step(name: str, what: Use, *after: str, usable: bool = True) -> Step:
+def step(name: str, what: GroundAction, *after: str, usable: bool = True) -> StripsStep:
     """A step after others."""
-    return Step(name, None, {}, what, after, running=False, usable=usable)
+    return StripsStep(name, None, {}, what, after, running=False, startable=usable)
 
 
-def ids(steps: Iterable[Step]) -> list[str]:
+def ids(steps: Iterable[StripsStep]) -> list[str]:
     """The tasks of steps."""
     return [found.id for found in steps]
 
@@ -41,7 +52,7 @@ def ids(steps: Iterable[Step]) -> list[str]:
 
 def test_what_follows() -> None:
     """A use removes facts, then adds facts: what it does both with holds."""
-    assert use("a", "bc", "ac").follows(frozenset("ad")) == frozenset("bcd")
+    assert use("a", "bc", "ac").apply(frozenset("ad")) == frozenset("bcd")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +64,9 @@ def test_what_follows() -> None:
         (use("a", "b"), use("a", "c"), False),
     ],
 )
-def test_what_must_not_overlap(one: Use, other: Use, disturbs: bool) -> None:
+def test_what_must_not_overlap(one: GroundAction, other: GroundAction, disturbs: bool) -> None:
     """Two uses must not overlap where one takes what the other needs or adds."""
-    assert one.disturbs(other) is other.disturbs(one) is disturbs
+    assert one.interferes_with(other) is other.interferes_with(one) is disturbs
 
 
 # Carrying out
@@ -70,31 +81,31 @@ def test_each_step_when_its_turn_comes() -> None:
         step("buy", use("m", "f", "m")),
         step("pay", use(adds="m")),
     )
-    standing = World((), steps, ("c",), closed=True).standing()
-    assert ids(standing.order) == ["lay", "pay", "buy", "cook", "eat"]
-    assert (standing.valid, standing.facts) == (True, frozenset("tfc"))
+    standing = StripsProblem((), steps, ("c",), closed_world=True).feasibility()
+    assert ids(standing.executable) == ["lay", "pay", "buy", "cook", "eat"]
+    assert (standing.valid, standing.final_facts) == (True, frozenset("tfc"))
 
 
 def test_what_stands_in_the_way() -> None:
     """What cannot be carried out is named with the facts for want of which, and can be passed over."""
     steps = (step("a", use("x")), step("b", use("y", "g")), step("c", use(adds="z"), "a"), step("d", use()))
-    standing = World(("k",), steps, ("g", "h"), closed=True).standing()
-    assert (ids(standing.order), ids(standing.stuck), standing.missing) == (["d"], ["a", "b"], ("h",))
-    assert standing.lacking() == ("x", "y", "h")
-    assert standing.why() == "task 'a' needs x, which would not hold (and 1 more)"
-    assert standing.without(["a"], ["h"]).why() == "task 'b' needs y, which would not hold"
-    assert standing.without(["a", "b"], []).why() == "the goal would lack h"
-    passed = standing.without(["a", "b"], ["h"])
-    assert (passed.valid, passed.why()) == (True, "")
+    standing = StripsProblem(("k",), steps, ("g", "h"), closed_world=True).feasibility()
+    assert (ids(standing.executable), ids(standing.stuck), standing.missing_goal_facts) == (["d"], ["a", "b"], ("h",))
+    assert standing.unmet_facts() == ("x", "y", "h")
+    assert standing.explain() == "task 'a' needs x, which would not hold (and 1 more)"
+    assert standing.excluding(["a"], ["h"]).explain() == "task 'b' needs y, which would not hold"
+    assert standing.excluding(["a", "b"], []).explain() == "the goal would lack h"
+    passed = standing.excluding(["a", "b"], ["h"])
+    assert (passed.valid, passed.explain()) == (True, "")
 
 
 def test_strict() -> None:
     """Steps that cannot be started now are taken to be seen to, or not where that is asked; they may lack facts too."""
     steps = (step("a", use("x", "g"), usable=False), step("b", use(adds="x")))
-    world = World((), steps, ("g",), closed=True)
-    assert world.standing().valid
-    strict = world.standing(strict=True)
-    assert (ids(strict.stuck), strict.missing, strict.lacking()) == (["a"], (), ())
+    world = StripsProblem((), steps, ("g",), closed_world=True)
+    assert world.feasibility().valid
+    strict = world.feasibility(strict=True)
+    assert (ids(strict.stuck), strict.missing_goal_facts, strict.unmet_facts()) == (["a"], (), ())
 
 
 def test_what_is_concerned() -> None:
@@ -105,11 +116,11 @@ def test_what_is_concerned() -> None:
         step("other", use(adds="o")),
         step("paint", use("o", "p")),
     )
-    world = World(("r",), steps, (), closed=True)
-    assert world.bearing_on(["p"], world.standing()) == ("other", "paint")
-    assert world.named(world.standing()) == ()
-    lost = World((), steps, (), closed=True)
-    assert lost.named(lost.standing()) == ("make", "ship")
+    world = StripsProblem(("r",), steps, (), closed_world=True)
+    assert world.tasks_related_to(["p"], world.feasibility()) == ("other", "paint")
+    assert world.tasks_related_to_stuck(world.feasibility()) == ()
+    lost = StripsProblem((), steps, (), closed_world=True)
+    assert lost.tasks_related_to_stuck(lost.feasibility()) == ("make", "ship")
 
 
 def test_related() -> None:
@@ -121,21 +132,21 @@ def test_related() -> None:
         step("d", use("k"), "c"),
         step("e", use()),
     ]
-    assert [ids(group) for group in related(steps)] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [ids(group) for group in related(steps, "k")] == [["a", "b", "c", "d"], ["e"]]
+    assert [ids(group) for group in connected_components(steps)] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [ids(group) for group in connected_components(steps, "k")] == [["a", "b", "c", "d"], ["e"]]
 
 
 letters = st.text("abcd", max_size=2)
 
 
 @given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, letters)
-def test_regression_is_right(uses: list[Use], goal: str, start: str) -> None:
+def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) -> None:
     """From a state a sequence of uses can be taken and reaches the goal exactly if what regression says holds there."""
     needed = list(regress(goal, uses))[-1]
     facts, possible = frozenset(start), True
     for one in uses:
-        possible = possible and one.needs <= facts
-        facts = one.follows(facts)
+        possible = possible and one.requires <= facts
+        facts = one.apply(facts)
     assert (possible and facts >= set(goal)) is (needed is not None and facts_hold(needed, start))
 
 
@@ -145,10 +156,10 @@ def facts_hold(needed: frozenset[str], start: str) -> bool:
 
 
 @given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
-def test_regression_to_some_places(uses: list[Use], goal: str, places: set[int]) -> None:
+def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: set[int]) -> None:
     """What must hold before some suffixes alone is the same as where all of them are looked at."""
     every = dict(zip(range(len(uses), -1, -1), regress(goal, uses), strict=True))
-    assert needed_before(goal, uses, places) == {place: every[place] for place in every.keys() & places}
+    assert regress_at(goal, uses, places) == {place: every[place] for place in every.keys() & places}
 
 
 # The world of a plan
@@ -174,16 +185,19 @@ def test_world_of_a_plan() -> None:
     """A view shows the steps that are left on facts, those that run first, with what is known of their arguments."""
     run = doors()
     run.start("wait")
-    world = PlanView(run.live).world()
+    world = PlanView(run.live).strips_problem()
     assert ids(world.steps) == ["wait", "enter", "unlock"]
-    assert [(s.running, s.usable) for s in world.steps] == [(True, True), (False, True), (False, True)]
-    assert world.steps[2].use == Use(
-        frozenset({"has(k)"}), frozenset({"open"}), frozenset({"shut"}), stated=("has(k)", "open", "shut")
+    assert [(s.running, s.startable) for s in world.steps] == [(True, True), (False, True), (False, True)]
+    assert world.steps[2].action == GroundAction(
+        frozenset({"has(k)"}), frozenset({"open"}), frozenset({"shut"}), facts=("has(k)", "open", "shut")
     )
-    assert (world.steps[1].after, world.steps[1].use.adds) == (("unlock",), frozenset({artifact("report")}))
-    assert world.standing().valid
+    assert (world.steps[1].depends_on, world.steps[1].action.adds) == (
+        ("unlock",),
+        frozenset({artifact_fact("report")}),
+    )
+    assert world.feasibility().valid
     run.fold(FactsObserved(ceased=("has(k)",)))
-    assert ids(PlanView(run.live).world().standing().stuck) == ["unlock"]
+    assert ids(PlanView(run.live).strips_problem().feasibility().stuck) == ["unlock"]
 
 
 def test_what_runs_has_what_it_needs() -> None:
@@ -192,10 +206,10 @@ def test_what_runs_has_what_it_needs() -> None:
     run.start("unlock")
     for body in (FactsObserved(ceased=("has(k)",)), ResourceUpdated("enter", available=False)):
         run.fold(body)
-    world = PlanView(run.live).world()
-    assert (world.steps[0].use.needs, world.steps[2].id) == (frozenset(), "wait")
-    assert world.standing().valid
-    assert ids(world.standing(strict=True).stuck) == ["enter"]
+    world = PlanView(run.live).strips_problem()
+    assert (world.steps[0].action.requires, world.steps[2].id) == (frozenset(), "wait")
+    assert world.feasibility().valid
+    assert ids(world.feasibility(strict=True).stuck) == ["enter"]
 
 
 def test_world_is_never_stale() -> None:
@@ -217,10 +231,14 @@ def test_world_is_never_stale() -> None:
     for happens in happening:
         happens()
         live, anew = PlanView(run.live), PlanView(run.replayed())
-        assert [live.world(**some) for some in about] == [anew.world(**some) for some in about]
-        assert live.world().standing() == anew.world().standing() == live.world().standing()
-        assert live.world() != before
-        before = live.world()
+        assert [live.strips_problem(**some) for some in about] == [anew.strips_problem(**some) for some in about]
+        assert (
+            live.strips_problem().feasibility()
+            == anew.strips_problem().feasibility()
+            == live.strips_problem().feasibility()
+        )
+        assert live.strips_problem() != before
+        before = live.strips_problem()
 
 
 def test_world_after_changes() -> None:
@@ -230,10 +248,10 @@ def test_world_after_changes() -> None:
         ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),)),
         ModifyTask(task_id="enter", fields={"tool": None}),
     ]
-    world = view.world(changes)
+    world = view.strips_problem(changes)
     assert ids(world.steps) == ["enter", "wait", "climb"]
-    assert world.steps[0].after == ("climb",)
-    assert world.standing().why() == "the goal would lack artifact(report)"
+    assert world.steps[0].depends_on == ("climb",)
+    assert world.feasibility().explain() == "the goal would lack artifact(report)"
 
 
 # Patterns
@@ -242,11 +260,11 @@ def test_world_after_changes() -> None:
 def test_holes() -> None:
     """Holes are plain names in braces; shell variables and other braces are left alone, doubled ones stand for one."""
     text = "on({x},{y_1},{x}) ${HOME} {0} {a b} {{z}}"
-    assert holes(text) == ("x", "y_1")
-    assert fill(text, {"x": "a", "y_1": "b"}) == "on(a,b,a) ${HOME} {0} {a b} {z}"
-    assert (holes("plain"), fill("plain", {})) == ((), "plain")
+    assert placeholders(text) == ("x", "y_1")
+    assert fill_placeholders(text, {"x": "a", "y_1": "b"}) == "on(a,b,a) ${HOME} {0} {a b} {z}"
+    assert (placeholders("plain"), fill_placeholders("plain", {})) == ((), "plain")
     with pytest.raises(KeyError):
-        fill("{x}", {})
+        fill_placeholders("{x}", {})
 
 
 @pytest.mark.parametrize(
@@ -264,7 +282,7 @@ def test_holes() -> None:
 )
 def test_finder(pattern: str, fact: str, found: tuple[str, ...] | None) -> None:
     """A pattern finds the facts that it can become, by what its holes may stand for."""
-    match = finder(pattern, {"p": ["home"], "q": []}).fullmatch(fact)
+    match = compile_fact_pattern(pattern, {"p": ["home"], "q": []}).fullmatch(fact)
     assert (match and match.groups()) == found
 
 
@@ -279,5 +297,5 @@ def test_what_has_to_do_with_nearly_everything() -> None:
     line = [Task(id=f"t{n}", tool="go", depends_on=[f"t{n - 1}"] if n else []) for n in range(1_100)]
     plan = kept(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
 
-    assert len(PlanView(plan.live).world(tasks=["t5"]).steps) == 1_100
-    assert repr(plan.live.usage.bearing) == "<Bearing of 1100 tasks>"
+    assert len(PlanView(plan.live).strips_problem(tasks=["t5"]).steps) == 1_100
+    assert repr(plan.live.dependency_index.fact_index) == "<Bearing of 1100 tasks>"

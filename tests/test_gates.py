@@ -9,7 +9,7 @@ import pytest
 
 from replanning import Answer, CallbackGate, Question, StoreGate, Task
 from replanning.changes import SkipTask
-from replanning.events import AnswerRefused, Contained, QuestionReminded, Revised
+from replanning.events import AnswerRefused, ErrorContained, PlanRevised, QuestionReminded
 from replanning.history import SqliteStore
 from replanning.interfaces import HumanGate
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
@@ -35,7 +35,7 @@ async def test_a_gate_that_raises() -> None:
         engine.gate = None
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None, "b": "b", "other": "other"})
-    (contained,) = bodies(engine.store, result.run, Contained)
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, contained.error) == ("gate", "ConnectionError('no web hook')")
     dialogue(engine, result.run)
 
@@ -74,8 +74,8 @@ async def test_a_gate_that_talks_nonsense(answer: object) -> None:
     assert (result.status, result.outputs, result.revisions) == ("needs_human", {"other": "other"}, ())
     assert 1 < len(questions) < 10
     reasons = {body.reason for body in bodies(engine.store, result.run, AnswerRefused)}
-    assert {question.refused for question in questions} == {"", *reasons}
-    assert "refused" in bodies(engine.store, result.run, Contained)[0].error
+    assert {question.rejection_reason for question in questions} == {"", *reasons}
+    assert "refused" in bodies(engine.store, result.run, ErrorContained)[0].error
     assert dialogue(engine, result.run) == ["asked q1", "ask low-confidence"]
 
 
@@ -86,7 +86,7 @@ async def test_changes_given_as_json() -> None:
         engine = asking(clock, gate=ScriptedGate([said]))
         result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "succeeded"
-    assert bodies(engine.store, result.run, Revised)[0].changes == (SkipTask(task_id="a"),)
+    assert bodies(engine.store, result.run, PlanRevised)[0].changes == (SkipTask(task_id="a"),)
 
 
 async def test_a_gate_that_hangs() -> None:
@@ -120,7 +120,7 @@ async def test_a_reminder_that_fails(reminder: str) -> None:
         result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, clock.elapsed) == ("succeeded", 280)
     assert len(bodies(engine.store, result.run, QuestionReminded)) == 1
-    contained = [(body.where, body.error) for body in bodies(engine.store, result.run, Contained)]
+    contained = [(body.where, body.error) for body in bodies(engine.store, result.run, ErrorContained)]
     assert contained == ([("gate reminder", "RuntimeError('no mail')")] if reminder == "raises" else [])
 
 

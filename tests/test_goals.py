@@ -13,9 +13,9 @@ from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Tas
 from replanning.changes import AddTask
 from replanning.errors import NotRunning
 from replanning.events import ContextChanged, GoalChanged, QuestionAsked, TriggerFired
-from replanning.history import MemoryStore, ReplanHistory, SqliteStore, standing, text_report
-from replanning.interfaces import Message, RunId
-from replanning.testing import VirtualClock, broken_promises, replay_differences
+from replanning.history import MemoryStore, ReplanHistory, SqliteStore, run_status, text_report
+from replanning.interfaces import InboxMessage, RunId
+from replanning.testing import VirtualClock, invariant_violations, replay_differences
 from tests.cli_parts import answer, cli
 from tests.parts import Proposer, alternative, bodies, environment
 from tests.world_parts import Event, Outcome, play
@@ -217,7 +217,7 @@ async def changed() -> tuple[PlanRun, MemoryStore]:
                 async with run.attempt(task):
                     pass
             assert replay_differences(run, list(store.read(run.id)), clock.now()) == []
-    assert broken_promises(list(store.read(run.id))) == []
+    assert invariant_violations(list(store.read(run.id))) == []
     return run, store
 
 
@@ -243,10 +243,10 @@ async def test_reported() -> None:
         assert "it rains" in text
     assert 'goal.facts: ["walls", "garden"] → ["roof", "garden"]' in str(history.diff(0, 1))
     imported = ReplanHistory.from_json(history.to_json())
-    assert list(imported.goals) == list(history.goals)
+    assert list(imported.goal_edits) == list(history.goal_edits)
     (told,) = json.loads(history.to_json())["goals"]
     assert (told["by"], told["changed"]) == ("ada", ["objective", "facts"])
-    assert standing(store, next(iter(store.runs())), 0.0).objective == "a house\nwith a roof"
+    assert run_status(store, next(iter(store.runs())), 0.0).objective == "a house\nwith a roof"
 
 
 async def test_resumed() -> None:
@@ -281,7 +281,7 @@ async def test_no_goal(fields: Mapping[str, object], said: str) -> None:
         assert run.view.goal == Plan.parse(HOUSE).goal
         run.change_goal(facts=["walls", " garden"])
         run.pause()
-    assert not [body for body in bodies(run._life.journal.store, run.id) if body.kind == "goal-changed"]
+    assert not [body for body in bodies(run._lifecycle.journal.store, run.id) if body.kind == "goal-changed"]
     with pytest.raises(NotRunning, match="paused"):
         run.change_goal(facts=["roof"])
 
@@ -291,7 +291,7 @@ async def test_secrets_stay_out() -> None:
     async with open_run(Plan.parse(HOUSE)) as run:
         run.change_goal(objective="use password=hunter2hunter2", reason="token: sk-ant-REDACTED")
         run.pause()
-    (body,) = bodies(run._life.journal.store, run.id, GoalChanged)
+    (body,) = bodies(run._lifecycle.journal.store, run.id, GoalChanged)
     assert "hunter2" not in repr(body)
     assert "sk-ant" not in repr(body)
 
@@ -307,7 +307,7 @@ async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
         engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
         async with engine.open(Plan.parse(HOUSE), run_id="r") as run:
             run.pause()
-        store.post(RunId("r"), Message("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}}))
+        store.post(RunId("r"), InboxMessage("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}}))
         asked = answer(tmp_path, "request", "r", "it rains", "--goal-fact", "roof", "--by", "ada", "--store", path)
         assert (asked["run"], asked["taken"]) == ("r", False)
         async with engine.resume("r") as run:

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from replanning import Alternative, Answer, CallbackGate, Plan, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning._ids import ReplanId
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.errors import ChangeRefused, JournalCorrupt, StoreError, UnknownRun
-from replanning.events import AlternativesConsidered, Candidate, Decided, OutcomeKnown, Record, Revised, TriggerDropped
+from replanning.errors import ChangeRejected, JournalCorrupt, StoreError, UnknownRun
+from replanning.events import (
+    AlternativesConsidered,
+    Candidate,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
+    Record,
+    TriggerDropped,
+)
 from replanning.history import (
     Calibration,
     JsonlStore,
@@ -29,7 +37,7 @@ from replanning.history import (
     SqliteStore,
     calibrate,
     calibrate_sources,
-    measure,
+    compute_metrics,
     open_questions,
 )
 from replanning.interfaces import Exporter, Question
@@ -73,7 +81,7 @@ async def test_replan_is_one_event() -> None:
     """A replan is one entry with its cause, candidates, rejected ones, decision, changes, revisions and outcome."""
     history = await history_of(chain("a", "b", "c"), "b", propose=two_ways)
     (event,) = history.events
-    assert (event.replan, event.kinds, event.decision, event.rule, event.by) == (
+    assert (event.replan, event.trigger_kinds, event.decision, event.rule, event.by) == (
         "r1",
         ("task-failed",),
         "execute",
@@ -152,7 +160,7 @@ async def test_what_befalls_a_question() -> None:
             await anyio.wait_all_tasks_blocked()
             run.change_resource("x", available=False)
             await anyio.wait_all_tasks_blocked()
-            with pytest.raises(ChangeRefused):
+            with pytest.raises(ChangeRejected):
                 engine.answer("run-1.q1", "approve", by="eve", choice=7)
             (event, *_) = run.history.events
         assert run.history.status == "paused"
@@ -194,7 +202,7 @@ async def test_dropped_triggers() -> None:
             run.failed(run.started("a"), "broken")
             await anyio.wait_all_tasks_blocked()
         history = run.history
-    assert [(drop.trigger.kind, bool(drop.reason)) for drop in history.dropped] == [("task-failed", True)]
+    assert [(drop.trigger.kind, bool(drop.reason)) for drop in history.dropped_triggers] == [("task-failed", True)]
     assert history.metrics.dropped == 1
 
 
@@ -316,7 +324,7 @@ def test_rate_of_nothing() -> None:
     """Of no known outcome there is no success rate: neither 0 nor 1 would be true."""
     assert ReplanMetrics().success_rate is None
     assert ReplanMetrics(replans=3, executed=2).success_rate is None
-    assert measure([]) == ReplanMetrics()
+    assert compute_metrics([]) == ReplanMetrics()
 
 
 async def test_times() -> None:
@@ -457,10 +465,10 @@ def proposals(rng: Random) -> Propose:
     def propose(request: ReplanRequest) -> list[Alternative]:
         task_id = (*request.triggers[0].tasks, "t0")[0]
         ways: list[PlanChange] = [
-            ReplaceTask(task_id=task_id, tasks=(Task(id=request.view.fresh_id(task_id)),)),
+            ReplaceTask(task_id=task_id, tasks=(Task(id=request.view.unused_id(task_id)),)),
             SkipTask(task_id=task_id, reason="not needed"),
             RetryTask(task_id=task_id, delay=rng.choice([0.0, 5.0])),
-            AddTask(task=Task(id=request.view.fresh_id("extra")), before=(task_id,)),
+            AddTask(task=Task(id=request.view.unused_id("extra")), before=(task_id,)),
             AbortRun(reason="enough"),
         ]
         chosen = rng.sample(ways, k=rng.randint(0, 3))
@@ -525,9 +533,9 @@ def test_counts_agree_with_the_journal(rng: Random) -> None:
     engine, run = anyio.run(played, rng)
     history = engine.history(run.id)
     bodies = [record.body for record in history.records(0)]
-    revised = [body for body in bodies if isinstance(body, Revised)]
-    outcomes = [body for body in bodies if isinstance(body, OutcomeKnown)]
-    replans = {body.replan for body in bodies if isinstance(body, AlternativesConsidered | Decided)}
+    revised = [body for body in bodies if isinstance(body, PlanRevised)]
+    outcomes = [body for body in bodies if isinstance(body, OutcomeRecorded)]
+    replans = {body.replan for body in bodies if isinstance(body, AlternativesConsidered | DecisionMade)}
     metrics = history.metrics
     assert {event.replan for event in history.events} == replans
     assert metrics.replans == len(replans) == sum(metrics.by_decision.values())
@@ -536,7 +544,7 @@ def test_counts_agree_with_the_journal(rng: Random) -> None:
     assert metrics.dropped == sum(isinstance(body, TriggerDropped) for body in bodies)
     assert metrics.succeeded == sum(body.succeeded for body in outcomes)
     assert metrics.failed == sum(not body.succeeded for body in outcomes)
-    last = {body.replan: body.decision for body in bodies if isinstance(body, Decided)}
+    last = {body.replan: body.decision for body in bodies if isinstance(body, DecisionMade)}
     assert {event.replan: event.decision for event in history.events if event.replan in last} == last
     assert Counter(e.after for e in history.entries if e.after is not None) == Counter(b.number for b in revised)
     assert history.plan_at(history.revision).tasks == run.plan.tasks

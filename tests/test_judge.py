@@ -21,10 +21,10 @@ from replanning import (
     TaskContext,
 )
 from replanning.changes import AbortRun, ReplaceTask
-from replanning.errors import LLMRejected, LLMUnavailable, NotAccepted, TransientError
-from replanning.events import AttemptFailed, Charged
+from replanning.errors import LLMRequestRejected, LLMUnavailable, NotAccepted, TransientError
+from replanning.events import AttemptFailed, UsageCharged
 from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, Judge, JudgeRequest, TaskState
-from replanning.judging import JudgedWork, Judgement, LLMJudge, RuleJudge, course
+from replanning.judging import JudgedWork, Judgement, LLMJudge, RuleJudge, disposition
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.providers.decompose import Decomposer
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, replay_differences, virtual_environment
@@ -115,7 +115,7 @@ def llm(clock: VirtualClock, *script: LLMReply, max_tokens: int = 2000) -> Scrip
 )
 def test_k1_order(judgement: Judgement, may_run: bool, may_replan: bool) -> None:
     """What was not verified blocks, then success, continuing and replanning go before one another, and the rest blocks."""
-    follows = course(judgement, again=may_run, replan=may_replan)
+    follows = disposition(judgement, can_retry=may_run, can_replan=may_replan)
     ways = [
         ("blocked", judgement.unverified),
         ("done", judgement.success),
@@ -150,7 +150,9 @@ async def test_k1_otherwise_blocked() -> None:
     assert "the key is missing; put it into the vault" in played.failures()[0][1]
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("no luck"), LLMRejected("bad key"), ExceptionGroup("g", [OSError()])])
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("no luck"), LLMRequestRejected("bad key"), ExceptionGroup("g", [OSError()])]
+)
 async def test_k1_failed_judge_is_unverified(failure: Exception) -> None:
     """A judge that fails itself is no reason to run the task again: it is blocked as unverified."""
     judge = Scripted(failure)
@@ -237,7 +239,7 @@ async def test_k1_empty_result_may_be_right(output: object) -> None:
     model = llm(clock, {"success": True})
     played = await play(LLMJudge(model, RuleJudge()), work=work, clock=clock)
     assert played.result.status == "succeeded"
-    assert "An empty result may be right" in (model.asked[0].options.system or "")
+    assert "An empty result may be right" in (model.requests[0].options.system or "")
 
 
 async def test_k1_work_that_fails_is_not_judged() -> None:
@@ -287,7 +289,7 @@ async def test_k3_states_on_the_way() -> None:
             assert replay_differences(run, engine.store.read(run.id), clock.now()) == []
             async for task in run.ready():
                 async with run.attempt(task) as attempt:
-                    assert (attempt.context.feedback, attempt.context.continued) == ("go on", 1)
+                    assert (attempt.context.feedback, attempt.context.continuations) == ("go on", 1)
         assert run.result.status == "succeeded"
         assert replay_differences(run, engine.store.read(run.id), clock.now()) == []
 
@@ -345,7 +347,7 @@ async def test_k5_limit_before_the_planner() -> None:
         limits={"replans_per_lineage": 1},
         cooldown=0,
     )
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
     assert (played.states["a1"], played.result.status) == ("BLOCKED", "failed")
     assert "limit of 1 replans per lineage" in played.reasons["a1"]
 
@@ -390,7 +392,7 @@ async def test_k7_planner_that_fails(reply: LLMReply, said: str) -> None:
     )
     assert played.states == {"a": "BLOCKED", "b": "DONE"}
     assert said in played.reasons["a"]
-    assert played.result.spent.calls == len(model.asked) >= 1
+    assert played.result.spent.calls == len(model.requests) >= 1
 
 
 async def test_k7_other_failures_are_not_decomposed() -> None:
@@ -402,7 +404,7 @@ async def test_k7_other_failures_are_not_decomposed() -> None:
         raise ValueError("broken")
 
     played = await play(Scripted(), providers=[Decomposer(model)], work=work, clock=clock)
-    assert (model.asked, played.states) == ([], {"a": "FAILED"})
+    assert (model.requests, played.states) == ([], {"a": "FAILED"})
 
 
 # What is spent
@@ -414,7 +416,12 @@ async def test_k11_disabled_spends_nothing(settings: JsonObject) -> None:
     clock = VirtualClock()
     judge, planner = llm(clock), llm(clock)
     played = await play(LLMJudge(judge), providers=[Decomposer(planner)], clock=clock, **settings)  # type: ignore[arg-type]  # all of them are settings
-    assert (played.result.status, played.result.spent.calls, judge.asked, planner.asked) == ("succeeded", 0, [], [])
+    assert (played.result.status, played.result.spent.calls, judge.requests, planner.requests) == (
+        "succeeded",
+        0,
+        [],
+        [],
+    )
 
 
 async def test_k11_disabled_keeps_the_rules() -> None:
@@ -448,10 +455,10 @@ async def test_k1_checks_again() -> None:
     """Work that heeds feedback is told what the checks said, and is done once they pass."""
 
     async def check(command: str, task: Task, context: TaskContext) -> str:
-        return "" if context.continued else "one test fails"
+        return "" if context.continuations else "one test fails"
 
     wanted = plan(Task(id="a", acceptance=("$ make test",)))
-    played = await play(RuleJudge(check, again=True), wanted)
+    played = await play(RuleJudge(check, retry_on_failure=True), wanted)
     assert played.result.status == "succeeded"
     assert played.told == ["", "one test fails\nmissing: $ make test"]
 
@@ -486,7 +493,7 @@ async def test_e2_judge_is_asked_again() -> None:
     clock = VirtualClock()
     model = llm(clock, "hm", "well", {"success": "yes"}, {"success": True})
     played = await play(LLMJudge(model), clock=clock)
-    assert (played.result.status, len(model.asked)) == ("succeeded", 4)
+    assert (played.result.status, len(model.requests)) == ("succeeded", 4)
     assert "What you answered before could not be used" in model.prompts[2]
     played = await play(LLMJudge(llm(VirtualClock(), *["hm"] * 4)))
     assert played.states == {"a": "BLOCKED"}
@@ -498,9 +505,9 @@ async def test_k1_budget_of_the_judge() -> None:
     model = llm(clock, {"success": True}, max_tokens=100)
     both = plan(Task(id="a"), Task(id="b"), budget=Budget(calls=1))
     played = await play(LLMJudge(model), both, clock=clock)
-    assert (len(model.asked), played.result.spent.calls) == (1, 1)
-    charged = bodies(played.engine.store, played.result.run, Charged)
-    assert [body.provider for body in charged if isinstance(body, Charged)] == ["judge"]
+    assert (len(model.requests), played.result.spent.calls) == (1, 1)
+    charged = bodies(played.engine.store, played.result.run, UsageCharged)
+    assert [body.provider for body in charged if isinstance(body, UsageCharged)] == ["judge"]
 
 
 async def test_k1_result_is_data() -> None:
@@ -548,7 +555,7 @@ async def test_k1_run_that_ends_while_judging() -> None:
         engine = ReplanningEngine([Proposer(stop)], environment=virtual_environment(clock=clock))
         swarm = engine.attach(SwarmOrchestrator(JudgedWork(work, LLMJudge(model, RuleJudge()))))
         result = await swarm.run(plan(Task(id="a"), Task(id="b")))
-    assert (result.status, len(model.asked)) == ("aborted", 1)
+    assert (result.status, len(model.requests)) == ("aborted", 1)
 
 
 async def test_k5_last_task_meets_the_acceptance() -> None:

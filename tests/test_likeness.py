@@ -19,12 +19,12 @@ from replanning import (
     Task,
     ToolSpec,
 )
-from replanning._likeness import Likeness
+from replanning._likeness import ToolSimilarity
 from replanning.changes import ReplaceTask
 from replanning.errors import NoLLMProvider
 from replanning.events import AlternativesConsidered
 from replanning.history import MemoryStore
-from replanning.interfaces import Outcome
+from replanning.interfaces import ToolOutcome
 from replanning.testing import ScriptedLLM, ScriptedLLMServer, VirtualClock
 from tests.parts import Proposer, bodies, environment, failing
 
@@ -41,26 +41,26 @@ PLAN: Final = Plan(goal=Goal(objective="Tell people"), tools=TOOLS, tasks=(Task(
 
 def by_mail(request: ReplanRequest) -> list[Alternative]:
     """Another tool, of which nothing is known."""
-    task = Task(id=request.view.fresh_id("tell"), tool="mail")
+    task = Task(id=request.view.unused_id("tell"), tool="mail")
     return [Alternative(changes=(ReplaceTask(task_id="tell", tasks=(task,)),), reason="by mail", confidence=0.9)]
 
 
 def experienced() -> MemoryStore:
     """Remembers that posting has worked eight times, and that digging never has."""
     store = MemoryStore()
-    store.add_outcomes([Outcome("post", None, True, 0.0)] * 8 + [Outcome("dig", None, False, 0.0)] * 8)
+    store.add_outcomes([ToolOutcome("post", None, True, 0.0)] * 8 + [ToolOutcome("dig", None, False, 0.0)] * 8)
     return store
 
 
 async def considered(llm: ScriptedLLM | None, store: MemoryStore, *, at_least: float = 0.8) -> AlternativesConsidered:
     """What was considered in a run whose tool is broken."""
-    return await decided(None if llm is None else Likeness(llm, at_least=at_least), store)
+    return await decided(None if llm is None else ToolSimilarity(llm, min_similarity=at_least), store)
 
 
-async def decided(likeness: Likeness | None, store: MemoryStore) -> AlternativesConsidered:
+async def decided(likeness: ToolSimilarity | None, store: MemoryStore) -> AlternativesConsidered:
     """The same with what tells which tools are alike."""
     async with VirtualClock() as clock:
-        generator = AlternativeGenerator([Proposer(by_mail, "postman")], likeness=likeness)
+        generator = AlternativeGenerator([Proposer(by_mail, "postman")], tool_similarity=likeness)
         engine = ReplanningEngine(generator=generator, store=store, environment=environment(clock))
         result = await engine.execute(PLAN, failing("tell"))
     (found,) = bodies(store, result.run, AlternativesConsidered)
@@ -99,18 +99,18 @@ async def test_not_if_unlike() -> None:
 async def test_own_outcomes_first() -> None:
     """A tool with outcomes of its own is judged by them, and nobody is asked for embeddings."""
     store, llm = experienced(), embedder()
-    store.add_outcomes([Outcome("mail", None, False, 0.0)] * 2)
+    store.add_outcomes([ToolOutcome("mail", None, False, 0.0)] * 2)
     assert success(await considered(llm, store)) == pytest.approx(1 / 4)
-    assert llm.embedded == []
+    assert llm.embedded_texts == []
 
 
 async def test_each_tool_once() -> None:
     """Each tool that has outcomes, and each that has none, is embedded once for all decisions."""
     llm = embedder()
-    likeness = Likeness(llm)
+    likeness = ToolSimilarity(llm)
     for _ in range(2):
         await decided(likeness, experienced())
-    assert sorted(llm.embedded) == sorted(NEAR)
+    assert sorted(llm.embedded_texts) == sorted(NEAR)
 
 
 async def test_a_failing_model() -> None:

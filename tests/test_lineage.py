@@ -8,7 +8,7 @@ from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, T
 from replanning._lineage import replanning_info
 from replanning.changes import ReplaceTask, RetryTask, SkipTask
 from replanning.errors import UnknownTask
-from replanning.events import Decided, Revised, TaskFailed
+from replanning.events import DecisionMade, PlanRevised, TaskFailed
 from replanning.interfaces import PlanView, ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
 from tests.live_parts import kept
@@ -65,7 +65,7 @@ async def test_states() -> None:
             assert run.view.task("c").state is TaskState.PENDING
             run.succeeded(run.started("b.right"), 2)
             assert run.view.task("c").state is TaskState.READY
-            assert run.live.results.of("b") == {"b.left": 1, "b.right": 2}
+            assert run.live.results.output_of("b") == {"b.left": 1, "b.right": 2}
             run.succeeded(run.started("c"))
             result = await run.wait()
     assert result.outputs == {"a": "A", "b": {"b.left": 1, "b.right": 2}, "c": None}
@@ -105,7 +105,7 @@ async def test_limit(limit: int) -> None:
     assert f"limit of {limit} replans per lineage" in blocked.reason
     assert run.replanning_info(last).max_iterations == limit
     assert list(run.result.outputs) == ["other"]
-    (decided,) = [body for body in bodies(engine.store, run.id, Decided) if body.rule == "limit-lineage"]
+    (decided,) = [body for body in bodies(engine.store, run.id, DecisionMade) if body.rule == "limit-lineage"]
     assert (decided.blocks, decided.decision) == ((last,), "keep")
 
 
@@ -155,7 +155,7 @@ def test_reasons() -> None:
     second = (ReplaceTask(task_id="x", tasks=(Task(id="y"), Task(id="z"))),)
     for changes in (first, second):
         run.apply(*changes)
-    revisions = [Revised(1, 0, first, "too large", "policy"), Revised(2, 1, second, "still too large", "eve")]
+    revisions = [PlanRevised(1, 0, first, "too large", "policy"), PlanRevised(2, 1, second, "still too large", "eve")]
     view = PlanView(run.live)
     found = {task.id: replanning_info(task, revisions, 3) for task in view.tasks()}
     assert found == {

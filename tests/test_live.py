@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from replanning import Goal, Task
-from replanning._folding import OUTCOMES
+from replanning._folding import MAX_OUTCOMES_PER_TOOL
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -22,23 +22,23 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import ChangeRefused, IllegalTransition, ReplanningError, RevisionConflict, UnknownTask
+from replanning.errors import ChangeRejected, IllegalTransition, ReplanningError, RevisionConflict, UnknownTask
 from replanning.events import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     ConditionEvaluated,
-    Contained,
     ContextUpdated,
-    Decided,
+    DecisionMade,
+    ErrorContained,
     FactsObserved,
     Failure,
     GoalChanged,
     QuestionAnswered,
     QuestionAsked,
+    RecordBody,
     ResourceUpdated,
     RunEnded,
 )
@@ -63,7 +63,7 @@ def test_success() -> None:
     run.end(attempt, output={"x": 1})
     entry = run.live.entry("a")
     assert (entry.output, entry.duration, entry.attempt, entry.deadline) == ({"x": 1}, 2.0, None, None)
-    assert (run.live.durations, run.live.ended_attempts) == ((1, 2.0), 1)
+    assert (run.live.success_durations, run.live.ended_attempts) == ((1, 2.0), 1)
     assert run.states() == {"a": "DONE", "b": "READY"}
     assert (run.live.next_deadline(), run.live.complete) == (None, False)
 
@@ -98,13 +98,13 @@ def test_rounds() -> None:
     run = chain("a")
     entry = run.live.entry("a")
     run.fail("a", retry_at=run.now)
-    assert (entry.round, entry.failures) == (1, 0)
+    assert (entry.attempts_in_round, entry.failures) == (1, 0)
     run.live.advance(run.now)
     run.fold(AttemptInterrupted(run.start("a"), "a", "killed", run.now))
-    assert (entry.round, entry.failures) == (1, 0)
+    assert (entry.attempts_in_round, entry.failures) == (1, 0)
     run.live.advance(run.now)
     run.fold(AttemptFailed(run.start("a"), "a", BROKEN, run.now, exhausted=True))
-    assert (entry.round, entry.failures, entry.attempts) == (0, 1, 3)
+    assert (entry.attempts_in_round, entry.failures, entry.attempts) == (0, 1, 3)
     run.live.advance(run.now)
     run.run("a")
     assert (entry.failures, entry.failure) == (0, None)
@@ -112,11 +112,11 @@ def test_rounds() -> None:
 
 def test_outcomes() -> None:
     """The last outcomes of each tool are known, a bounded number of them."""
-    run = kept(*(Task(id=f"t{n}", tool="pip") for n in range(OUTCOMES + 2)), Task(id="bare"))
+    run = kept(*(Task(id=f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), Task(id="bare"))
     run.fail("t0", "t1", "bare")
     assert {name: list(past) for name, past in run.live.outcomes.items()} == {"pip": [False, False]}
-    run.run(*(f"t{n}" for n in range(2, OUTCOMES + 2)))
-    assert list(run.live.outcomes["pip"]) == [True] * OUTCOMES
+    run.run(*(f"t{n}" for n in range(2, MAX_OUTCOMES_PER_TOOL + 2)))
+    assert list(run.live.outcomes["pip"]) == [True] * MAX_OUTCOMES_PER_TOOL
 
 
 def test_starting_what_was_not_handed_out() -> None:
@@ -126,12 +126,12 @@ def test_starting_what_was_not_handed_out() -> None:
     assert run.live.pool.used == {"cpu": 1.0}
     assert claimed(run.live) == []
     run.end("b#1")
-    entry = run.live.claims.take()
+    entry = run.live.dispatcher.claim_next()
     run.start("a")
     assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
 
 
-NONSENSE: list[Body] = [
+NONSENSE: list[RecordBody] = [
     AttemptStarted("a#2", "a", 2),
     AttemptStarted("x#1", "ghost", 1),
     AttemptSucceeded("a#9", "a"),
@@ -139,14 +139,14 @@ NONSENSE: list[Body] = [
     AttemptFailed("a#9", "a", BROKEN, 5.0),
     AttemptTimedOut("b#1", "b", 1.0),
     ConditionEvaluated("a", False),
-    Decided("r1", (), "keep", "limit", "", blocks=("b", "a")),
+    DecisionMade("r1", (), "keep", "limit", "", blocks=("b", "a")),
     QuestionAsked("q1", "r1", (), "?", (), ("b", "ghost"), "print", 0),
     RunEnded("succeeded", "", cancelled=("b", "ghost")),
 ]
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
-def test_what_does_not_fit(body: Body) -> None:
+def test_what_does_not_fit(body: RecordBody) -> None:
     """What cannot have happened is refused, and leaves everything as it was."""
     run = chain("a", "b")
     run.start("a")
@@ -178,10 +178,10 @@ def test_stale_reports_name_the_attempt() -> None:
 def test_condition(value: bool | None, state: str, reason: str) -> None:
     """A condition that holds lets its task run, one that does not skips it, one that cannot be evaluated fails it."""
     run = kept(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
-    entry = run.live.claims.take()
+    entry = run.live.dispatcher.claim_next()
     assert entry is not None
     run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
-    assert (run.states()["a"], entry.reason, bool(entry.claimed)) == (state, reason, value is True)
+    assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
     assert run.states()["b"] == ("READY" if value is False else "PENDING")
     failure = Failure("ConditionError", "no such name", kind="condition") if value is None else None
     assert entry.failure == failure
@@ -202,7 +202,7 @@ def test_the_world_changes() -> None:
         ResourceUpdated("ghost", available=False),
         ResourceUpdated("cpu", capacity=3),
         FactsObserved(("done",), ("raw", "never")),
-        Contained("listener", "boom"),
+        ErrorContained("listener", "boom"),
     ):
         run.fold(body)
     live = run.live
@@ -259,8 +259,8 @@ def test_effects_are_those_of_the_start() -> None:
 def test_blocking() -> None:
     """A task that is given up is BLOCKED with the reason, and handed out no more."""
     run = kept(Task(id="a"), Task(id="b"))
-    run.live.claims.take()
-    run.fold(Decided("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
+    run.live.dispatcher.claim_next()
+    run.fold(DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
     assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
     assert claimed(run.live) == ["b"]
 
@@ -276,14 +276,14 @@ def test_questions_hold_tasks_back() -> None:
     run.start("a")
     for question in ("q2", "q2"):
         run.fold(QuestionAnswered(question, "reject", "eve"))
-    assert run.live.entry("a").held == 0
+    assert run.live.entry("a").hold_count == 0
 
 
 def test_the_end() -> None:
     """What is left at an early end is CANCELLED with the reason, also what was running or handed out."""
     run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
-    run.live.claims.take()
+    run.live.dispatcher.claim_next()
     run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
     assert run.states() == dict.fromkeys("abc", "CANCELLED")
     assert run.live.entry("c").reason == "the goal was reached early"
@@ -310,14 +310,14 @@ def test_hash_in_turns() -> None:
     """The hash of a large plan is worked out with pauses, and is the same if the plan is changed in one of them."""
     large = [Task(id=f"t{n}", goal="x" * 500) for n in range(50)]
     one, other = kept(*large), kept(*large)
-    pauses = iter(one.live.hashing())
+    pauses = iter(one.live.compute_hash())
     next(pauses)
     for run in (one, other):
         run.apply(SkipTask(task_id="t0"))
     for _ in pauses:
         continue
     assert one.live.hash == other.live.hash != one.plan.content_hash()
-    assert list(one.live.hashing()) == []
+    assert list(one.live.compute_hash()) == []
 
 
 def test_the_last_moment() -> None:
@@ -367,7 +367,7 @@ def test_replay() -> None:
     run.run("a", output=[1, {"x": None}])
     run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)), AbortRun(reason="enough"))
     run.fail("b2", retry_at=run.now + 5)
-    run.fold(Decided("r1", (), "keep", "limit", "enough", blocks=("c",)))
+    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("c",)))
     assert held(run.replayed()) == held(run.live)
     assert wrong_with(run.replayed()) == []
 
@@ -446,14 +446,14 @@ def test_no_way_back() -> None:
     run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
     run.fail("a", "b")
     before = everything(run.live)
-    with pytest.raises(ChangeRefused) as caught:
+    with pytest.raises(ChangeRejected) as caught:
         run.live.inverse([AbortRun(), RetryTask(task_id="a"), SkipTask(task_id="b"), AddTask(task=Task(id="n"))])
     assert [str(problem) for problem in caught.value.problems] == [
         "changes[0]: the run is aborted: this cannot be taken back",
         "changes[1]: task 'a' is FAILED, and no change makes a task so: this cannot be taken back",
         "changes[2]: task 'b' is FAILED, and would wait to run: this cannot be taken back",
     ]
-    with pytest.raises(ChangeRefused, match="there is no task 'ghost'"):
+    with pytest.raises(ChangeRejected, match="there is no task 'ghost'"):
         run.live.inverse([SkipTask(task_id="ghost"), AbortRun()])
     with pytest.raises(ReplanningError, match="it cannot be skipped"):
         run.live.inverse([CancelTask(task_id="c"), SkipTask(task_id="c")])

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replanning import Plan, ReplanningError
-from replanning._entries import Entry
+from replanning._entries import TaskEntry
 from replanning._live import LivePlan
 from replanning._states import WAITING, TaskState
 from replanning.changes import PlanChange
-from replanning.errors import ChangeRefused
+from replanning.errors import ChangeRejected
 from replanning.events import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     ConditionEvaluated,
     ContextUpdated,
-    Decided,
+    DecisionMade,
     FactsObserved,
     Failure,
     QuestionAnswered,
     QuestionAsked,
+    RecordBody,
     ResourceUpdated,
     RunEnded,
 )
@@ -75,7 +75,7 @@ class Living(RuleBasedStateMachine):
             return False
         return True
 
-    def fold(self, body: Body) -> bool:
+    def fold(self, body: RecordBody) -> bool:
         return self.may(lambda: self.kept.fold(body))
 
     # What happens
@@ -83,16 +83,16 @@ class Living(RuleBasedStateMachine):
     @rule()
     def claim(self) -> None:
         wanted = next_up(self.live)
-        entry = self.live.claims.take()
+        entry = self.live.dispatcher.claim_next()
         assert (entry and entry.id) == wanted
 
     @precondition(lambda self: any(entry.claimed for entry in self.live))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claimed])))
-        claim = data.draw(st.sampled_from([entry.claimed, 0, 10_000]))
-        self.live.claims.give_back(entry, claim)
-        assert not claim or entry.claimed != claim
+        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim])))
+        claim = data.draw(st.sampled_from([entry.claim, 0, 10_000]))
+        self.live.dispatcher.return_claim(entry, claim)
+        assert not claim or entry.claim != claim
 
     @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))
     def begin_work(self, data: st.DataObject, timeout: float | None) -> None:
@@ -105,7 +105,7 @@ class Living(RuleBasedStateMachine):
 
     def start(self, data: st.DataObject, timeout: float | None) -> str | None:
         """Start what was handed out, or without that what would be."""
-        handed_out = [entry.id for entry in self.live if entry.claimed]
+        handed_out = [entry.id for entry in self.live if entry.claim]
         task_id = data.draw(st.sampled_from(handed_out)) if handed_out else next_up(self.live)
         if task_id is not None:
             self.kept.start(task_id, None if timeout is None else self.kept.now + timeout)
@@ -117,11 +117,11 @@ class Living(RuleBasedStateMachine):
         running = [entry.id for entry in self.live if entry.state is TaskState.RUNNING]
         self.end(data, self.live.entry(data.draw(st.sampled_from(running))))
 
-    def end(self, data: st.DataObject, entry: Entry) -> None:
+    def end(self, data: st.DataObject, entry: TaskEntry) -> None:
         """End a running attempt, most often well."""
         attempt, task_id = entry.attempt, entry.id
         retry_at = data.draw(st.sampled_from([None, self.kept.now, self.kept.now + 2]))
-        ends: list[Body] = [
+        ends: list[RecordBody] = [
             AttemptSucceeded(attempt, task_id, {"path": "x"}),
             AttemptSucceeded(attempt, task_id, None, recoverable=False),
             AttemptFailed(attempt, task_id, Failure("OSError", "broken")),
@@ -143,7 +143,7 @@ class Living(RuleBasedStateMachine):
     @precondition(lambda self: any(entry.claimed for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
-        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claimed]))
+        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
         self.kept.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
 
     @rule(data=st.data())
@@ -177,19 +177,19 @@ class Living(RuleBasedStateMachine):
         ended = data.draw(st.lists(st.sampled_from([*left, "t0"]), max_size=3))
         early = data.draw(st.integers(0, 9)) == 0
         ending = RunEnded("succeeded", "the goal was reached early", tuple(ended))
-        self.fold(ending if early else Decided("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
+        self.fold(ending if early else DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
 
     def report_nonsense(self, data: st.DataObject) -> None:
         """Report what does not fit: of unknown tasks, of tasks in other states, of attempts that are over."""
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live])))
         ready = (TaskState.READY, TaskState.BACKOFF)
         name = data.draw(st.sampled_from([entry.id, "nobody"]))
-        bodies: list[Body] = [
+        bodies: list[RecordBody] = [
             AttemptSucceeded("another#1", name),
             AttemptFailed("another#1", name, Failure("OSError", "broken"), 5.0),
             AttemptTimedOut("another#1", name, 2.0),
             QuestionAsked("q0", "r1", (), "?", (), (entry.id, "nobody"), "print", 0),
-            Decided("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
+            DecisionMade("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
             RunEnded("succeeded", "", (entry.id, "nobody")),
         ]
         if entry.state not in ready:
@@ -226,14 +226,14 @@ class Living(RuleBasedStateMachine):
             return
         taken: dict[str, float] = {}
         for entry in self.live:
-            for name, amount in (entry.taken or {}).items():
+            for name, amount in (entry.reserved or {}).items():
                 taken[name] = taken.get(name, 0.0) + amount
         for name, used in self.live.pool.used.items():
             assert used == pytest.approx(taken.get(name, 0.0))
             assert self.shrunk or used <= self.live.pool.capacity.get(name, 0.0) + 1e-9
         for entry in self.live:
-            if entry.claimed or entry.state is TaskState.RUNNING:
-                assert entry.taken is not None
+            if entry.claim or entry.state is TaskState.RUNNING:
+                assert entry.reserved is not None
 
     @invariant()
     def document_is_a_plan(self) -> None:
@@ -245,7 +245,7 @@ class Living(RuleBasedStateMachine):
         if hasattr(self, "kept") and all(entry.recoverable for entry in self.live):
             for entry in self.live:
                 if satisfied(self.live, entry.id):
-                    self.live.results.of(entry.id)
+                    self.live.results.output_of(entry.id)
 
     def teardown(self) -> None:
         if hasattr(self, "kept"):
@@ -275,7 +275,7 @@ def try_changes(kept: Kept, changes: list[PlanChange]) -> None:
     assert not problems or said == "\n".join(map(str, problems))
     assert everything(live) == before
     if problems:
-        with pytest.raises(ChangeRefused) as caught:
+        with pytest.raises(ChangeRejected) as caught:
             kept.apply(*changes)
         assert caught.value.problems == problems
         assert everything(live) == before
@@ -289,7 +289,7 @@ def try_to_take_back(kept: Kept, changes: list[PlanChange]) -> None:
     document, standing = live.document(), waiting(live)
     try:
         back = live.inverse(changes)
-    except ChangeRefused:
+    except ChangeRejected:
         assert everything(live) == before
         return
     assert everything(live) == before

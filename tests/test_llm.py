@@ -15,9 +15,9 @@ from replanning import Environment
 from replanning.errors import (
     BudgetExceeded,
     LLMError,
-    LLMRefused,
-    LLMReplyInvalid,
-    LLMTimedOut,
+    LLMRefusal,
+    LLMResponseInvalid,
+    LLMTimeout,
     LLMUnavailable,
 )
 from replanning.llm import Completion, LLMCall, LLMOptions, LLMProvider, Price, PriceTable
@@ -183,10 +183,10 @@ async def test_late_answers() -> None:
     """A call ends at its deadline, and what was asked is cancelled."""
     async with VirtualClock() as clock:
         model = Sleeper(100, environment=Environment(clock=clock))
-        with pytest.raises(LLMTimedOut, match=r"sleeper: no answer came within 30 s \(`timeout.replan`"):
+        with pytest.raises(LLMTimeout, match=r"sleeper: no answer came within 30 s \(`timeout.replan`"):
             await model.complete("well?")
         assert clock.elapsed == 30
-        with pytest.raises(LLMTimedOut):
+        with pytest.raises(LLMTimeout):
             await model.complete("well?", LLMOptions(deadline=clock.now() + 5))
         assert clock.elapsed == 35
     assert model.ended == [anyio.get_cancelled_exc_class()] * 2
@@ -196,7 +196,7 @@ async def test_no_time_left() -> None:
     """Where no time is left nothing is reserved or sent."""
     clock, book = VirtualClock(), Book()
     model = Scribe(lambda _: "yes", environment=Environment(clock=clock))
-    with pytest.raises(LLMTimedOut, match="nothing was sent"):
+    with pytest.raises(LLMTimeout, match="nothing was sent"):
         await model.complete("well?", LLMOptions(deadline=clock.now(), meter=book))
     assert (model.asked, book.calls) == ([], [])
 
@@ -260,7 +260,7 @@ async def test_refusals() -> None:
 
     book = Book()
     with pytest.raises(
-        LLMRefused, match=r"the model declined \(request req_1\): I will not say \[redacted\]"
+        LLMRefusal, match=r"the model declined \(request req_1\): I will not say \[redacted\]"
     ) as caught:
         await Decliner(lambda _: "").complete("well?", LLMOptions(meter=book))
     assert (caught.value.provider, caught.value.request_id, len(book.answers)) == ("scribe", "req_1", 1)
@@ -299,7 +299,7 @@ async def test_shapes() -> None:
 async def test_strictness(said, problem) -> None:
     """Nothing is taken for what it is not: the model is told once what was wrong, and then it is an error."""
     model = Scribe(lambda _: said)
-    with pytest.raises(LLMReplyInvalid) as caught:
+    with pytest.raises(LLMResponseInvalid) as caught:
         await model.complete_json("well?", Verdict)
     first, second = (prompt for prompt, _ in model.asked)
     assert first == "well?"
@@ -333,7 +333,7 @@ async def test_cut_answers() -> None:
             return self.completion(prompt, verdict()[:-5], options, finish="length", output_tokens=7)
 
     model = Cut(lambda _: "")
-    with pytest.raises(LLMReplyInvalid, match="cut off after 7 tokens, so it must be shorter"):
+    with pytest.raises(LLMResponseInvalid, match="cut off after 7 tokens, so it must be shorter"):
         await model.complete_json("well?", Verdict)
     assert "must be shorter" in model.asked[1][0]
 
@@ -347,7 +347,7 @@ async def test_one_deadline_for_both_answers() -> None:
             return self.completion(prompt, "no", options)
 
     async with VirtualClock() as clock:
-        with pytest.raises(LLMTimedOut):
+        with pytest.raises(LLMTimeout):
             await Slow(20, environment=Environment(clock=clock)).complete_json("well?", Verdict)
         assert clock.elapsed == 30
 
@@ -371,4 +371,4 @@ async def test_closing() -> None:
 async def test_availability() -> None:
     """A provider that says nothing about it can be asked."""
     model = Scribe(lambda _: "yes")
-    assert (model.unavailable(), await model.is_available()) == ("", True)
+    assert (model.unavailable_reason(), await model.is_available()) == ("", True)

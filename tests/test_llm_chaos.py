@@ -11,12 +11,20 @@ import anyio
 import pytest
 
 from replanning import Answer, Plan, Question, ReplanningEngine, Settings
-from replanning._plugins import load
+from replanning._plugins import load_plugin
 from replanning.errors import LLMError
-from replanning.events import AlternativesConsidered, Contained, QuestionAnswered, Record, Revised, TriggerFired, Usage
+from replanning.events import (
+    AlternativesConsidered,
+    ErrorContained,
+    PlanRevised,
+    QuestionAnswered,
+    Record,
+    TriggerFired,
+    Usage,
+)
 from replanning.interfaces import Clock, JsonObject, JsonValue
 from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTable, create_llm_provider
-from replanning.providers._proposals import Reply
+from replanning.providers._proposals import ProposalReply
 from replanning.testing import (
     FaultSchedule,
     LLMRequest,
@@ -24,11 +32,11 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedLLMServer,
+    ScriptStep,
     ServerReply,
-    Step,
     VirtualClock,
-    broken_promises,
     hangs,
+    invariant_violations,
     returns,
     virtual_environment,
 )
@@ -67,7 +75,7 @@ PLAN = Plan.model_validate(
 
 def client(name: str, service: FaultyService, clock: Clock, **settings: object) -> LLMProvider:
     """One of our clients, which reaches nothing but a faulty service."""
-    made: LLMProvider = load("providers", name)(
+    made: LLMProvider = load_plugin("providers", name)(
         "key", model="m", prices=PRICES, environment=virtual_environment(clock=clock), transport=service, **settings
     )
     return made
@@ -108,7 +116,7 @@ def says(random: Random, request: LLMRequest) -> str | None:
     return random.choice(forms)
 
 
-def person(question: Question) -> Step:
+def person(question: Question) -> ScriptStep:
     """Take what is offered, where something is."""
     return returns(Answer("approve" if question.candidates else "reject"), after=60)
 
@@ -119,7 +127,7 @@ async def one_call(model: LLMProvider, random: Random) -> str:
     try:
         match random.randrange(4):
             case 0:
-                assert isinstance(await model.complete_json("What now?", Reply, options), Reply)
+                assert isinstance(await model.complete_json("What now?", ProposalReply, options), ProposalReply)
             case 1:
                 assert all(isinstance(value, float) for value in await model.embed("some words"))
             case 2:
@@ -205,7 +213,9 @@ async def test_real_connections_do_not_leak() -> None:
     places = anyio.CapacityLimiter(40)
     with ScriptedLLMServer(answer) as server:
         environ = server.environ()
-        models = [load("providers", name)(environ=environ, model="m", timeout=0.7, prices=PRICES) for name in NAMES]
+        models = [
+            load_plugin("providers", name)(environ=environ, model="m", timeout=0.7, prices=PRICES) for name in NAMES
+        ]
         async with anyio.create_task_group() as group:
             for number in range(SOCKETS):
                 group.start_soon(call, models[number % len(models)], number)
@@ -262,7 +272,7 @@ async def one_run(door: str, seed: int) -> Counter[str]:
             gate=ScriptedGate(person, clock=clock),
             environment=environment,
         )
-        work = ScriptedExecutor(faults.drawn(PLAN, seed, clock).step, clock=clock)
+        work = ScriptedExecutor(faults.draw(PLAN, seed, clock).attempt_step, clock=clock)
         result = await engine.execute(PLAN, work)
         await engine.aclose()
         for model in models:
@@ -271,8 +281,8 @@ async def one_run(door: str, seed: int) -> Counter[str]:
         assert len(anyio.get_running_tasks()) == tasks, seed
     assert all(service.open == 0 and service.closed == bool(service.drawn) for service in services), seed
     records = list(engine.store.read(result.run))
-    assert broken_promises(records) == [], seed
-    assert [record.body for record in records if isinstance(record.body, Contained)] == [], seed
+    assert invariant_violations(records) == [], seed
+    assert [record.body for record in records if isinstance(record.body, ErrorContained)] == [], seed
     check_budget(result.spent, limits, seed)
     check_deadlines(records, seed)
     drawn = sum(len(service.drawn) for service in services)
@@ -283,7 +293,7 @@ def chosen(records: list[Record]) -> Iterator[str]:
     """Whose alternatives were carried out."""
     candidates = {r.body.replan: r.body.candidates for r in records if isinstance(r.body, AlternativesConsidered)}
     for record in records:
-        if isinstance(record.body, Revised) and record.body.replan and record.body.chosen is not None:
+        if isinstance(record.body, PlanRevised) and record.body.replan and record.body.chosen is not None:
             yield candidates[record.body.replan][record.body.chosen].alternative.source
 
 

@@ -10,8 +10,8 @@ import pytest
 from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning._redaction import Redactor
 from replanning.changes import ModifyTask, RetryTask
-from replanning.errors import LLMRejected, LLMUnavailable, NoLLMProvider, PluginError
-from replanning.events import AlternativesConsidered, Revised
+from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider, PluginError
+from replanning.events import AlternativesConsidered, PlanRevised
 from replanning.interfaces import JsonObject, TaskId
 from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.testing import (
@@ -20,8 +20,8 @@ from replanning.testing import (
     ScriptedLLM,
     ScriptedLLMServer,
     VirtualClock,
-    broken_promises,
     hangs,
+    invariant_violations,
     raises,
     returns,
     virtual_environment,
@@ -65,9 +65,9 @@ class Played:
         self.engine, self.result, self.spans, self.elapsed = engine, result, spans, elapsed
         store, run = engine.store, result.run
         self.notes = [n for body in bodies(store, run, AlternativesConsidered) for n in body.notes]
-        self.by = [body.chosen for body in bodies(store, run, Revised)]
+        self.by = [body.chosen for body in bodies(store, run, PlanRevised)]
         self.sources = [c.alternative.source for b in bodies(store, run, AlternativesConsidered) for c in b.candidates]
-        self.broken = broken_promises(list(store.read(run)))
+        self.broken = invariant_violations(list(store.read(run)))
 
     @property
     def way(self) -> tuple[str, bool]:
@@ -97,7 +97,7 @@ async def play(*models: LLMReply | list[LLMReply] | LLMProvider | str, **setting
 
 def asked(engine: ReplanningEngine) -> list[Any]:
     """Who is asked for alternatives."""
-    return [*engine.generator.paths.providers]
+    return [*engine.generator.path_generator.providers]
 
 
 def _scripted(reply, name, parts) -> ScriptedLLM:
@@ -120,7 +120,7 @@ async def test_model_repairs() -> None:
     [
         (raises(LLMUnavailable("it is busy", provider="model1", status=503)), "model1 failed: it is busy"),
         (
-            raises(LLMRejected("wrong key", provider="model1", status=401)),
+            raises(LLMRequestRejected("wrong key", provider="model1", status=401)),
             "model1 failed: wrong key (HTTP 401)",
         ),
         (raises(RuntimeError("a bug")), "model1 failed: "),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from replanning.errors import LLMError, LLMReplyInvalid, LLMTimedOut, LLMUnavailable
+from replanning.errors import LLMError, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.events import Usage
 from replanning.llm import Completion, LLMOptions, Price, PriceTable
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
@@ -41,7 +41,7 @@ async def test_function_of_the_prompt() -> None:
     model = ScriptedLLM(lambda prompt: prompt.upper(), name="loud", model="m-2", temperature=0.1, max_tokens=50)
     completion = await model.complete_detailed("hi", LLMOptions(system="shout"))
     assert (completion.text, completion.provider, completion.model) == ("HI", "loud", "m-2")
-    asked = model.asked[0]
+    asked = model.requests[0]
     assert (asked.prompt, asked.options.system, asked.options.model) == ("hi", "shout", "m-2")
     assert (asked.options.temperature, asked.options.max_tokens) == (0.1, 50)
 
@@ -60,7 +60,7 @@ async def test_answers_take_their_time() -> None:
         with pytest.raises(LLMUnavailable):
             await model.complete("b")
         for elapsed in (55, 85):
-            with pytest.raises(LLMTimedOut):
+            with pytest.raises(LLMTimeout):
                 await model.complete("c")
             assert clock.elapsed == elapsed
 
@@ -69,9 +69,9 @@ async def test_shaped_answers() -> None:
     """A structured answer is read as one of a real model is: with one chance to repair it."""
     model = ScriptedLLM([{"sum": "five"}, {"sum": 5}, "no", "never"])
     assert await model.complete_json("2 + 3?", Total) == Total(sum=5)
-    with pytest.raises(LLMReplyInvalid):
+    with pytest.raises(LLMResponseInvalid):
         await model.complete_json("2 + 3?", Total)
-    assert model.asked[0].options.schema is Total
+    assert model.requests[0].options.schema is Total
 
 
 async def test_what_it_costs() -> None:
@@ -102,8 +102,8 @@ async def test_what_it_costs() -> None:
 async def test_standing() -> None:
     """It is available unless the script says why not, and remembers that it was closed."""
     assert await ScriptedLLM().is_available()
-    missing = ScriptedLLM(unavailable="OPENAI_API_KEY is not set")
-    assert (missing.unavailable(), await missing.is_available()) == ("OPENAI_API_KEY is not set", False)
+    missing = ScriptedLLM(unavailable_reason="OPENAI_API_KEY is not set")
+    assert (missing.unavailable_reason(), await missing.is_available()) == ("OPENAI_API_KEY is not set", False)
     await missing.aclose()
     assert missing.closed
 
@@ -117,7 +117,7 @@ async def test_vectors() -> None:
     assert await given_.embed("a") == [1.0, 0.0]
     with pytest.raises(LLMError, match="no vector for 'b'; add it"):
         await given_.embed("b")
-    assert (model.embedded[0], given_.embedded) == ("build a wheel", ["a", "b"])
+    assert (model.embedded_texts[0], given_.embedded_texts) == ("build a wheel", ["a", "b"])
 
 
 @given(st.text())

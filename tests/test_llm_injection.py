@@ -13,7 +13,7 @@ import pytest
 from replanning import Plan
 from replanning.events import AlternativesConsidered, QuestionAnswered, QuestionAsked, RunOpened
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.testing import broken_promises, raises
+from replanning.testing import invariant_violations, raises
 from tests.model_parts import PLAN, Played, candidate, change, played, replaced, reply
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ def assert_harmless(found: Played) -> None:
         assert meant.get(task_id, arguments) == arguments
     assert found.bodies(QuestionAnswered) == []
     assert all(revised.by == "policy" for revised in found.result.revisions)
-    assert broken_promises(found.records) == []
+    assert invariant_violations(found.records) == []
     assert found.result.status in ("succeeded", "failed", "needs_human")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
-from replanning.errors import LLMRejected, LLMUnavailable
-from replanning.events import AlternativesConsidered, Charged, Usage
+from replanning.errors import LLMRequestRejected, LLMUnavailable
+from replanning.events import AlternativesConsidered, Usage, UsageCharged
 from replanning.interfaces import AlternativeProvider
 from replanning.llm import Completion, LLMOptions, LLMProvider
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
@@ -26,7 +26,7 @@ class Played:
 
     def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans) -> None:
         self.result, self.spans = result, spans
-        self.charged = [(body.usage, body.provider) for body in bodies(engine.store, result.run, Charged)]
+        self.charged = [(body.usage, body.provider) for body in bodies(engine.store, result.run, UsageCharged)]
         considered = bodies(engine.store, result.run, AlternativesConsidered)
         self.notes = [note for body in considered for note in body.notes]
 
@@ -117,12 +117,12 @@ async def test_answer_is_counted() -> None:
 
 async def test_failed_replan_is_counted() -> None:
     """What was used before a provider failed is counted, too."""
-    run = await play([ANSWER, LLMRejected("no such model")], "one", "two")
+    run = await play([ANSWER, LLMRequestRejected("no such model")], "one", "two")
     assert run.result.status == "failed"
     assert run.charged == [(ANSWER.usage, "asker"), (Usage(calls=1), "asker")]
 
 
-@pytest.mark.parametrize("error", [LLMUnavailable("busy", status=503), LLMRejected("bad key", status=401)])
+@pytest.mark.parametrize("error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)])
 async def test_turned_down(error: Exception) -> None:
     """A call that a service turns down counts as a call without tokens, and its span says why it failed."""
     run = await play([raises(error)])

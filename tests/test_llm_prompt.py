@@ -15,8 +15,8 @@ from replanning import Goal, Plan, ReplanRequest, Task, ToolSpec, open_run
 from replanning._redaction import Redactor
 from replanning.events import TaskFailed
 from replanning.interfaces import JsonObject, TaskId
-from replanning.llm import encoded, trimmed
-from replanning.providers._prompt import CUT_FIRST, LOOKED_AT, SMALLEST, Prompts
+from replanning.llm import encode_data, truncate_value
+from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder
 from tests.model_parts import PLAN, candidate, played, replaced, reply
 from tests.test_redaction import BY_NAME, BY_SHAPE
 
@@ -65,9 +65,9 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000, redactor: Redactor |
         async with open_run(plan) as run:
             trigger = TaskFailed(tasks=(TaskId(failed),), message=plan.goal.objective)
             request = ReplanRequest((trigger,), run.view, 3, 0.0)
-            prompts = await Prompts.about(request, size, (redactor or Redactor()).value)
+            prompts = await PromptBuilder.for_request(request, size, (redactor or Redactor()).value)
             rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
-            return prompts.first(), prompts.again(rejected)
+            return prompts.initial_prompt(), prompts.retry_prompt(rejected)
 
     return anyio.run(written)
 
@@ -142,7 +142,7 @@ async def test_the_nearest_tasks_are_shown_of_a_long_plan():
     found = await shown(plan, "t500")
     near = [int(task["id"][1:]) for task in found["around"] if "id" in task]
     assert near[:4] == [499, 501, 498, 502]
-    assert len(near) < LOOKED_AT
+    assert len(near) < MAX_TASKS
     assert found["limits"][0]["tasks"]["PENDING"] == 1_499
 
 
@@ -166,7 +166,7 @@ def test_work_grows_with_what_is_shown_not_with_the_plan():
             async with open_run(plan) as run:
                 request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
                 sys.setprofile(counted)
-                (await Prompts.about(request, 24_000, Redactor().value)).first()
+                (await PromptBuilder.for_request(request, 24_000, Redactor().value)).initial_prompt()
                 sys.setprofile(None)
 
         anyio.run(written)
@@ -191,7 +191,7 @@ def long_plan(fill: int) -> Plan:
     )
 
 
-@pytest.mark.parametrize("size", [SMALLEST, 9_000, 24_000, 60_000])
+@pytest.mark.parametrize("size", [MIN_PROMPT_CHARS, 9_000, 24_000, 60_000])
 @pytest.mark.parametrize("fill", [10, 400, 4_000])
 def test_a_prompt_is_never_longer_than_its_size(size, fill):
     """Whatever there is to say, prompts fit; the goal, what happened and the task concerned are still in them."""
@@ -207,7 +207,7 @@ def test_what_is_cut_first_is_what_the_documentation_says():
     """With less room, kinds of data disappear in the stated order, and where something is missing a line says how much."""
     whole = sections(prompts_of(long_plan(100), "t7", 200_000)[0])
     gone: list[str] = []
-    for size in range(80_000, SMALLEST, -2_000):
+    for size in range(80_000, MIN_PROMPT_CHARS, -2_000):
         found = sections(prompts_of(long_plan(100), "t7", size)[0])
         for name in whole:
             marks = [value["cut"] for value in found[name] if isinstance(value, dict) and "cut" in value]
@@ -215,7 +215,7 @@ def test_what_is_cut_first_is_what_the_documentation_says():
             assert marks == ([f"{len(whole[name]) - left} more of these"] if left < len(whole[name]) else [])
             if left == 0 and name not in gone:
                 gone.append(name)
-    assert gone == [name for name in CUT_FIRST if name in gone]
+    assert gone == [name for name in CUT_ORDER if name in gone]
     assert gone[:2] == ["context", "facts"]
 
 
@@ -254,7 +254,7 @@ values = st.recursive(
 @given(values)
 def test_data_cannot_leave_its_line(value):
     """Whatever a value holds, its JSON stands on one line, without tags or hidden characters, and reads back the same."""
-    text = encoded(trimmed(value, 10_000))
+    text = encode_data(truncate_value(value, 10_000))
     assert text.isprintable()
     assert not set("<>&") & set(text)
     assert len(text.splitlines()) == 1
@@ -265,21 +265,21 @@ def test_data_cannot_leave_its_line(value):
 @given(values, st.integers(0, 300))
 def test_what_is_trimmed_fits(value, room):
     """What is left of a value is not much longer than its room, and is marked where something is missing."""
-    text = encoded(trimmed(value, room))
+    text = encode_data(truncate_value(value, room))
     assert len(text) <= room + 600
-    if len(text) > len(encoded(trimmed(value, 10_000))):
+    if len(text) > len(encode_data(truncate_value(value, 10_000))):
         assert "cut: " in text
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
 def test_what_is_nested_too_deep_is_marked(opening, closing):
     """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
-    assert "cut" not in encoded(trimmed(json.loads(opening * 20 + "1" + closing * 20), 10_000))
-    told = encoded(trimmed(json.loads(opening * 21 + "1" + closing * 21), 10_000))
+    assert "cut" not in encode_data(truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000))
+    told = encode_data(truncate_value(json.loads(opening * 21 + "1" + closing * 21), 10_000))
     assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
 
 
-@given(hostile, hostile, st.integers(SMALLEST, 30_000))
+@given(hostile, hostile, st.integers(MIN_PROMPT_CHARS, 30_000))
 def test_no_text_forges_a_tag(one, other, size):
     """Whatever the texts of a plan hold, every tag stands once and every line between them is one value."""
     plan = Plan.model_validate(
@@ -317,7 +317,7 @@ def test_no_secret_is_in_a_prompt(secret):
     )
     for prompt in prompts_of(plan, "a"):
         assert hidden not in prompt
-        assert encoded(hidden).strip('"') not in prompt
+        assert encode_data(hidden).strip('"') not in prompt
         assert "[redacted]" in prompt
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from replanning import Answer
 from replanning.errors import LLMUnavailable
-from replanning.events import AlternativesConsidered, Decided, QuestionAsked
-from replanning.providers._proposals import MOST_CANDIDATES, MOST_TASKS
+from replanning.events import AlternativesConsidered, DecisionMade, QuestionAsked
+from replanning.providers._proposals import MAX_CANDIDATES, MAX_CHANGES
 from replanning.providers.llm import LLMAlternatives
-from replanning.testing import ScriptedGate, ScriptedLLM, broken_promises, hangs
+from replanning.testing import ScriptedGate, ScriptedLLM, hangs, invariant_violations
 from tests.model_parts import PLAN, candidate, change, played, replaced, reply
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def test_what_a_model_proposes_is_carried_out():
     assert found.result.status == "succeeded"
     assert (best.alternative.source, best.alternative.reason) == ("scripted", "cmake is there")
     assert found.executed == ["fetch", "build", "new", "ship", "tidy"]
-    assert broken_promises(found.records) == []
+    assert invariant_violations(found.records) == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_the_same_as_before_is_not_tried_again():
         (candidate(replaced("build", "cmake", id="a\nb")), "String should match pattern"),
         (candidate(change("replace", task_id="build", tasks=[])), "is to be replaced by nothing"),
         (candidate(change("modify", task_id="build")), "says nothing that is to be changed"),
-        (candidate(*[change("retry", task_id="build")] * (MOST_TASKS + 1)), f"more than {MOST_TASKS} changes"),
+        (candidate(*[change("retry", task_id="build")] * (MAX_CHANGES + 1)), f"more than {MAX_CHANGES} changes"),
     ],
 )  # fmt: skip
 async def test_what_is_no_candidate_is_dropped_with_the_reason(raw, why):
@@ -134,10 +134,10 @@ async def test_what_is_no_candidate_is_dropped_with_the_reason(raw, why):
 
 async def test_only_so_many_candidates_are_looked_at():
     """Of a flood of candidates the first are looked at, and a note says how many are left out."""
-    flood = [candidate(change("retry", task_id="ghost")) for _ in range(MOST_CANDIDATES + 3)]
+    flood = [candidate(change("retry", task_id="ghost")) for _ in range(MAX_CANDIDATES + 3)]
     found = await played([reply(*flood), reply()])
     considered = found.bodies(AlternativesConsidered)[0]
-    assert len(considered.candidates) == MOST_CANDIDATES
+    assert len(considered.candidates) == MAX_CANDIDATES
     assert "3 candidates beyond the first" in considered.notes[0]
 
 
@@ -145,7 +145,7 @@ async def test_a_model_that_sees_no_way_is_not_pressed():
     """An empty list of candidates is an answer: it is not asked again, and the plan is kept."""
     found = await played([reply()])
     assert len(found.prompts) == 1
-    assert found.bodies(Decided)[0].rule == "no-alternative"
+    assert found.bodies(DecisionMade)[0].rule == "no-alternative"
 
 
 async def test_a_model_is_told_only_once():
@@ -154,7 +154,7 @@ async def test_a_model_is_told_only_once():
     considered = found.bodies(AlternativesConsidered)[0]
     assert len(found.prompts) == 2
     assert len(considered.candidates) == 2
-    assert found.bodies(Decided)[0].decision == "keep"
+    assert found.bodies(DecisionMade)[0].decision == "keep"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_what_may_have_taken_effect_is_not_done_again_under_another_name(t
     )
     found = await played([reply(way)], plan, broken={}, outputs={"build": hangs()}, triggers=["timeout"])
     assert found.result.status == status
-    assert found.bodies(Decided)[0].rule == ("not-idempotent" if status == "needs_human" else "confident")
+    assert found.bodies(DecisionMade)[0].rule == ("not-idempotent" if status == "needs_human" else "confident")
 
 
 async def test_what_a_person_agrees_to_is_done():

@@ -16,10 +16,10 @@ from replanning import Environment, Settings
 from replanning.errors import (
     BudgetExceeded,
     LLMError,
-    LLMRefused,
-    LLMRejected,
-    LLMReplyInvalid,
-    LLMTimedOut,
+    LLMRefusal,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
     LLMUnavailable,
     NoLLMProvider,
     PluginError,
@@ -32,7 +32,7 @@ from tests.llm_parts import somebodys_plugins
 __all__ = ["somebodys_plugins"]
 
 BUSY = LLMUnavailable("it is busy", provider="one", status=503)
-BAD_KEY = LLMRejected("the key is refused", provider="one", status=401)
+BAD_KEY = LLMRequestRejected("the key is refused", provider="one", status=401)
 KEYS = {"GITHUB_COPILOT_TOKEN": "ghu_x", "ANTHROPIC_API_KEY": "sk-ant-x", "OPENAI_API_KEY": "sk-x"}
 
 
@@ -87,10 +87,10 @@ async def test_left_alone_while_it_fails() -> None:
         model = scripted(clock, BUSY, BUSY, BUSY, "better")
         guarded = GuardedLLM(model)
         assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
-        assert len(model.asked) == 3
-        assert guarded.unavailable() == "it failed before, and is left alone for another 30 s"
+        assert len(model.requests) == 3
+        assert guarded.unavailable_reason() == "it failed before, and is left alone for another 30 s"
         await clock.sleep(30)
-        assert [await outcome(guarded), guarded.unavailable(), len(model.asked)] == ["better", "", 4]
+        assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["better", "", 4]
 
 
 async def test_bad_key_is_not_tried_again() -> None:
@@ -98,15 +98,15 @@ async def test_bad_key_is_not_tried_again() -> None:
     async with VirtualClock() as clock:
         guarded = GuardedLLM(scripted(clock, BAD_KEY))
         assert [await outcome(guarded), await outcome(guarded)] == ["LLMRejected", "LLMUnavailable"]
-        assert "another 300 s" in guarded.unavailable()
+        assert "another 300 s" in guarded.unavailable_reason()
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        LLMRefused("declined"),
-        LLMReplyInvalid("no JSON"),
-        LLMRejected("the prompt is too long", status=400),
+        LLMRefusal("declined"),
+        LLMResponseInvalid("no JSON"),
+        LLMRequestRejected("the prompt is too long", status=400),
         BudgetExceeded("no money"),
     ],
 )
@@ -117,7 +117,7 @@ async def test_what_says_nothing_about_the_service(reply: Exception) -> None:
         for _ in range(10):
             with pytest.raises(type(reply)):
                 await guarded.complete("?")
-        assert guarded.unavailable() == ""
+        assert guarded.unavailable_reason() == ""
 
 
 async def test_hanging_model_counts_as_failing() -> None:
@@ -134,7 +134,7 @@ async def test_hanging_model_counts_as_failing() -> None:
 
                 group.start_soon(give_up)
                 assert await outcome(guarded, LLMOptions(deadline=deadline)) == "LLMTimedOut"
-        assert guarded.unavailable() != ""
+        assert guarded.unavailable_reason() != ""
 
 
 async def test_cancelled_call_counts_neither_way() -> None:
@@ -145,7 +145,7 @@ async def test_cancelled_call_counts_neither_way() -> None:
             group.start_soon(guarded.complete, "?")
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
-    assert guarded.unavailable() == ""
+    assert guarded.unavailable_reason() == ""
 
 
 async def test_only_one_trial() -> None:
@@ -189,11 +189,11 @@ async def test_waiting_counts_against_the_deadline() -> None:
         guarded = GuardedLLM(model, max_concurrency=1)
         async with anyio.create_task_group() as group:
             group.start_soon(guarded.complete, "?")
-            while not model.asked:
+            while not model.requests:
                 await checkpoint()
-            with pytest.raises(LLMTimedOut, match="1 other calls were under way; nothing was sent"):
+            with pytest.raises(LLMTimeout, match="1 other calls were under way; nothing was sent"):
                 await guarded.complete("?", LLMOptions(deadline=clock.now() + 10))
-            assert (clock.elapsed, len(model.asked)) == (10, 1)
+            assert (clock.elapsed, len(model.requests)) == (10, 1)
         assert await guarded.complete("?") == "yes"
 
 
@@ -203,7 +203,7 @@ async def test_no_time_left() -> None:
         guarded = GuardedLLM(always(clock, "yes"))
         for _ in range(5):
             assert await outcome(guarded, LLMOptions(deadline=clock.now())) == "LLMTimedOut"
-        assert guarded.unavailable() == ""
+        assert guarded.unavailable_reason() == ""
 
 
 async def test_guarded_is_its_client() -> None:
@@ -214,7 +214,7 @@ async def test_guarded_is_its_client() -> None:
         assert (guarded.name, guarded.model, await guarded.is_available()) == ("one", "big", True)
         assert await guarded.complete_json("2 + 3?", Total) == Total(sum=5)
         assert len(await guarded.embed("text")) == 64
-        assert (await guarded.request("?", model.asked[0].options)).text == "direct"
+        assert (await guarded.request("?", model.requests[0].options)).text == "direct"
         assert repr(guarded) == f"<GuardedLLM closed {model!r}>"
         await guarded.aclose()
         assert model.closed
@@ -229,7 +229,7 @@ async def test_falls_back_in_order() -> None:
         notes = Notes("dear")
         members = [
             scripted(clock, BUSY),
-            scripted(clock, LLMRefused("the model declined", provider="two"), name="two"),
+            scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
             scripted(clock, name="dear"),
             scripted(clock, name="keyless", unavailable="OPENAI_API_KEY is not set"),
             scripted(clock, "yes", name="last"),
@@ -242,7 +242,7 @@ async def test_falls_back_in_order() -> None:
         "dear: it would exceed the budget; last was asked instead",
         "keyless: OPENAI_API_KEY is not set; last was asked instead",
     ]
-    assert [len(member.asked) for member in members] == [1, 1, 0, 0, 1, 0]
+    assert [len(member.requests) for member in members] == [1, 1, 0, 0, 1, 0]
 
 
 async def test_unusable_answers_fall_back() -> None:
@@ -251,7 +251,7 @@ async def test_unusable_answers_fall_back() -> None:
         liar = always(clock, "I shall not.", name="liar")
         fallback = FallbackLLM([liar, scripted(clock, {"sum": 5}, name="two")])
         assert await fallback.complete_json("2 + 3?", Total) == Total(sum=5)
-        assert len(liar.asked) == 2
+        assert len(liar.requests) == 2
 
 
 async def test_all_keep_to_one_deadline() -> None:
@@ -261,7 +261,7 @@ async def test_all_keep_to_one_deadline() -> None:
         with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
             await FallbackLLM(members).complete("?")
         assert clock.elapsed == 30
-        assert [member.asked[0].options.deadline for member in members] == [
+        assert [member.requests[0].options.deadline for member in members] == [
             clock.now() - 20,
             clock.now() - 10,
             clock.now(),
@@ -299,7 +299,7 @@ def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
 async def test_errors_of_fallbacks() -> None:
     """One that fails alone raises its own error; where no call fits the budget, that is what is said."""
     async with VirtualClock() as clock:
-        with pytest.raises(LLMRejected):
+        with pytest.raises(LLMRequestRejected):
             await FallbackLLM([scripted(clock, BAD_KEY)]).complete("?")
         pair = [scripted(clock, name="one"), scripted(clock, name="two")]
         with pytest.raises(BudgetExceeded):
@@ -314,8 +314,8 @@ async def test_fallback_is_a_provider() -> None:
         gone = scripted(clock, name="gone", unavailable="it is gone")
         here = scripted(clock, "yes", name="here")
         both = FallbackLLM([gone, here])
-        assert (both.name, both.unavailable(), await both.is_available()) == ("gone,here", "", True)
-        assert FallbackLLM([gone, gone]).unavailable() == "gone: it is gone; gone: it is gone"
+        assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)
+        assert FallbackLLM([gone, gone]).unavailable_reason() == "gone: it is gone; gone: it is gone"
         assert not await FallbackLLM([gone]).is_available()
         assert len(await both.embed("text")) == 64
         assert (await both.request("?", LLMOptions())).text == "yes"
@@ -329,7 +329,7 @@ async def test_models_name_is_the_firsts() -> None:
     async with VirtualClock() as clock:
         first, second = scripted(clock, BUSY), scripted(clock, "yes", name="two", model="own")
         await FallbackLLM([first, second]).complete("?", LLMOptions(model="wanted"))
-        assert [model.asked[0].options.model for model in (first, second)] == ["wanted", "own"]
+        assert [model.requests[0].options.model for model in (first, second)] == ["wanted", "own"]
 
 
 # By name
@@ -390,7 +390,7 @@ def test_ordered_list(names: str | list[str]) -> None:
 def test_fallback_of_the_settings() -> None:
     """`llm.fallback` stands behind whoever is chosen, and one that lacks its key is passed over."""
     llm = create_llm_provider("keyed", settings=settings(fallback=["plain", "keyed"]), environ={})
-    assert (llm.name, llm.unavailable()) == ("keyed,plain", "")
+    assert (llm.name, llm.unavailable_reason()) == ("keyed,plain", "")
 
 
 @pytest.mark.usefixtures("plugins")

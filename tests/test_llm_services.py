@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from replanning import Environment
-from replanning._plugins import load
-from replanning.errors import LLMError, LLMRefused, LLMRejected, LLMReplyInvalid, LLMTimedOut, LLMUnavailable
+from replanning._plugins import load_plugin
+from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import LLMProvider
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply, hangs, returns
 
@@ -32,7 +32,7 @@ async def asked(
     """A client, and the server in place of its service; it comes back at once where it tries again."""
     with ScriptedLLMServer(script) as server:
         hasty = Environment(chance=lambda: -0.49)
-        made: LLMProvider = load("providers", name)(environ=server.environ(), timeout=timeout, environment=hasty)
+        made: LLMProvider = load_plugin("providers", name)(environ=server.environ(), timeout=timeout, environment=hasty)
         async with made:
             yield made, server
         await server.until(lambda server: server.connections == 0)
@@ -45,7 +45,7 @@ async def test_text_and_shapes(name: str) -> None:
         completion = await model.complete_detailed("2 + 3?")
         assert (completion.text, completion.provider, completion.model) == ("five", name, model.model)
         assert [await model.complete_json("2 + 3?", Total) for _ in range(2)] == [Total(sum=5), Total(sum=6)]
-        with pytest.raises(LLMReplyInvalid):
+        with pytest.raises(LLMResponseInvalid):
             await model.complete_json("2 + 3?", Total)
         if name != "anthropic":
             vectors = [await model.embed(text) for text in ("build a wheel", "a wheel: build!")]
@@ -60,11 +60,11 @@ async def test_text_and_shapes(name: str) -> None:
 @pytest.mark.parametrize(
     ("replies", "error", "says"),
     [
-        ([ServerReply.error(401, "no such key")], LLMRejected, "no such key"),
+        ([ServerReply.error(401, "no such key")], LLMRequestRejected, "no such key"),
         ([ServerReply.error(429, "slow down", retry_after=60)], LLMUnavailable, "slow down"),
         ([ServerReply.cut()] * 5, LLMUnavailable, "gave up after 5 tries"),
-        ([ServerReply.truncated()], LLMReplyInvalid, "no JSON"),
-        ([ServerReply.raw("<html>Log in</html>", content_type="text/html")], LLMReplyInvalid, "Log in"),
+        ([ServerReply.truncated()], LLMResponseInvalid, "no JSON"),
+        ([ServerReply.raw("<html>Log in</html>", content_type="text/html")], LLMResponseInvalid, "Log in"),
     ],
 )
 async def test_failures(name: str, replies: Sequence[LLMServerReply], error: type[LLMError], says: str) -> None:
@@ -79,7 +79,7 @@ async def test_failures(name: str, replies: Sequence[LLMServerReply], error: typ
 async def test_models_that_decline(name: str) -> None:
     """A model that declines is heard, in its own words, by every service that has a way to say so."""
     async with asked(name, [ServerReply.answer("not me", finish="refusal")]) as (model, _):
-        with pytest.raises(LLMRefused, match=r"the model declined \(request req_000001\): not me"):
+        with pytest.raises(LLMRefusal, match=r"the model declined \(request req_000001\): not me"):
             await model.complete("2 + 3?")
 
 
@@ -98,7 +98,7 @@ async def test_what_passes(name: str) -> None:
 async def test_deadline_ends_the_request(name: str, silence: LLMServerReply) -> None:
     """A call that passes its deadline has ended, and the server sees that nobody waits for it any more."""
     async with asked(name, [silence], timeout=0.2) as (model, server):
-        with pytest.raises(LLMTimedOut):
+        with pytest.raises(LLMTimeout):
             await model.complete("2 + 3?")
         await server.until(lambda server: server.requests[0].abandoned)
 

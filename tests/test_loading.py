@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
-from replanning._loading import Format, in_file, load_plan, parse_plan, plan_schema, read_document
+from replanning._loading import Format, load_plan, locate_problems, parse_plan, plan_schema, read_document
 from replanning._plan import Fallback, Goal, McpServer, Plan, Retry, Task, ToolSpec
 
 RELEASE = """\
@@ -311,11 +311,11 @@ def test_what_is_found_later_has_its_place(tmp_path, name, text):
     """A problem found after a plan was loaded gets its line and column; if the file cannot be read by now, it stays."""
     path, later = tmp_path / name, Problem("tasks[0].tool", "it is not installed")
     path.write_text(text, encoding="utf-8")
-    [found] = in_file([later], path)
+    [found] = locate_problems([later], path)
     assert found.place.startswith(f"{path}:4:")
     assert found.place.endswith(" tasks[0].tool")
     assert found.message == later.message
     path.write_text("tasks: [", encoding="utf-8")
-    assert in_file([later], path) == [later]
+    assert locate_problems([later], path) == [later]
     path.unlink()
-    assert in_file([later], path) == [later]
+    assert locate_problems([later], path) == [later]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
-from replanning.errors import LLMRejected, LLMUnavailable
+from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.llm import LLMOptions
 from replanning.providers.local import LocalProvider
 
@@ -29,9 +29,9 @@ class Verdict(BaseModel):
 async def test_not_installed() -> None:
     """Without its extra the provider can be made, says how it is installed, and refuses to be asked."""
     local = LocalProvider()
-    assert local.unavailable() == 'it needs xllamacpp: pip install "replanning[local]"'
+    assert local.unavailable_reason() == 'it needs xllamacpp: pip install "replanning[local]"'
     assert not await local.is_available()
-    with pytest.raises(LLMRejected, match=r"replanning\[local\]"):
+    with pytest.raises(LLMRequestRejected, match=r"replanning\[local\]"):
         await local.complete("hello")
 
 
@@ -71,11 +71,11 @@ async def test_cut_answer(capfd: pytest.CaptureFixture[str]) -> None:
 @with_model
 async def test_what_it_cannot_do() -> None:
     """A prompt that is too long, a file that is no model and one that is missing are clear errors."""
-    with pytest.raises(LLMRejected, match="exceeds the available context size"):
+    with pytest.raises(LLMRequestRejected, match="exceeds the available context size"):
         await LocalProvider().complete("word " * 20_000)
     with pytest.raises(LLMUnavailable, match="cannot be loaded"):
         await LocalProvider(model=__file__).complete("hello")
-    with pytest.raises(LLMRejected, match=r"there is no model file 'none\.gguf'"):
+    with pytest.raises(LLMRequestRejected, match=r"there is no model file 'none\.gguf'"):
         await LocalProvider(model="none.gguf").complete("hello")
 
 

@@ -105,7 +105,7 @@ async def test_planning_without_work() -> None:
     for method in (planning.execute_with_planning, planning.execute_actions, planning.reflect):
         with pytest.raises(NotRunning, match="give PlanningCoordinator its `work`"):
             await method()
-    assert model.asked == []
+    assert model.requests == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._moved_past import concerned, moved_past
+from replanning._moved_past import relevant_triggers, stale_reason
 from replanning.changes import SkipTask
 from replanning.events import (
     BetterPathFound,
@@ -14,12 +14,12 @@ from replanning.events import (
     ResourceChanged,
     ResourceUpdated,
     TaskFailed,
-    TimedOut,
+    TaskTimedOut,
     Trigger,
 )
 from tests.live_parts import Kept
 
-ALL = (TaskFailed(tasks=("a",)), TimedOut(tasks=("b",)), HumanRequest(reason="faster"))
+ALL = (TaskFailed(tasks=("a",)), TaskTimedOut(tasks=("b",)), HumanRequest(reason="faster"))
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ ALL = (TaskFailed(tasks=("a",)), TimedOut(tasks=("b",)), HumanRequest(reason="fa
 def test_what_changes_are_about(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
     """Changes are about the failures of the tasks that they name, and about all that is no failure."""
     proposed = [(SkipTask(task_id=task_id),) for task_id in tasks]
-    assert list(concerned(ALL, proposed)) == [ALL[number] for number in about]
+    assert list(relevant_triggers(ALL, proposed)) == [ALL[number] for number in about]
 
 
 def test_changes_about_no_failure() -> None:
     """Where changes name none of the tasks that failed, what has come of them is decided for all."""
-    assert concerned(ALL[:2], [(SkipTask(task_id="c"),)]) == ALL[:2]
+    assert relevant_triggers(ALL[:2], [(SkipTask(task_id="c"),)]) == ALL[:2]
 
 
 def kept() -> Kept:
@@ -50,14 +50,14 @@ def test_another_revision(trigger: Trigger) -> None:
     run = kept()
     run.fail("a")
     run.apply(SkipTask(task_id="b"))
-    assert moved_past(trigger, run.live) == "the plan has changed since"
-    assert moved_past(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
+    assert stale_reason(trigger, run.live) == "the plan has changed since"
+    assert stale_reason(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
 
 
 def test_something_can_run_again() -> None:
     """That nothing can run no longer holds once something can."""
     run = kept()
-    assert moved_past(GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
+    assert stale_reason(GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_a_resource_that_is_there_again(lost: ResourceUpdated, found: ResourceUp
     run = kept()
     trigger = ResourceChanged(tasks=("a",), name=lost.name)
     run.fold(lost)
-    assert moved_past(trigger, run.live) == ""
+    assert stale_reason(trigger, run.live) == ""
     run.fold(found)
-    assert moved_past(trigger, run.live) == "the resource is there again"
+    assert stale_reason(trigger, run.live) == "the resource is there again"

@@ -12,7 +12,7 @@ from replanning._errors import PlanError, UnknownTask
 from replanning._ids import TaskId
 from replanning._plan import Fallback, Goal, JsonObject, Plan, Retry, Task, ToolSpec
 from replanning._servers import McpServer
-from replanning._wording import Hints
+from replanning._wording import NameSuggester
 
 GOAL = {"objective": "ship it"}
 
@@ -611,9 +611,9 @@ def test_reachability(edges):
 def test_another_goal() -> None:
     """A goal takes other values in some fields, and says everything that is wrong with them."""
     goal = Goal(objective="build", facts=("a",), stop_when_reached=True)
-    assert goal.changed({"facts": ["b"]}) == Goal(objective="build", facts=("b",), stop_when_reached=True)
+    assert goal.with_fields({"facts": ["b"]}) == Goal(objective="build", facts=("b",), stop_when_reached=True)
     with pytest.raises(PlanError) as caught:
-        goal.changed({"facts": 5, "colour": "red"})
+        goal.with_fields({"facts": 5, "colour": "red"})
     assert [problem.place for problem in caught.value.problems] == ["facts", "colour"]
 
 
@@ -635,5 +635,5 @@ def test_commands_of_servers_are_words():
 
 def test_near_names_are_not_looked_for_without_end():
     """Where looking for near names would take long, none is named."""
-    assert Hints()("aa", [f"a{n}" for n in range(20_001)]) == ""
-    assert Hints()("aa", ["a"]) == "; did you mean 'a'?"
+    assert NameSuggester()("aa", [f"a{n}" for n in range(20_001)]) == ""
+    assert NameSuggester()("aa", ["a"]) == "; did you mean 'a'?"

@@ -249,7 +249,7 @@ async def test_z44_a_question_stays_answerable_whatever_else_is_replanned() -> N
     async with VirtualClock() as clock:
 
         async def ask(question: Question) -> Answer:
-            asked.append(question.refused)
+            asked.append(question.rejection_reason)
             await clock.sleep(100)
             return Answer("approve", by="ada")
 

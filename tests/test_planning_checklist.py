@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning.events import Record
-from replanning.exporters._checklist import checklist_of
-from replanning.exporters._forge import MAX_BODY
+from replanning.exporters._checklist import render_checklist
+from replanning.exporters._forge import MAX_COMMENT_CHARS
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, RunId
 from replanning.planning import PlanningProgress, PlanProgress, PlanStep
@@ -54,7 +54,7 @@ async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
 
 def ticks(plan: PlanProgress) -> dict[str, bool]:
     """Which tasks of a plan are ticked."""
-    seen = read(checklist_of([plan], "r"))
+    seen = read(render_checklist([plan], "r"))
     return dict(zip([step.name for step in plan.steps], seen.ticks, strict=True))
 
 
@@ -77,7 +77,7 @@ def begun(records: Sequence[Record], number: int) -> PlanProgress:
 
 def test_g12_initial_plan() -> None:
     """The initial plan is a list of boxes with id and text under its heading, and how much of it is done."""
-    assert checklist_of([FIRST], "r").splitlines() == [
+    assert render_checklist([FIRST], "r").splitlines() == [
         "## 📋 Execution Plan",
         "",
         "- [x] **read**: Read the issue",
@@ -92,7 +92,7 @@ def test_g12_initial_plan() -> None:
 
 def test_g7_revised_plan() -> None:
     """A revised plan says which revision it is, why, how far the old plan had come, and when it began."""
-    assert checklist_of([FIRST, SECOND], "r").splitlines()[:14] == [
+    assert render_checklist([FIRST, SECOND], "r").splitlines()[:14] == [
         "## 📋 Execution Plan (Revised #1)",
         "",
         "**Revision Reason**: the test needs a fixture",
@@ -113,7 +113,7 @@ def test_g7_revised_plan() -> None:
 def test_g7_footer_from_the_second_revision_on() -> None:
     """From the second revision on the footer has three lines: progress, number of revisions, and the current plan."""
     third = made(3, ("read", "Read the issue", True), ("ask", "Ask for help", False), reason="stuck")
-    lines = checklist_of([FIRST, SECOND, third], "r").splitlines()
+    lines = render_checklist([FIRST, SECOND, third], "r").splitlines()
     assert lines[lines.index("- [ ] **ask**: Ask for help") + 2 :][:4] == [
         "*Progress: 1/2 (50%) complete*",
         "*Plan Revisions: 2 times*",
@@ -125,7 +125,7 @@ def test_g7_footer_from_the_second_revision_on() -> None:
 def test_g9_old_plans_are_folded() -> None:
     """Earlier plans stand in one block that is folded, a section for each, with its ticks and its reason."""
     third = made(3, ("ask", "Ask for help", False), reason="stuck")
-    text = checklist_of([FIRST, SECOND, third], "r")
+    text = render_checklist([FIRST, SECOND, third], "r")
     block = text[text.index("<details>") : text.index("</details>")]
     assert block.splitlines() == [
         "<details>",
@@ -158,7 +158,7 @@ def test_g9_old_plans_are_folded() -> None:
 def test_nothing_less_than_everything_is_100_per_cent() -> None:
     """Per cents are cut, not rounded: 199 of 200 are 99 %."""
     steps = [(f"t{n}", "", n > 0) for n in range(200)]
-    assert "*Progress: 199/200 (99%) complete*" in checklist_of([made(1, *steps)], "r")
+    assert "*Progress: 199/200 (99%) complete*" in render_checklist([made(1, *steps)], "r")
 
 
 # What is ticked
@@ -204,9 +204,9 @@ async def test_g8_ticks_of_finished_tasks_are_kept(kind: str, replies: Replies) 
     records = await journal(replies, Desk({"post": [MISSING]}))
     new = begun(records, 2)
     assert ticks(new) == {"write": True, "post": False}
-    assert PlanningProgress.of(records).plans[-1].done == 2
+    assert PlanningProgress.from_records(records).plans[-1].done == 2
     assert repr(PlanningProgress()) == "<PlanningProgress no plan>"
-    assert repr(PlanningProgress.of(records)).startswith("<PlanningProgress 2/")
+    assert repr(PlanningProgress.from_records(records)).startswith("<PlanningProgress 2/")
 
 
 async def test_g8_a_plan_revision_keeps_ticks() -> None:
@@ -231,7 +231,7 @@ async def test_g8_another_decomposition_starts_clean(decision: JsonObject) -> No
     """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
     records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": False, "post": False}
-    assert ticks(PlanningProgress.of(records).plans[0]) == {"write": True, "post": False}
+    assert ticks(PlanningProgress.from_records(records).plans[0]) == {"write": True, "post": False}
 
 
 @pytest.mark.parametrize("decision", [replan("partial_replan"), replan("full_replan", replan_level=3)])
@@ -250,7 +250,7 @@ async def test_z26_a_failed_task_is_never_ticked(decision: JsonObject) -> None:
     )
     for plans in stages(records)[:done]:
         assert all(not ticks(plan).get("post") for plan in plans)
-    assert not ticks(PlanningProgress.of(records).plans[0])["post"]
+    assert not ticks(PlanningProgress.from_records(records).plans[0])["post"]
 
 
 @pytest.mark.parametrize("level", [4, 5])
@@ -261,14 +261,14 @@ async def test_z27_a_full_replan_is_not_complete_before_it_started(level: int) -
     )
     new = begun(records, 2)
     assert (new.done, len(new.steps)) == (0, 2)
-    assert "*Progress: 0/2 (0%) complete |" in checklist_of([begun(records, 1), new], "r")
+    assert "*Progress: 0/2 (0%) complete |" in render_checklist([begun(records, 1), new], "r")
 
 
 async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
     """A task whose fallback did it is done."""
     planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
     records = await journal({"action_sequence": planned}, Desk({"write": [MISSING]}))
-    assert ticks(PlanningProgress.of(records).plans[-1]) == {"write": True, "post": True}
+    assert ticks(PlanningProgress.from_records(records).plans[-1]) == {"write": True, "post": True}
 
 
 async def test_actions_of_one_subtask_are_told_apart() -> None:
@@ -276,7 +276,7 @@ async def test_actions_of_one_subtask_are_told_apart() -> None:
     planned: JsonObject = {
         "actions": [action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post")]
     }
-    plan = PlanningProgress.of(await journal({"action_sequence": planned})).plans[-1]
+    plan = PlanningProgress.from_records(await journal({"action_sequence": planned})).plans[-1]
     assert [(step.name, step.text) for step in plan.steps] == [
         ("write-1", "Draft it"),
         ("write", "Write it"),
@@ -298,8 +298,8 @@ def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reas
     plain = [
         made(n, *((f"t{k}", "word", s[2]) for k, s in enumerate(p)), reason="word") for n, p in enumerate(plans, 1)
     ]
-    seen = read(checklist_of(nasty, "r--1"))
-    assert seen.shape == read(checklist_of(plain, "r--1")).shape
+    seen = read(render_checklist(nasty, "r--1"))
+    assert seen.shape == read(render_checklist(plain, "r--1")).shape
     expected = [step[2] for steps in (plans[-1], *plans[:-1]) for step in steps]
     assert seen.ticks == tuple(expected)
     assert (seen.other, seen.commands) == ((), ())
@@ -309,26 +309,26 @@ def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reas
 @example(["- [x] a"])
 def test_each_text_stays_on_its_line(texts: list[str]) -> None:
     """A task is one line, whatever its text holds."""
-    body = checklist_of([made(1, *((f"t{n}", text, False) for n, text in enumerate(texts)))], "r")
+    body = render_checklist([made(1, *((f"t{n}", text, False) for n, text in enumerate(texts)))], "r")
     assert len(body.splitlines()) == 6 + len(texts)
 
 
 def test_secrets_are_taken_out() -> None:
     """What looks like a secret is not shown."""
-    text = checklist_of([made(1, ("a", "use password=hunter2hunter2 there", False))], "r")
+    text = render_checklist([made(1, ("a", "use password=hunter2hunter2 there", False))], "r")
     assert "hunter2" not in text
 
 
 def test_words_are_left_as_they_are() -> None:
     """Ordinary text, with names of files and code, is readable as it stands."""
     words = "Rename parse_text in src/app.py (2.5 s, 100% of users), then run it"
-    assert f"- [ ] **a**: {words}\n" in checklist_of([made(1, ("a", words, False))], "r")
+    assert f"- [ ] **a**: {words}\n" in render_checklist([made(1, ("a", words, False))], "r")
 
 
 @pytest.mark.parametrize("text", [":tada: is a word", "std:map:x", "mark it :+1: please"])
 def test_words_are_no_pictures(text: str) -> None:
     """No word between colons becomes a picture, and what is seen is the text."""
-    body = checklist_of([made(1, ("a", text, False))], "r")
+    body = render_checklist([made(1, ("a", text, False))], "r")
     assert not re.search(r":[\w+-]+:", body.partition("**: ")[2].splitlines()[0])
     assert text in body.replace("\u200b", "")
 
@@ -340,9 +340,9 @@ def test_words_are_no_pictures(text: str) -> None:
 def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
     """A comment never exceeds what forges take; what is cut is said, the current plan last, and counts stay true."""
     steps = [(f"task-number-{n}", "&" * 400, n % 2 == 0) for n in range(tasks)]
-    body = checklist_of([made(n, *steps, reason="<" * 500) for n in range(1, plans + 1)], "r")
+    body = render_checklist([made(n, *steps, reason="<" * 500) for n in range(1, plans + 1)], "r")
     seen = read(body)
-    assert len(body) <= MAX_BODY
+    assert len(body) <= MAX_COMMENT_CHARS
     assert f"Progress: {-(-tasks // 2)}/{tasks} " in body
     assert seen.details == (plans > 1)
     if plans > 1:
@@ -355,9 +355,9 @@ def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
 def test_old_plans_go_before_anything_of_the_current_one() -> None:
     """Where there is no room for old plans, the current one is whole, and the newest of the old ones stays longest."""
     plans = [made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}") for n in range(1, 6)]
-    whole = checklist_of(plans, "r")
+    whole = render_checklist(plans, "r")
     for room in range(900, len(whole), 50):
-        body = checklist_of(plans, "r", room)
+        body = render_checklist(plans, "r", room)
         assert len(body) <= room
         assert f"- [ ] **b**: {'x' * 200}" in body
         assert "1 older plan left out" not in body or "### Plan 4" in body

@@ -8,11 +8,11 @@ import pytest
 
 from replanning import Answer, Goal, Plan, Settings, Task
 from replanning.errors import PlanError
-from replanning.events import RunOpened, Verdict
+from replanning.events import QuestionVerdict, RunOpened
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
-from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, broken_promises
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, invariant_violations
 from tests.planning_parts import (
     ACTIONS,
     GOAL,
@@ -60,7 +60,7 @@ async def test_j1_what_an_issue_says_is_told_and_kept() -> None:
 
     async with VirtualClock() as clock:
         first = coordinator(model, clock, store=store, task=ISSUE)
-        first.watching = lambda run: run.pause("not yet")
+        first.on_run_started = lambda run: run.pause("not yet")
         assert not await first.execute_with_planning("r")
         assert not model.prompts
         second = coordinator(model, clock, store=store, task="something else")
@@ -80,7 +80,7 @@ def test_j1_a_request_is_bounded() -> None:
     comments = [IssueComment(author="eve", text=str(number)) for number in range(300)]
     long = TaskRequest(goal=Goal(objective="x"), text="y" * 200_000, comments=tuple(comments))
 
-    kept = long.bounded()
+    kept = long.truncated()
 
     assert (len(kept.comments), kept.comments[-1].text) == (200, "299")
     assert kept.text.endswith("[cut: 200000 characters in all]")
@@ -104,7 +104,7 @@ async def test_basic_flow() -> None:
     assert planning.result.outputs["post"] == "news"
     assert planning.state.completion is not None
     assert planning.state.completion["status"] == "success"
-    assert broken_promises(list(planning.engine.store.read(planning.result.run))) == []
+    assert invariant_violations(list(planning.engine.store.read(planning.result.run))) == []
 
 
 async def test_arguments_that_are_not_planned_are_asked_for_when_they_are_needed() -> None:
@@ -529,7 +529,7 @@ async def test_e4_somebody_answers() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "total"), [("approve", 1), ("reject", 0)])
-async def test_d11_an_unsure_replan_needs_a_person(verdict: Verdict, total: int) -> None:
+async def test_d11_an_unsure_replan_needs_a_person(verdict: QuestionVerdict, total: int) -> None:
     """A replan of little confidence is done, and counted, only if a person agrees; else the plan is carried out as it is."""
     model = Model({"decision:action_sequence": (replan("action_regeneration", confidence=0.4), go_on())})
     async with VirtualClock() as clock:

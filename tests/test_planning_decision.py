@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning.errors import LLMReplyInvalid
+from replanning.errors import LLMResponseInvalid
 from replanning.planning import (
-    ALLOWED,
-    TARGETS,
+    ALLOWED_REPLANS,
+    REPLAN_TARGETS,
     Phase,
     ReplanType,
     decision_model,
@@ -47,7 +47,7 @@ def reply(**changes) -> str:
 
 def problem(text: str, phase: Phase = EXECUTION) -> str:
     """Why a reply is refused."""
-    with pytest.raises(LLMReplyInvalid) as caught:
+    with pytest.raises(LLMResponseInvalid) as caught:
         parse_decision(text, phase)
     return str(caught.value)
 
@@ -66,7 +66,7 @@ def decisions(draw):
         "replan_needed": draw(st.booleans()),
         "confidence": draw(st.floats(0, 1)),
         "reasoning": draw(texts),
-        "replan_type": draw(st.sampled_from(ALLOWED[phase])),
+        "replan_type": draw(st.sampled_from(ALLOWED_REPLANS[phase])),
         "target_phase": draw(st.none() | st.sampled_from(Phase)),
         "replan_level": draw(levels),
         "issues_found": draw(st.lists(texts, max_size=2)),
@@ -176,10 +176,10 @@ def test_a4_bounded_replies() -> None:
 def test_a15_types_by_phase(phase, kind) -> None:
     """A type that the phase does not allow makes the decision invalid, and the message names those it allows."""
     text = reply(replan_type=str(kind))
-    if kind in ALLOWED[phase]:
+    if kind in ALLOWED_REPLANS[phase]:
         assert parse_decision(text, phase).replan_type is kind
     else:
-        assert problem(text, phase).startswith(f"replan_type: {phase} allows {', '.join(ALLOWED[phase])}, got ")
+        assert problem(text, phase).startswith(f"replan_type: {phase} allows {', '.join(ALLOWED_REPLANS[phase])}, got ")
 
 
 @pytest.mark.parametrize("value", ["redo", "", None, 3, ["retry"], {"retry": 1}])
@@ -194,7 +194,7 @@ def test_a18_no_phases(value) -> None:
     assert problem(reply(target_phase=value)).startswith("target_phase: ")
 
 
-@pytest.mark.parametrize(("phase", "kind"), [pair for pair in PAIRS if pair[1] in ALLOWED[pair[0]]])
+@pytest.mark.parametrize(("phase", "kind"), [pair for pair in PAIRS if pair[1] in ALLOWED_REPLANS[pair[0]]])
 @pytest.mark.parametrize("level", [None, 1, 2, 3, 4, 5])
 def test_a20_type_then_level_then_target(phase, kind, level) -> None:
     """Whatever level and target are said with a type, what remains fits the type, and the level before the target."""
@@ -203,7 +203,7 @@ def test_a20_type_then_level_then_target(phase, kind, level) -> None:
         if decision.replan_type is ReplanType.NONE:
             assert (decision.replan_level, decision.target_phase) == (None, None)
             continue
-        targets = TARGETS[kind]
+        targets = REPLAN_TARGETS[kind]
         assert decision.replan_type is kind
         assert decision.target_phase is targets[decision.replan_level]
         if level in targets:
@@ -431,7 +431,7 @@ def test_e2_any_reply(text, phase) -> None:
     """Any reply at all gives a decision that can be stored, or an error with a reason."""
     try:
         decision = parse_decision(text, phase)
-    except LLMReplyInvalid as error:
+    except LLMResponseInvalid as error:
         stored = str(error)
     else:
         normal = normalise(decision).decision

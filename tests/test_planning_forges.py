@@ -14,7 +14,7 @@ import pytest
 from replanning import Environment
 from replanning.errors import SettingsError
 from replanning.exporters._forge import Forge, ForgeError
-from replanning.exporters._marks import MARK, Marker
+from replanning.exporters._marks import AUTHORSHIP_MARKER, Marker
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock
@@ -110,7 +110,7 @@ async def test_g1_a_post_that_arrived_is_not_repeated(kind: type[FakeForge], sta
         old = await forge.post("news")
         fake.faults = [Fault("POST", status, done=True)]
         new = await forge.post("news")
-    assert fake.texts() == [f"news{MARK}", f"news{MARK}"]
+    assert fake.texts() == [f"news{AUTHORSHIP_MARKER}", f"news{AUTHORSHIP_MARKER}"]
     assert [str(one["id"]) for one in fake.comments] == [old, new]
     assert fake.count("POST") == 2
 
@@ -169,7 +169,7 @@ async def test_g1_an_edit_is_repeated(kind: type[FakeForge]) -> None:
         posted = await forge.post("one")
         fake.faults = [Fault("PATCH", done=True), Fault("PUT")]
         await forge.edit(posted, "two")
-    assert fake.texts() == [f"two{MARK}"]
+    assert fake.texts() == [f"two{AUTHORSHIP_MARKER}"]
 
 
 @both
@@ -308,7 +308,7 @@ async def test_g1_tokens_are_not_written(kind: type[FakeForge]) -> None:
     """A token that stands in a text by mistake is taken out of it before everybody can read it."""
     fake = kind()
     await on(fake).post(f"I used {TOKEN}")
-    assert fake.texts() == [f"I used [redacted]{MARK}"]
+    assert fake.texts() == [f"I used [redacted]{AUTHORSHIP_MARKER}"]
 
 
 async def test_g1_no_commands_to_gitlab() -> None:
@@ -318,7 +318,7 @@ async def test_g1_no_commands_to_gitlab() -> None:
     posted = await forge.post("/close\n  /assign @eve\nbut/or")
     await forge.edit(posted, "/merge")
     assert fake.obeyed == []
-    assert fake.texts() == [f"&#47;merge{MARK}"]
+    assert fake.texts() == [f"&#47;merge{AUTHORSHIP_MARKER}"]
     assert [one.body for one in await forge.comments()] == ["/merge"]
 
 
@@ -647,7 +647,7 @@ async def test_j8_the_same_account(kind: type[FakeForge]) -> None:
     forge = on(fake)
     await forge.post("a notice")
     fake.says(US, "do it otherwise")
-    fake.says("eve", f"I am a notice{MARK}")
+    fake.says("eve", f"I am a notice{AUTHORSHIP_MARKER}")
     notice, person, faked = await forge.comments()
     assert [await forge.may_steer(one) for one in (notice, person, faked)] == [False, True, False]
     assert (person.own, person.notice) == (True, False)
@@ -671,7 +671,7 @@ async def test_j8_notices_of_another_account(kind: type[FakeForge]) -> None:
     """What this program writes with the account of a member is no word of that member; what they quote of it is none."""
     fake = kind()
     forge = on(fake)
-    fake.says("ada", f"the plan of another run{MARK}")
+    fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
     fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
     notice, reply = await forge.comments()
     assert [await forge.may_steer(one) for one in (notice, reply)] == [False, True]

@@ -33,7 +33,7 @@ def forge() -> GitHubIssue | GitLabIssue:
         pytest.skip(f"{VARIABLE} names no issue of GitHub or GitLab below which comments may be written")
     gitlab = issue.startswith("gitlab:") or "!" in issue or "/-/" in issue
     found = GitLabIssue(issue) if gitlab else GitHubIssue(issue)
-    if problem := found.cannot_write():
+    if problem := found.write_error():
         pytest.skip(problem)
     return found
 
@@ -65,10 +65,10 @@ async def test_g13_a_run(forge: GitHubIssue | GitLabIssue) -> None:
         async with VirtualClock() as clock:
             planning = coordinator(Model(), clock, task=request)
             assert await planning.execute_with_planning(Environment().new_id())
-        notifier = Notifier(forge, every=0.0)
+        notifier = Notifier(forge, edit_interval=0.0)
         assert planning.run is not None
         for record in planning.engine.store.read(planning.run.id):
             await notifier.export(planning.run.id, record)
         (checklist,) = [one for one in await forge.comments() if one.id not in there]
         assert checklist.body.count("- [x]") == 2
-        await Steering(planning, forge).look()
+        await Steering(planning, forge).poll()

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from replanning import Settings, StoreGate, ToolSpec
-from replanning.events import Body, PersonAsked, PlanningNoted, QuestionAnswered
+from replanning.events import PlanningNoted, QuestionAnswered, RecordBody, ReplanRequested
 from replanning.exporters._forge import ForgeError
 from replanning.exporters._marks import Marker
 from replanning.exporters._notifier import Notifier
@@ -66,7 +66,7 @@ class Scene:
             exporters=[Notifier(on(fake, clock))] if self.notifies else [],
             environment=environment,
         )
-        self.steering = Steering(self.planning, self.forge, known=self.known, tell=self.told.append)
+        self.steering = Steering(self.planning, self.forge, handled=self.known, on_message=self.told.append)
 
     async def play(self, *script: Callable[[], Any] | tuple[str, str, str], run_id: str = "r") -> bool:
         """Take the goal to its end, while people write: who and what, once some text stands in a notice."""
@@ -97,12 +97,12 @@ class Scene:
 
     def feedback(self) -> list[str]:
         """What people have said of the run as such; each of them is a reflection."""
-        said = [one for one in self.bodies() if isinstance(one, PersonAsked)]
+        said = [one for one in self.bodies() if isinstance(one, ReplanRequested)]
         notes = [one for one in self.planning.state.reflections if "feedback" in one]
         assert [one.by for one in said] == [note["by"] for note in notes]
         return [one.reason for one in said]
 
-    def bodies(self) -> list[Body]:
+    def bodies(self) -> list[RecordBody]:
         """What happened."""
         return [record.body for record in self.store.read(RunId("r"))]
 
@@ -177,7 +177,7 @@ async def test_j8_comments_are_feedback(kind: type[FakeForge]) -> None:
         scene = Scene(kind(clock.now), clock, {"decision:reflection": (replan("plan_revision"), go_on())}, work=work)
         await scene.play()
     assert scene.feedback() == ["Shout it as well."]
-    (said,) = [one for one in scene.bodies() if isinstance(one, PersonAsked)]
+    (said,) = [one for one in scene.bodies() if isinstance(one, ReplanRequested)]
     assert said.by.startswith("ada (comment ")
     assert "decision:reflection" in scene.model.asked
     assert "revision" in scene.model.asked
@@ -271,10 +271,10 @@ async def test_j8_an_id_does_not_make_an_approval_earlier() -> None:
             group.start_soon(scene.planning.execute_with_planning, "r")
             await clock.sleep(5)
             assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
-            await scene.steering.look()
+            await scene.steering.poll()
             assert scene.passed_over() == ["ada: no question waited for that when it was written"]
             fake.says("ada", "/approve `r.q1`:\nit is fine")
-            await scene.steering.look()
+            await scene.steering.poll()
     assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
 
 
@@ -292,7 +292,7 @@ async def test_j8_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
                 assert scene.answers() == []
                 await writing.post(f"About r.q1.\n\n{Marker(kind_of, 'r', about)}")
                 fake.says("ada", f"{scene.forge.command}approve")
-                await scene.steering.look()
+                await scene.steering.poll()
     assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
     assert scene.passed_over() == ["ada: no question waited for that when it was written"]
 
@@ -406,11 +406,11 @@ async def test_j8_what_was_there_while_the_run_stood_still() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(scene.planning.execute_with_planning, "r")
             await clock.sleep(30)
-            await scene.steering.look()
+            await scene.steering.poll()
             (question,) = scene.planning.engine.pending("r")
             scene.planning.engine.answer(question.id, "approve", comment="To all.")
             await clock.sleep(30)
-            await scene.steering.look()
+            await scene.steering.poll()
     notes = [one.data["comments"] for one in scene.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
     assert notes == [[there]]
     assert scene.feedback() == []
@@ -486,7 +486,7 @@ async def test_j8_how_often_is_asked(error: Exception, asked: int) -> None:
     async with VirtualClock() as clock:
         scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, notifies=False)
         broken = Broken(error)
-        scene.steering = Steering(scene.planning, broken, tell=scene.told.append)
+        scene.steering = Steering(scene.planning, broken, on_message=scene.told.append)
         assert await scene.play()
     assert broken.asked == asked
     assert scene.told == [f"what people write cannot be read: {error}"]

@@ -11,10 +11,10 @@ import pytest
 
 from replanning import Plan, ReplanningEngine, Settings, StoreGate
 from replanning.errors import UnknownRun
-from replanning.events import Contained, PlanningNoted, Record, RunEnded, RunOpened
+from replanning.events import ErrorContained, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.history import MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
-from replanning.planning._history_lines import HistoryLines
+from replanning.planning._history_lines import HistoryLineBuilder
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.history_parts import ISSUE, Freeing, in_order, in_the_way, of_type, solved, solving, written
 from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision, summary
@@ -355,7 +355,7 @@ async def test_f9_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     fresh.catch_up(RUN)
 
     assert planning.result.status == "succeeded"
-    (trouble,) = (record.body for record in store.read(RUN) if isinstance(record.body, Contained))
+    (trouble,) = (record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained))
     assert "planning-history" in trouble.where
     assert "a file stands where a folder is needed" in trouble.error
     assert in_order(written(tmp_path / "history")) == in_order(written(tmp_path / "fresh"))
@@ -398,7 +398,7 @@ async def test_f11_a_plan_that_is_there_is_continued(tmp_path: Path) -> None:
     noted = [r.body.data for r in store.read(RUN) if isinstance(r.body, PlanningNoted) and r.body.type == "plan"]
     assert plan["plan"]["action_plan"] == noted[0]["action_plan"]
     assert isinstance(list(store.read(RUN))[-1].body, RunEnded)
-    assert PlanningState.of(store.read(RUN)).plan is not None
+    assert PlanningState.from_records(store.read(RUN)).plan is not None
 
 
 async def test_f1_a_replan_that_changes_no_plan(tmp_path: Path) -> None:
@@ -410,10 +410,10 @@ async def test_f1_a_replan_that_changes_no_plan(tmp_path: Path) -> None:
     assert isinstance(said, dict)
     others = [(r, d["considered"]) for r, d in notes if r.seq > done.seq and isinstance(d["considered"], dict)]
     other = next(r for r, d in others if d["replan_id"] != said["replan_id"])
-    lines = HistoryLines()
+    lines = HistoryLineBuilder()
     assert repr(lines) == "<HistoryLines of no run of planning mode after record 0>"
-    assert [line["type"] for record in (records[0], done) for line in lines.take(record)] == []
-    first, *_ = lines.take(other)
+    assert [line["type"] for record in (records[0], done) for line in lines.lines_from(record)] == []
+    first, *_ = lines.lines_from(other)
     assert (first["type"], first["replan_id"]) == ("replan_decision", said["replan_id"])
 
 

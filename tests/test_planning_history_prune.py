@@ -59,7 +59,7 @@ def test_f10_what_is_written_to_stays(tmp_path: Path) -> None:
     history = saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
     _, mark = history.files.last_completion("t")
     history.save_execution({"event": "resumed"})
-    assert history.files.take_away("t", mark, None) is None
+    assert history.files.archive_or_delete("t", mark, None) is None
     assert history.entries()[-1]["event"] == "resumed"
 
 

@@ -8,7 +8,7 @@ from replanning import Plan, ReplanningEngine, Task
 from replanning._ids import TaskId
 from replanning.events import RunOpened
 from replanning.history import MemoryStore
-from replanning.planning import Journals
+from replanning.planning import RunJournals
 from tests.resume_parts import RUN
 
 pytestmark = pytest.mark.anyio
@@ -25,11 +25,11 @@ async def journal_of(objective: str) -> MemoryStore:
 
 async def test_the_store_that_was_attached_last_is_looked_in_first() -> None:
     """Where two stores have a run of the same name, that of the engine to which an exporter was attached last counts."""
-    first, second, journals = await journal_of("first"), await journal_of("second"), Journals()
+    first, second, journals = await journal_of("first"), await journal_of("second"), RunJournals()
     found = []
     for store in (first, second, first):
-        journals.add(store)
-        opened = journals.after(RUN)[0].body
+        journals.add_store(store)
+        opened = journals.records_after(RUN)[0].body
         assert isinstance(opened, RunOpened)
         found.append(opened.plan.goal.objective)
     assert found == ["first", "second", "first"]

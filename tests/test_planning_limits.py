@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from replanning._planning_settings import PlanningSettings
 from replanning.errors import SettingsError
 from replanning.planning import (
-    ALLOWED,
-    TARGETS,
-    Cause,
-    Counts,
-    Limits,
+    ALLOWED_REPLANS,
+    REPLAN_TARGETS,
     Phase,
+    ReplanCause,
+    ReplanCounts,
+    ReplanLimits,
     ReplanType,
+    available_replan_types,
     decision_model,
     fingerprint,
+    make_ruling,
     normalise,
-    open_types,
-    rule,
 )
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
-LIMITS = Limits()
-LOOSE = Limits(
+LIMITS = ReplanLimits()
+LOOSE = ReplanLimits(
     clarifications=99,
     redecompositions=99,
     regenerations=99,
@@ -40,7 +40,7 @@ LOOSE = Limits(
     replans_per_lineage=99,
     loop_detection=False,
 )
-FETCH = Cause("HTTP 503 from mirror 7", action="fetch#2", lineage="fetch")
+FETCH = ReplanCause("HTTP 503 from mirror 7", action="fetch#2", lineage="fetch")
 
 OWN_LIMIT = [
     (GOAL, "clarification_request", "clarifications", 2),
@@ -65,21 +65,21 @@ def decided(phase: Phase = EXECUTION, kind: str = "partial_replan", confidence: 
     return normalise(decision_model(phase).model_validate_json(json.dumps(fields))).decision
 
 
-def limited(**limits) -> Limits:
+def limited(**limits) -> ReplanLimits:
     """The limits by default, with some of them changed."""
     return replace(LIMITS, **limits)
 
 
-def numbered(number: int) -> Cause:
+def numbered(number: int) -> ReplanCause:
     """A cause unlike all others."""
-    return Cause("error " + "abcdefghijklmnopqrstuvwxyz"[number] * 3)
+    return ReplanCause("error " + "abcdefghijklmnopqrstuvwxyz"[number] * 3)
 
 
-def spent(decision, times: int, **cause) -> Counts:
+def spent(decision, times: int, **cause) -> ReplanCounts:
     """The counts after the same kind of replan for so many different causes."""
-    counts = Counts()
+    counts = ReplanCounts()
     for number in range(times):
-        counts = counts.spend(decision, replace(numbered(number), **cause))
+        counts = counts.add_replan(decision, replace(numbered(number), **cause))
     return counts
 
 
@@ -88,11 +88,11 @@ def test_d1_to_d6_own_limits(phase, kind, name, most) -> None:
     """Each kind of replan runs as often as its limit says, and no more; the override says which limit it was."""
     decision = decided(phase, kind)
     assert getattr(LIMITS, name) == most
-    assert rule(decision, LIMITS, spent(decision, most - 1), numbered(20)).executes
+    assert make_ruling(decision, LIMITS, spent(decision, most - 1), numbered(20)).is_executable
 
     counts = spent(decision, most)
-    ruling = rule(decision, LIMITS, counts, numbered(20))
-    assert (ruling.kind, ruling.override, ruling.escalates) == ("skip", "limit", True)
+    ruling = make_ruling(decision, LIMITS, counts, numbered(20))
+    assert (ruling.kind, ruling.override, ruling.needs_escalation) == ("skip", "limit", True)
     assert ruling.reason == f"the limit of {most} {name.replace('_', ' ')} is reached"
     assert getattr(counts, name) == counts.total == most
 
@@ -101,52 +101,52 @@ def test_d1_to_d6_own_limits(phase, kind, name, most) -> None:
 def test_d1_to_d6_checked_before_anybody_is_asked(phase, kind, name, most) -> None:
     """A kind of replan that has used up its limit is not open any more, before any model is asked."""
     decision = decided(phase, kind)
-    assert kind in open_types(phase, LIMITS, spent(decision, most - 1), Cause())
-    assert kind not in open_types(phase, LIMITS, spent(decision, most), Cause())
+    assert kind in available_replan_types(phase, LIMITS, spent(decision, most - 1), ReplanCause())
+    assert kind not in available_replan_types(phase, LIMITS, spent(decision, most), ReplanCause())
 
 
 def test_d4_retries_per_action() -> None:
     """Each action is retried three times on a model's word, whatever happened to the others."""
     retry = decided(kind="retry")
-    counts = Counts()
+    counts = ReplanCounts()
     for _ in range(3):
-        assert rule(retry, LIMITS, counts, Cause(action="a")).executes
-        counts = counts.spend(retry, Cause(action="a"))
+        assert make_ruling(retry, LIMITS, counts, ReplanCause(action="a")).is_executable
+        counts = counts.add_replan(retry, ReplanCause(action="a"))
 
-    ruling = rule(retry, LIMITS, counts, Cause(action="a"))
+    ruling = make_ruling(retry, LIMITS, counts, ReplanCause(action="a"))
     assert (ruling.override, ruling.reason) == ("limit", "the limit of 3 retries of action 'a' is reached")
-    assert ReplanType.RETRY not in open_types(EXECUTION, LIMITS, counts, Cause(action="a"))
-    assert rule(retry, LIMITS, counts, Cause(action="b")).executes
-    assert ReplanType.RETRY in open_types(EXECUTION, LIMITS, counts, Cause(action="b"))
+    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause(action="a"))
+    assert make_ruling(retry, LIMITS, counts, ReplanCause(action="b")).is_executable
+    assert ReplanType.RETRY in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause(action="b"))
 
 
 def test_d4_retry_of_nothing() -> None:
     """Where no action was executed there is none to retry: that is no replan, and it spends nothing."""
-    ruling = rule(decided(kind="retry"), LIMITS, Counts(), Cause())
+    ruling = make_ruling(decided(kind="retry"), LIMITS, ReplanCounts(), ReplanCause())
     assert (ruling.kind, ruling.override) == ("continue", None)
-    assert ReplanType.RETRY not in open_types(EXECUTION, LIMITS, Counts(), Cause())
+    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, ReplanCounts(), ReplanCause())
 
 
 def test_d7_total() -> None:
     """Ten replans of all kinds are the end of replanning, retries included, in every phase."""
-    counts = Counts()
+    counts = ReplanCounts()
     for number in range(10):
-        assert open_types(GOAL, LIMITS, counts, Cause())
-        retried = Cause(action=f"a{number}")
-        assert rule(decided(kind="retry"), LIMITS, counts, retried).executes
-        counts = counts.spend(decided(kind="retry"), retried)
+        assert available_replan_types(GOAL, LIMITS, counts, ReplanCause())
+        retried = ReplanCause(action=f"a{number}")
+        assert make_ruling(decided(kind="retry"), LIMITS, counts, retried).is_executable
+        counts = counts.add_replan(decided(kind="retry"), retried)
 
     for phase in Phase:
-        assert open_types(phase, LIMITS, counts, Cause(action="new")) == ()
-    ruling = rule(decided(kind="retry"), LIMITS, counts, Cause(action="new"))
+        assert available_replan_types(phase, LIMITS, counts, ReplanCause(action="new")) == ()
+    ruling = make_ruling(decided(kind="retry"), LIMITS, counts, ReplanCause(action="new"))
     assert (ruling.override, ruling.reason) == ("limit", "the limit of 10 replans in total is reached")
 
 
 def test_d7_only_the_total_bounds_goal_revisions() -> None:
     """Understanding the goal again has no limit of its own."""
     revision = decided(GOAL, "goal_revision")
-    assert rule(revision, LIMITS, spent(revision, 9), numbered(20)).executes
-    assert rule(revision, LIMITS, spent(revision, 10), numbered(20)).override == "limit"
+    assert make_ruling(revision, LIMITS, spent(revision, 9), numbered(20)).is_executable
+    assert make_ruling(revision, LIMITS, spent(revision, 10), numbered(20)).override == "limit"
 
 
 @pytest.mark.parametrize(("level", "name"), [(3, "regenerations"), (4, "redecompositions"), (5, None)])
@@ -154,55 +154,63 @@ def test_d1_full_replan_counts_as_what_it_does(level, name) -> None:
     """A full replan spends the limit of the phase that it returns to, so that no limit is escaped by another name."""
     full = decided(kind="full_replan", replan_level=level)
     counts = spent(full, 3)
-    assert rule(full, LIMITS, counts, numbered(20)).override == (None if name is None else "limit")
+    assert make_ruling(full, LIMITS, counts, numbered(20)).override == (None if name is None else "limit")
     assert name is None or getattr(counts, name) == 3
-    assert ReplanType.FULL_REPLAN in open_types(EXECUTION, LIMITS, counts, Cause())
+    assert ReplanType.FULL_REPLAN in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause())
 
 
 def test_d1_limit_of_zero() -> None:
     """A limit of zero means never."""
     for phase, kind, name, _ in OWN_LIMIT:
-        assert rule(decided(phase, kind), limited(**{name: 0}), Counts(), Cause()).override == "limit"
-    assert open_types(EXECUTION, replace(LIMITS, total=0), Counts(), FETCH) == ()
-    assert rule(decided(kind="retry"), replace(LIMITS, action_retries=0), Counts(), FETCH).override == "limit"
+        assert (
+            make_ruling(decided(phase, kind), limited(**{name: 0}), ReplanCounts(), ReplanCause()).override == "limit"
+        )
+    assert available_replan_types(EXECUTION, replace(LIMITS, total=0), ReplanCounts(), FETCH) == ()
+    assert (
+        make_ruling(decided(kind="retry"), replace(LIMITS, action_retries=0), ReplanCounts(), FETCH).override == "limit"
+    )
 
 
 def test_d1_switched_off() -> None:
     """With replanning switched off only a plan that was carried out may be revised, as often as its own limit says."""
     off = replace(LIMITS, enabled=False)
-    left = {phase: open_types(phase, off, Counts(), FETCH) for phase in Phase}
+    left = {phase: available_replan_types(phase, off, ReplanCounts(), FETCH) for phase in Phase}
     assert left.pop(Phase.REFLECTION) == (ReplanType.PLAN_REVISION,)
     assert set(left.values()) == {()}
-    assert open_types(Phase.REFLECTION, replace(off, plan_revisions=0), Counts(), FETCH) == ()
-    ruling = rule(decided(), off, Counts(), FETCH)
+    assert available_replan_types(Phase.REFLECTION, replace(off, plan_revisions=0), ReplanCounts(), FETCH) == ()
+    ruling = make_ruling(decided(), off, ReplanCounts(), FETCH)
     assert (ruling.override, ruling.reason) == ("limit", "replanning is switched off")
 
 
 def test_d1_open_types_without_limits_reached() -> None:
     """At the start everything that a phase allows is open, but for the decision that nothing is needed."""
     for phase in Phase:
-        expected = tuple(kind for kind in ALLOWED[phase] if kind is not ReplanType.NONE)
-        assert open_types(phase, LIMITS, Counts(), FETCH) == expected
+        expected = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
+        assert available_replan_types(phase, LIMITS, ReplanCounts(), FETCH) == expected
 
 
 def test_z23_retries_are_not_shared() -> None:
     """Retries of one action do not use up those of another."""
-    counts = Counts().spend(decided(kind="retry"), Cause(action="a")).spend(decided(kind="retry"), Cause(action="b"))
+    counts = (
+        ReplanCounts()
+        .add_replan(decided(kind="retry"), ReplanCause(action="a"))
+        .add_replan(decided(kind="retry"), ReplanCause(action="b"))
+    )
     assert counts.retries == {"a": 1, "b": 1}
 
 
 def test_d4_only_success_resets() -> None:
     """A success gives an action its retries back, and resets nothing else."""
     counts = spent(decided(), 2, lineage="fetch")
-    counts = counts.spend(decided(kind="retry"), FETCH).spend(decided(kind="retry"), Cause(action="b"))
-    assert counts.succeeded("fetch#2") == counts.model_copy(update={"retries": {"b": 1}})
-    assert counts.succeeded("unknown") == counts
+    counts = counts.add_replan(decided(kind="retry"), FETCH).add_replan(decided(kind="retry"), ReplanCause(action="b"))
+    assert counts.reset_retries("fetch#2") == counts.model_copy(update={"retries": {"b": 1}})
+    assert counts.reset_retries("unknown") == counts
 
 
 def test_z28_goal_revision_resets_nothing() -> None:
     """Understanding the goal again leaves every count as it was, and adds itself."""
-    counts = spent(decided(), 2, lineage="fetch").spend(decided(kind="retry"), FETCH)
-    revised = counts.spend(decided(kind="goal_revision"), FETCH)
+    counts = spent(decided(), 2, lineage="fetch").add_replan(decided(kind="retry"), FETCH)
+    revised = counts.add_replan(decided(kind="goal_revision"), FETCH)
     before, after = counts.model_dump(), revised.model_dump()
     assert after["total"] == before["total"] + 1
     for name in ("retries", "partial_replans", "redecompositions", "regenerations", "plan_revisions", "clarifications"):
@@ -211,16 +219,21 @@ def test_z28_goal_revision_resets_nothing() -> None:
 
 def test_z36_counted_before_it_runs() -> None:
     """A replan is counted when it begins, so that one that fails has cost the same."""
-    assert Counts().spend(decided(), FETCH).total == 1
+    assert ReplanCounts().add_replan(decided(), FETCH).total == 1
 
 
 def test_f2_counts_are_json() -> None:
     """Counts are stored and read as JSON without loss, those of each phase included."""
-    counts = spent(decided(), 2, lineage="fetch").spend(decided(GOAL, "goal_revision"), Cause("x")).ask().tell("mark")
-    counts = counts.spend(decided(kind="retry"), FETCH)
-    assert Counts.model_validate_json(counts.model_dump_json()) == counts
+    counts = (
+        spent(decided(), 2, lineage="fetch")
+        .add_replan(decided(GOAL, "goal_revision"), ReplanCause("x"))
+        .add_clarification()
+        .add_loop_warning("mark")
+    )
+    counts = counts.add_replan(decided(kind="retry"), FETCH)
+    assert ReplanCounts.model_validate_json(counts.model_dump_json()) == counts
     assert counts.phases == {EXECUTION: 3, GOAL: 1}
-    assert Counts.model_validate_json("{}") == Counts()
+    assert ReplanCounts.model_validate_json("{}") == ReplanCounts()
 
 
 @pytest.mark.parametrize(
@@ -238,40 +251,47 @@ def test_f2_counts_are_json() -> None:
 )
 def test_d11_bands(confidence, kind) -> None:
     """Each band of confidence has its outcome, and each lower edge belongs to its band."""
-    ruling = rule(decided(confidence=confidence), LIMITS, Counts(), FETCH)
+    ruling = make_ruling(decided(confidence=confidence), LIMITS, ReplanCounts(), FETCH)
     assert ruling.kind == kind
-    assert ruling.executes is (confidence >= 0.5)
+    assert ruling.is_executable is (confidence >= 0.5)
     assert ruling.override == ("confidence" if kind == "skip" else None)
-    assert not ruling.escalates
+    assert not ruling.needs_escalation
     assert f"{confidence:g}" in ruling.reason
 
 
 @pytest.mark.parametrize("confidence", [0.3, 0.4, math.nextafter(0.5, 0)])
 def test_d11_asking_is_off(confidence) -> None:
     """Where the user may not be asked, what would ask is skipped, and what would be executed still is."""
-    quiet = replace(LIMITS, ask_user=False)
-    ruling = rule(decided(confidence=confidence), quiet, Counts(), FETCH)
+    quiet = replace(LIMITS, confirm_low_confidence=False)
+    ruling = make_ruling(decided(confidence=confidence), quiet, ReplanCounts(), FETCH)
     assert (ruling.kind, ruling.override) == ("skip", "confidence")
     assert ruling.reason.endswith("and 0.5 is needed")
-    assert rule(decided(confidence=0.5), quiet, Counts(), FETCH).kind == "execute_with_warning"
+    assert make_ruling(decided(confidence=0.5), quiet, ReplanCounts(), FETCH).kind == "execute_with_warning"
 
 
 def test_z24_low_confidence_asks() -> None:
     """Between 0.3 and 0.5 a person is asked."""
-    assert rule(decided(confidence=0.4), LIMITS, Counts(), FETCH).kind == "ask"
+    assert make_ruling(decided(confidence=0.4), LIMITS, ReplanCounts(), FETCH).kind == "ask"
 
 
 def test_z10_zero_is_zero() -> None:
     """A confidence of zero is no default: it is skipped, unless the settings let everything pass."""
-    assert rule(decided(confidence=0), LIMITS, Counts(), FETCH).kind == "skip"
-    assert Limits(user=0, minimum=0, immediate=0).band(0) == "execute"
+    assert make_ruling(decided(confidence=0), LIMITS, ReplanCounts(), FETCH).kind == "skip"
+    assert (
+        ReplanLimits(confirmation_threshold=0, min_threshold=0, immediate_threshold=0).confidence_band(0) == "execute"
+    )
 
 
 @pytest.mark.parametrize("edges", [(0, 0, 0), (0, 0.5, 1), (1, 1, 1), (0.3, 0.3, 0.3)])
 def test_d11_edges_in_order(edges) -> None:
     """Bands may be empty, and may reach to both ends."""
     user, minimum, immediate = edges
-    assert Limits(user=user, minimum=minimum, immediate=immediate).band(1) == "execute"
+    assert (
+        ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate).confidence_band(
+            1
+        )
+        == "execute"
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,43 +302,48 @@ def test_d11_edges_out_of_order(edges) -> None:
     """Edges that are not in order, or not from 0 to 1, are refused with the order that is expected."""
     user, minimum, immediate = edges
     with pytest.raises(SettingsError, match="expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1"):
-        Limits(user=user, minimum=minimum, immediate=immediate)
+        ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate)
 
 
 def test_d1_negative_limits() -> None:
     """Every limit that is negative is named, together with edges that are out of order."""
     with pytest.raises(SettingsError) as caught:
-        Limits(total=-1, partial_replans=-2, user=0.9)
+        ReplanLimits(total=-1, partial_replans=-2, confirmation_threshold=0.9)
     assert [problem.place for problem in caught.value.problems] == ["partial_replans", "total", "confidence"]
 
 
 def test_d8_limit_before_confidence_before_loop() -> None:
     """Of several reasons against a replan the limit is named first, then the confidence, then the loop."""
-    looped = Counts().spend(decided(), FETCH).spend(decided(), FETCH)
+    looped = ReplanCounts().add_replan(decided(), FETCH).add_replan(decided(), FETCH)
     unsure = decided(confidence=0.1)
-    assert rule(unsure, LIMITS, looped, FETCH).override == "limit"
-    assert rule(unsure, replace(LIMITS, partial_replans=9), looped, FETCH).override == "confidence"
-    assert rule(decided(confidence=0.4), replace(LIMITS, partial_replans=9), looped, FETCH).override == "loop"
+    assert make_ruling(unsure, LIMITS, looped, FETCH).override == "limit"
+    assert make_ruling(unsure, replace(LIMITS, partial_replans=9), looped, FETCH).override == "confidence"
+    assert make_ruling(decided(confidence=0.4), replace(LIMITS, partial_replans=9), looped, FETCH).override == "loop"
 
 
 def test_d8_not_wanted_is_not_overridden() -> None:
     """A decision that wants no replan lets the run go on, at any confidence and with every limit reached."""
     for confidence in (0, 1):
         none = decided(kind="none", confidence=confidence)
-        ruling = rule(none, replace(LIMITS, total=0), Counts(), FETCH)
-        assert (ruling.kind, ruling.override, ruling.executes, ruling.escalates) == ("continue", None, False, False)
+        ruling = make_ruling(none, replace(LIMITS, total=0), ReplanCounts(), FETCH)
+        assert (ruling.kind, ruling.override, ruling.is_executable, ruling.needs_escalation) == (
+            "continue",
+            None,
+            False,
+            False,
+        )
 
 
 def test_d13_third_time_is_skipped() -> None:
     """The same replan for the same cause runs twice; the third time it is skipped as a loop."""
     limits = replace(LIMITS, partial_replans=9)
-    counts = Counts()
+    counts = ReplanCounts()
     for _ in range(2):
-        assert rule(decided(), limits, counts, FETCH).executes
-        counts = counts.spend(decided(), FETCH)
+        assert make_ruling(decided(), limits, counts, FETCH).is_executable
+        counts = counts.add_replan(decided(), FETCH)
 
-    ruling = rule(decided(), limits, counts, FETCH)
-    assert (ruling.kind, ruling.override, ruling.escalates) == ("skip", "loop", True)
+    ruling = make_ruling(decided(), limits, counts, FETCH)
+    assert (ruling.kind, ruling.override, ruling.needs_escalation) == ("skip", "loop", True)
     assert ruling.reason == "the same partial_replan has run 2 times for the same cause"
     assert ruling.fingerprint == fingerprint(decided(), FETCH)
 
@@ -327,28 +352,28 @@ def test_d13_third_time_is_skipped() -> None:
 def test_d13_same_trigger_max_count(most) -> None:
     """How often the same may run is a setting, and it may be never."""
     limits = replace(LOOSE, loop_detection=True, same_trigger=most)
-    counts = Counts()
+    counts = ReplanCounts()
     for _ in range(most):
-        assert rule(decided(), limits, counts, FETCH).executes
-        counts = counts.spend(decided(), FETCH)
-    assert rule(decided(), limits, counts, FETCH).override == "loop"
+        assert make_ruling(decided(), limits, counts, FETCH).is_executable
+        counts = counts.add_replan(decided(), FETCH)
+    assert make_ruling(decided(), limits, counts, FETCH).override == "loop"
 
 
 def test_d13_off() -> None:
     """Without loop detection the same runs until a limit is reached."""
-    counts = Counts()
+    counts = ReplanCounts()
     for _ in range(5):
-        counts = counts.spend(decided(), FETCH)
-    assert rule(decided(), LOOSE, counts, FETCH).executes
+        counts = counts.add_replan(decided(), FETCH)
+    assert make_ruling(decided(), LOOSE, counts, FETCH).is_executable
 
 
 def test_d13_retries_are_exempt() -> None:
     """Retrying an action for the same cause again and again is no loop."""
     retry = decided(kind="retry")
-    counts = Counts()
+    counts = ReplanCounts()
     for _ in range(5):
-        counts = counts.spend(retry, FETCH)
-    assert rule(retry, replace(LOOSE, loop_detection=True), counts, FETCH).executes
+        counts = counts.add_replan(retry, FETCH)
+    assert make_ruling(retry, replace(LOOSE, loop_detection=True), counts, FETCH).is_executable
     assert counts.causes == {}
 
 
@@ -377,66 +402,71 @@ def test_d13_issues_are_the_cause_where_nothing_failed() -> None:
     one = decided(DECOMPOSITION, "task_redecomposition", issues_found=["No tests", "too coarse (3 tasks)"])
     other = decided(DECOMPOSITION, "task_redecomposition", issues_found=["too coarse (9 tasks)", "no  tests"])
     reasoned = decided(DECOMPOSITION, "task_redecomposition", reasoning="no tests")
-    assert fingerprint(one, Cause()) == fingerprint(other, Cause()) != fingerprint(reasoned, Cause())
+    assert fingerprint(one, ReplanCause()) == fingerprint(other, ReplanCause()) != fingerprint(reasoned, ReplanCause())
 
 
 def test_d14_lineage() -> None:
     """A task and what replaced it are replanned three times together; the fourth time the task ends blocked."""
-    counts = Counts()
+    counts = ReplanCounts()
     for number in range(3):
-        cause = Cause(f"error {'xyz'[number]}", action=f"fetch~{number}", lineage="fetch")
-        assert rule(decided(kind="goal_revision"), LIMITS, counts, cause).blocks is None
-        counts = counts.spend(decided(kind="goal_revision"), cause)
+        cause = ReplanCause(f"error {'xyz'[number]}", action=f"fetch~{number}", lineage="fetch")
+        assert make_ruling(decided(kind="goal_revision"), LIMITS, counts, cause).blocks is None
+        counts = counts.add_replan(decided(kind="goal_revision"), cause)
 
-    ruling = rule(decided(), LIMITS, counts, FETCH)
+    ruling = make_ruling(decided(), LIMITS, counts, FETCH)
     assert (ruling.override, ruling.blocks) == ("limit", "fetch")
     assert ruling.reason == "the limit of 3 replans of 'fetch' and what replaced it is reached"
-    assert open_types(EXECUTION, LIMITS, counts, FETCH) == (ReplanType.RETRY,)
-    assert rule(decided(), LIMITS, counts, Cause("other", lineage="build")).executes
+    assert available_replan_types(EXECUTION, LIMITS, counts, FETCH) == (ReplanType.RETRY,)
+    assert make_ruling(decided(), LIMITS, counts, ReplanCause("other", lineage="build")).is_executable
 
 
 def test_d14_retries_are_no_replans_of_a_lineage() -> None:
     """Retries leave the count of a lineage alone."""
-    assert Counts().spend(decided(kind="retry"), FETCH).lineages == {}
+    assert ReplanCounts().add_replan(decided(kind="retry"), FETCH).lineages == {}
 
 
 def test_e4_questions_within_their_limit() -> None:
     """A question is asked whether or not a replan is wanted, at most twice in a run."""
     for phase in Phase:
         asking = decided(phase, "none", clarification_needed=True, clarification_questions=["Which branch?"])
-        assert rule(asking, LIMITS, Counts(), Cause()).questions == ("Which branch?",)
-        assert rule(asking, LIMITS, Counts().ask(), Cause()).questions == ("Which branch?",)
-        assert rule(asking, LIMITS, Counts().ask().ask(), Cause()).questions == ()
+        assert make_ruling(asking, LIMITS, ReplanCounts(), ReplanCause()).questions == ("Which branch?",)
+        assert make_ruling(asking, LIMITS, ReplanCounts().add_clarification(), ReplanCause()).questions == (
+            "Which branch?",
+        )
+        assert (
+            make_ruling(asking, LIMITS, ReplanCounts().add_clarification().add_clarification(), ReplanCause()).questions
+            == ()
+        )
 
 
 def test_e4_questions_beside_a_replan() -> None:
     """What is asked beside a replan is asked also where the replan itself is overridden."""
     both = decided(clarification_needed=True, clarification_questions=["Which?"])
-    assert rule(both, LIMITS, Counts(), FETCH).questions == ("Which?",)
-    assert rule(both, replace(LIMITS, total=0), Counts(), FETCH).questions == ("Which?",)
-    assert rule(decided(clarification_questions=["Which?"]), LIMITS, Counts(), FETCH).questions == ()
+    assert make_ruling(both, LIMITS, ReplanCounts(), FETCH).questions == ("Which?",)
+    assert make_ruling(both, replace(LIMITS, total=0), ReplanCounts(), FETCH).questions == ("Which?",)
+    assert make_ruling(decided(clarification_questions=["Which?"]), LIMITS, ReplanCounts(), FETCH).questions == ()
 
 
 def test_d1_requests_and_questions_share_a_limit() -> None:
     """Clarification requests and questions beside other decisions are counted together."""
     request = decided(GOAL, "clarification_request", clarification_questions=["Which?"])
-    assert rule(request, LIMITS, Counts(), Cause()).questions == ("Which?",)
-    refused = rule(request, LIMITS, Counts().ask().ask(), Cause())
+    assert make_ruling(request, LIMITS, ReplanCounts(), ReplanCause()).questions == ("Which?",)
+    refused = make_ruling(request, LIMITS, ReplanCounts().add_clarification().add_clarification(), ReplanCause())
     assert (refused.override, refused.questions) == ("limit", ())
 
 
 def test_d11_clarification_request_asks_once() -> None:
     """A clarification request of low confidence is not asked about first: it is asked; below that it is not."""
     request = decided(GOAL, "clarification_request", 0.3, clarification_questions=["Which?"])
-    asked = rule(request, LIMITS, Counts(), Cause())
+    asked = make_ruling(request, LIMITS, ReplanCounts(), ReplanCause())
     assert (asked.kind, asked.questions) == ("execute_with_warning", ("Which?",))
-    unsure = rule(request.model_copy(update={"confidence": 0.29}), LIMITS, Counts(), Cause())
+    unsure = make_ruling(request.model_copy(update={"confidence": 0.29}), LIMITS, ReplanCounts(), ReplanCause())
     assert (unsure.override, unsure.questions) == ("confidence", ())
 
 
 def test_h_limits_of_settings() -> None:
     """The limits by default are those of the settings by default."""
-    assert Limits.of(PlanningSettings()) == LIMITS
+    assert ReplanLimits.from_settings(PlanningSettings()) == LIMITS
 
 
 def test_h_every_setting_counts() -> None:
@@ -460,8 +490,22 @@ def test_h_every_setting_counts() -> None:
             },
         }
     )
-    assert Limits.of(settings, replans_per_lineage=13) == Limits(
-        True, 4, 5, 6, 7, 8, 9, 20, 13, False, 12, immediate=0.9, minimum=0.6, user=0.2, ask_user=False
+    assert ReplanLimits.from_settings(settings, replans_per_lineage=13) == ReplanLimits(
+        True,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        20,
+        13,
+        False,
+        12,
+        immediate_threshold=0.9,
+        min_threshold=0.6,
+        confirmation_threshold=0.2,
+        confirm_low_confidence=False,
     )
 
 
@@ -473,17 +517,17 @@ def test_d6_smaller_of_two_settings(replanning, revisions, most) -> None:
     settings = PlanningSettings.model_validate(
         {"revision": {"max_revisions": revisions}, "replanning": {"enabled": replanning}}
     )
-    limits = Limits.of(settings)
+    limits = ReplanLimits.from_settings(settings)
     assert (limits.enabled, limits.plan_revisions) == (replanning, most)
 
 
 causes = st.builds(
-    Cause,
+    ReplanCause,
     error=st.sampled_from(["", "timeout", "no such file", "denied"]),
     action=st.none() | st.sampled_from("abc"),
     lineage=st.none() | st.sampled_from("xy"),
 )
-kinds = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLOWED[phase]])
+kinds = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLOWED_REPLANS[phase]])
 wanted = st.builds(
     lambda pair, confidence, level, issues, asks: decided(
         pair[0],
@@ -502,7 +546,7 @@ wanted = st.builds(
 )
 small = st.integers(0, 3)
 any_limits = st.builds(
-    Limits,
+    ReplanLimits,
     clarifications=small,
     redecompositions=small,
     regenerations=small,
@@ -520,17 +564,17 @@ any_limits = st.builds(
 @given(any_limits, st.lists(st.tuples(wanted, causes, st.booleans()), max_size=40))
 def test_d7_no_sequence_exceeds_a_limit(limits, sequence) -> None:
     """Whatever a model decides in whichever order, and whatever succeeds between, no count exceeds its limit."""
-    counts = Counts()
+    counts = ReplanCounts()
     asked = 0
     for decision, cause, succeeds in sequence:
-        ruling = rule(decision, limits, counts, cause)
-        if ruling.executes or ruling.kind == "ask":
-            counts = counts.spend(decision, cause)
+        ruling = make_ruling(decision, limits, counts, cause)
+        if ruling.is_executable or ruling.kind == "ask":
+            counts = counts.add_replan(decision, cause)
         if ruling.questions:
             asked += 1
-            counts = counts if decision.replan_type == "clarification_request" else counts.ask()
+            counts = counts if decision.replan_type == "clarification_request" else counts.add_clarification()
         if succeeds and cause.action:
-            counts = counts.succeeded(cause.action)
+            counts = counts.reset_retries(cause.action)
         for name in (
             "clarifications",
             "redecompositions",
@@ -550,25 +594,25 @@ def test_d7_no_sequence_exceeds_a_limit(limits, sequence) -> None:
 @given(any_limits, st.lists(st.tuples(wanted, causes), max_size=12), wanted, causes)
 def test_d1_what_is_open_agrees_with_what_is_ruled(limits, before, decision, cause) -> None:
     """A replan is refused by a limit exactly where its type was not open, but for the targets of a full one."""
-    counts = Counts()
+    counts = ReplanCounts()
     for earlier, its_cause in before:
         if earlier.replan_needed:
-            counts = counts.spend(earlier, its_cause)
-    ruling = rule(decision, limits, counts, cause)
-    usable = decision.replan_type in open_types(decision.phase, limits, counts, cause)
-    if ruling.kind != "continue" and len(TARGETS[decision.replan_type]) == 1:
+            counts = counts.add_replan(earlier, its_cause)
+    ruling = make_ruling(decision, limits, counts, cause)
+    usable = decision.replan_type in available_replan_types(decision.phase, limits, counts, cause)
+    if ruling.kind != "continue" and len(REPLAN_TARGETS[decision.replan_type]) == 1:
         assert (ruling.override == "limit") is not usable
-    if ruling.executes:
+    if ruling.is_executable:
         assert usable
 
 
 @given(wanted, causes)
 def test_z29_what_is_executed_does_something(decision, cause) -> None:
     """Whatever is executed returns to a phase, or asks something, and is counted."""
-    ruling = rule(decision, LOOSE, Counts(), cause)
-    if ruling.executes:
+    ruling = make_ruling(decision, LOOSE, ReplanCounts(), cause)
+    if ruling.is_executable:
         assert decision.target_phase is not None
         assert decision.replan_type != "clarification_request" or ruling.questions
-        assert Counts().spend(decision, cause).total == 1
+        assert ReplanCounts().add_replan(decision, cause).total == 1
     else:
         assert not ruling.fingerprint or ruling.kind in ("ask", "skip")

@@ -8,7 +8,7 @@ from replanning import Answer, Budget, Settings, Task
 from replanning.errors import SettingsError
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonValue
-from replanning.testing import ScriptedGate, VirtualClock, broken_promises
+from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
 from tests.planning_parts import TOOLS, Desk, Model, coordinator, done, kind_of, use
 from tests.resume_parts import RUN, cut
 
@@ -30,7 +30,7 @@ async def test_j26_tools_are_used_one_after_another() -> None:
     assert desk.used == [("call-1", "write"), ("call-2", "post")]
     assert planning.result.outputs["call-1"] == "a ${b"
     assert (planning.state.completion or {})["status"] == "success"
-    assert broken_promises(list(planning.engine.store.read(planning.result.run))) == []
+    assert invariant_violations(list(planning.engine.store.read(planning.result.run))) == []
 
 
 async def test_j26_a_failure_is_told() -> None:
@@ -163,7 +163,7 @@ async def test_j26_the_loop_is_resumed_wherever_it_was_cut_off() -> None:
             desk = Desk({"write": [MISSING]})
             planning = coordinator(looping, clock, desk, store=again)
             assert await planning.execute_with_planning(RUN), (length, planning.result.reason)
-        assert broken_promises(list(again.read(RUN))) == []
+        assert invariant_violations(list(again.read(RUN))) == []
         assert [task for task, _ in desk.used] == list(dict.fromkeys(task for task, _ in desk.used))
 
 

@@ -9,17 +9,17 @@ import anyio
 import pytest
 
 from replanning import Environment
-from replanning.errors import BudgetExceeded, ChangeRefused, LLMReplyInvalid, LLMUnavailable, StoreError
+from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
 from replanning.interfaces import JsonObject
 from replanning.llm import LLMOptions
 from replanning.planning import (
-    Cause,
     Consideration,
-    Counts,
     DecisionRecord,
     DecisionRequest,
-    Limits,
     Phase,
+    ReplanCause,
+    ReplanCounts,
+    ReplanLimits,
     ReplanManager,
     ReplanNote,
     ReplanType,
@@ -27,7 +27,7 @@ from replanning.planning import (
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, returns, virtual_environment
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
-FETCH = Cause("HTTP 503", action="fetch#1", lineage="fetch")
+FETCH = ReplanCause("HTTP 503", action="fetch#1", lineage="fetch")
 GIVEN: JsonObject = {"result": "it failed"}
 
 
@@ -42,23 +42,25 @@ class Prompts:
 
     def decision(self, request: DecisionRequest) -> str:
         self.requests.append(request)
-        return f"{request.phase}: {request.refused} {request.problem} {request.reply}"
+        return f"{request.phase}: {request.refusal} {request.problem} {request.rejected_reply}"
 
 
 class Desk:
     """A manager with a scripted model, and everything that it was asked and noted."""
 
-    def __init__(self, *replies, limits: Limits | None = None, clock: VirtualClock | None = None, **others) -> None:
+    def __init__(
+        self, *replies, limits: ReplanLimits | None = None, clock: VirtualClock | None = None, **others
+    ) -> None:
         self.prompts = Prompts()
         self.notes: list[ReplanNote] = []
         self.clock = clock or VirtualClock()
         environment = Environment(clock=self.clock)
         self.llm = ScriptedLLM(list(replies), environment=virtual_environment(clock=self.clock))
         self.manager = ReplanManager(
-            self.llm, self.prompts, limits, note=self.notes.append, environment=environment, **others
+            self.llm, self.prompts, limits, on_note=self.notes.append, environment=environment, **others
         )
 
-    async def consider(self, phase: Phase = EXECUTION, cause: Cause = FETCH) -> Consideration:
+    async def consider(self, phase: Phase = EXECUTION, cause: ReplanCause = FETCH) -> Consideration:
         return await self.manager.consider(phase, GIVEN, cause)
 
     async def execute(self, considered: Consideration, error: Exception | None = None, **others) -> DecisionRecord:
@@ -83,7 +85,7 @@ def says(kind="partial_replan", confidence=0.9, **changes):
 async def test_a1_not_needed() -> None:
     """Where the model finds nothing to do again the run goes on, and the decision is on record."""
     desk = Desk(says("none", 0.7))
-    considered = await desk.consider(ACTIONS, Cause())
+    considered = await desk.consider(ACTIONS, ReplanCause())
     assert (considered.ruling.kind, desk.manager.counts.total) == ("continue", 0)
     (record,) = desk.manager.records
     assert (record.result, record.executed, record.override_reason, record.confidence) == ("skipped", False, None, 0.7)
@@ -97,7 +99,7 @@ async def test_a1_needed_and_allowed() -> None:
     async def apply(decision) -> None:
         applied.append(decision.target_phase)
 
-    considered = await desk.consider(DECOMPOSITION, Cause())
+    considered = await desk.consider(DECOMPOSITION, ReplanCause())
     assert considered.ruling.kind == "execute"
     assert not desk.manager.records
     record = await desk.manager.execute_replan(considered, apply)
@@ -111,35 +113,35 @@ async def test_a3_what_the_prompt_is_given() -> None:
     record = await desk.execute(await desk.consider())
     await desk.consider()
     first, second = desk.prompts.requests
-    assert (first.phase, first.given, first.cause, first.earlier) == (EXECUTION, GIVEN, FETCH, ())
-    assert ReplanType.RETRY in first.open
-    assert (second.counts.total, second.earlier, second.limits) == (1, (record,), Limits())
-    assert desk.llm.asked[0].options.system == "You plan."
+    assert (first.phase, first.prompt_data, first.cause, first.earlier_decisions) == (EXECUTION, GIVEN, FETCH, ())
+    assert ReplanType.RETRY in first.replan_types
+    assert (second.counts.total, second.earlier_decisions, second.limits) == (1, (record,), ReplanLimits())
+    assert desk.llm.requests[0].options.system == "You plan."
 
 
 async def test_a3_options_reach_the_model() -> None:
     """The model is asked as the manager was told to."""
     desk = Desk(says("none"), options=LLMOptions(temperature=0, max_tokens=77))
     await desk.consider()
-    assert (desk.llm.asked[0].options.temperature, desk.llm.asked[0].options.max_tokens) == (0, 77)
+    assert (desk.llm.requests[0].options.temperature, desk.llm.requests[0].options.max_tokens) == (0, 77)
 
 
 async def test_d1_limits_before_anybody_is_asked() -> None:
     """Where nothing is left no model is asked; the run goes on, and the record says why."""
-    desk = Desk(limits=Limits(total=0))
+    desk = Desk(limits=ReplanLimits(total=0))
     assert not desk.manager.can_replan(EXECUTION)
     considered = await desk.consider()
-    assert desk.llm.asked == []
+    assert desk.llm.requests == []
     assert considered.ruling.reason == "no model was asked: the limit of 0 replans in total is reached"
-    assert (considered.ruling.kind, considered.ruling.escalates) == ("continue", False)
+    assert (considered.ruling.kind, considered.ruling.needs_escalation) == ("continue", False)
     assert desk.manager.records[0].llm_decision is None
 
 
 async def test_d14_spent_lineage_is_named_without_asking() -> None:
     """A lineage that has used up everything ends blocked without another question to the model."""
-    desk = Desk(limits=Limits(replans_per_lineage=0, action_retries=0))
+    desk = Desk(limits=ReplanLimits(replans_per_lineage=0, action_retries=0))
     considered = await desk.consider()
-    assert (desk.llm.asked, considered.ruling.blocks) == ([], "fetch")
+    assert (desk.llm.requests, considered.ruling.blocks) == ([], "fetch")
     assert "the limit of 3 replans" not in considered.ruling.reason
     assert "the limit of 0 retries of action 'fetch#1' is reached" in considered.ruling.reason
 
@@ -159,7 +161,7 @@ async def test_d11_ask_waits_for_the_user() -> None:
 
 async def test_d8_limit_reached_while_the_user_thinks() -> None:
     """What the user agreed to is skipped where its limit was reached meanwhile."""
-    desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=Limits(partial_replans=1))
+    desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=ReplanLimits(partial_replans=1))
     first, second = await desk.consider(), await desk.consider()
     assert (await desk.execute(first)).executed
     record = await desk.execute(second)
@@ -169,7 +171,7 @@ async def test_d8_limit_reached_while_the_user_thinks() -> None:
 
 async def test_d8_should_override() -> None:
     """What would override a decision can be asked beforehand."""
-    desk = Desk(limits=Limits(partial_replans=0))
+    desk = Desk(limits=ReplanLimits(partial_replans=0))
     decision = desk.manager.parse_decision_response(json.dumps(says()), EXECUTION)
     assert desk.manager.should_override(decision, FETCH) == "limit"
     unsure = desk.manager.parse_decision_response(json.dumps(says("retry", 0.1)), EXECUTION)
@@ -178,7 +180,7 @@ async def test_d8_should_override() -> None:
     contradictory = decision.model_copy(update={"replan_needed": False})
     assert desk.manager.should_override(contradictory, FETCH) is None
     assert desk.manager.can_replan(EXECUTION, FETCH)
-    with pytest.raises(LLMReplyInvalid, match="no JSON object"):
+    with pytest.raises(LLMResponseInvalid, match="no JSON object"):
         desk.manager.parse_decision_response("no", EXECUTION)
 
 
@@ -186,62 +188,66 @@ async def test_d9_unsure_is_skipped_without_escalation() -> None:
     """A decision that is too unsure is skipped and recorded, and the model is not asked again."""
     desk = Desk(says(confidence=0.2))
     considered = await desk.consider()
-    assert (considered.ruling.kind, considered.ruling.escalates, len(desk.llm.asked)) == ("skip", False, 1)
+    assert (considered.ruling.kind, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("skip", False, 1)
     assert desk.manager.records[0].override_reason == "confidence"
 
 
 async def test_e1_another_way_instead_of_a_limit() -> None:
     """A replan that a limit forbids is told to the model, which may decide otherwise."""
-    desk = Desk(says(), says("action_regeneration"), limits=Limits(partial_replans=0))
+    desk = Desk(says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
     assert considered.decision.replan_type is ReplanType.ACTION_REGENERATION
     assert (considered.ruling.kind, considered.instead_of) == ("execute", "p1")
-    assert desk.prompts.requests[1].refused == "the limit of 0 partial replans is reached"
+    assert desk.prompts.requests[1].refusal == "the limit of 0 partial replans is reached"
     assert [(record.replan_id, record.override_reason) for record in desk.manager.records] == [("p1", "limit")]
 
 
 async def test_e1_one_extra_call_at_most() -> None:
     """A model that insists is not asked a third time: a person must know."""
-    desk = Desk(says(), says(), limits=Limits(partial_replans=0))
+    desk = Desk(says(), says(), limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
-    assert (considered.ruling.override, considered.ruling.escalates, len(desk.llm.asked)) == ("limit", True, 2)
+    assert (considered.ruling.override, considered.ruling.needs_escalation, len(desk.llm.requests)) == (
+        "limit",
+        True,
+        2,
+    )
     assert await desk.manager.escalate(considered, GIVEN, "again") is None
-    assert len(desk.llm.asked) == 2
+    assert len(desk.llm.requests) == 2
     assert [record.replan_id for record in desk.manager.records] == ["p1", "p2"]
 
 
 @pytest.mark.parametrize("second", ["I do not know.", LLMUnavailable("busy")])
 async def test_e1_no_alternative(second) -> None:
     """Where the model names no other way, what it wanted stays refused; there is no repair prompt for that."""
-    desk = Desk(says(), second, limits=Limits(partial_replans=0))
+    desk = Desk(says(), second, limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
-    assert (considered.replan_id, considered.ruling.escalates, len(desk.llm.asked)) == ("p1", True, 2)
+    assert (considered.replan_id, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("p1", True, 2)
     assert desk.stages[-1] == "idle"
 
 
 async def test_e1_model_may_let_it_be() -> None:
     """Told that it cannot be, the model may find that the run can go on."""
-    desk = Desk(says("goal_revision"), says("none"), limits=Limits(replans_per_lineage=0))
+    desk = Desk(says("goal_revision"), says("none"), limits=ReplanLimits(replans_per_lineage=0))
     assert (await desk.consider()).ruling.kind == "continue"
 
 
 async def test_d13_model_is_told_once() -> None:
     """The third time the model is told that it repeats itself and asked once; later it is not asked again."""
-    limits = Limits(partial_replans=9)
+    limits = ReplanLimits(partial_replans=9)
     desk = Desk(says(), says(), says(), says(), says(), limits=limits)
     for _ in range(2):
         await desk.execute(await desk.consider())
     third = await desk.consider()
-    assert (third.ruling.override, len(desk.llm.asked)) == ("loop", 4)
-    assert desk.prompts.requests[3].refused == "the same partial_replan has run 2 times for the same cause"
+    assert (third.ruling.override, len(desk.llm.requests)) == ("loop", 4)
+    assert desk.prompts.requests[3].refusal == "the same partial_replan has run 2 times for the same cause"
     fourth = await desk.consider()
-    assert (fourth.ruling.override, len(desk.llm.asked)) == ("loop", 5)
+    assert (fourth.ruling.override, len(desk.llm.requests)) == ("loop", 5)
     assert desk.manager.counts.told == (third.ruling.fingerprint,)
 
 
 async def test_d13_different_approach_runs() -> None:
     """A different approach after a loop is carried out."""
-    desk = Desk(says(), says(), says(), says("action_regeneration"), limits=Limits(partial_replans=9))
+    desk = Desk(says(), says(), says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=9))
     for _ in range(2):
         await desk.execute(await desk.consider())
     considered = await desk.consider()
@@ -254,7 +260,7 @@ async def test_e2_one_repair_prompt() -> None:
     considered = await desk.consider()
     assert considered.ruling.reason == "the model sees no need to replan"
     repair = desk.prompts.requests[1]
-    assert (repair.reply, repair.problem[:31]) == ("x" * 4000, "the reply holds no JSON object;")
+    assert (repair.rejected_reply, repair.problem[:31]) == ("x" * 4000, "the reply holds no JSON object;")
     assert len(desk.manager.records) == 1
 
 
@@ -266,7 +272,7 @@ async def test_e2_no_replan_after_the_repair() -> None:
     (record,) = desk.manager.records
     assert (record.llm_decision, record.confidence, record.executed) == (None, None, False)
     assert record.error == "confidence: Input should be less than or equal to 1, got 85"
-    assert len(desk.llm.asked) == 2
+    assert len(desk.llm.requests) == 2
 
 
 async def test_e2_cut_off_reply() -> None:
@@ -285,7 +291,7 @@ async def test_e2_model_that_cannot_be_asked(error) -> None:
     """A model that fails means no replan, and is not asked again at once."""
     desk = Desk(error)
     considered = await desk.consider()
-    assert (considered.ruling.kind, considered.problem, len(desk.llm.asked)) == ("continue", str(error), 1)
+    assert (considered.ruling.kind, considered.problem, len(desk.llm.requests)) == ("continue", str(error), 1)
 
 
 async def test_e2_model_that_hangs() -> None:
@@ -299,12 +305,12 @@ async def test_e3_failed_replan_is_told() -> None:
     """A replan that failed is on record with its error, told to the model, and another decision may follow."""
     desk = Desk(says(), says("full_replan"))
     considered = await desk.consider()
-    record = await desk.execute(considered, ChangeRefused([]))
+    record = await desk.execute(considered, ChangeRejected([]))
     assert (record.result, record.executed, desk.stages[-1]) == ("failure", True, "failed")
     other = await desk.manager.escalate(considered, GIVEN, record.error)
     assert other is not None
     assert (other.instead_of, other.ruling.kind) == ("p1", "execute")
-    assert desk.prompts.requests[1].refused == record.error != ""
+    assert desk.prompts.requests[1].refusal == record.error != ""
     assert await desk.manager.escalate(other, GIVEN, "failed, too") is None
 
 
@@ -320,9 +326,9 @@ async def test_e3_a_replan_that_comes_to_nothing_later() -> None:
     desk = Desk(says())
     considered = await desk.consider()
     with pytest.raises(ValueError, match="was not executed"):
-        desk.manager.came_to_nothing(considered, "no plan")
+        desk.manager.record_failure(considered, "no plan")
     await desk.execute(considered)
-    record = desk.manager.came_to_nothing(considered, "no plan")
+    record = desk.manager.record_failure(considered, "no plan")
     assert desk.manager.records == (record,)
     assert (record.executed, record.result, record.error, desk.stages[-1]) == (True, "failure", "no plan", "failed")
     assert (desk.manager.get_replan_statistics().failed, desk.manager.counts.total) == (1, 1)
@@ -332,8 +338,8 @@ async def test_f1_what_is_left_is_on_record_once() -> None:
     """A decision that something else takes the place of is on record as not executed, and not twice."""
     desk = Desk(says())
     considered = await desk.consider()
-    desk.manager.leave(considered)
-    desk.manager.leave(considered)
+    desk.manager.record_skipped(considered)
+    desk.manager.record_skipped(considered)
     assert [(one.executed, one.result) for one in desk.manager.records] == [(False, "skipped")]
 
 
@@ -373,23 +379,23 @@ async def test_e4_question_without_replan() -> None:
     """A question beside a decision is counted when it is decided, a clarification request when it is executed."""
     ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
     desk = Desk(says("none", **ask), says("clarification_request", **ask), says("none", **ask))
-    beside = await desk.consider(GOAL, Cause())
+    beside = await desk.consider(GOAL, ReplanCause())
     assert (beside.ruling.questions, desk.manager.counts.clarifications) == (("Which?",), 1)
-    request = await desk.consider(GOAL, Cause())
+    request = await desk.consider(GOAL, ReplanCause())
     assert desk.manager.counts.clarifications == 1
     await desk.execute(request)
     assert (desk.manager.counts.clarifications, desk.manager.counts.total) == (2, 1)
-    assert (await desk.consider(GOAL, Cause())).ruling.questions == ()
+    assert (await desk.consider(GOAL, ReplanCause())).ruling.questions == ()
 
 
 async def test_e4_question_beside_a_refused_replan() -> None:
     """A question beside a replan that a limit forbids is asked with what is decided instead, and counted once."""
     ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
-    desk = Desk(says(**ask), says("retry"), limits=Limits(partial_replans=0))
+    desk = Desk(says(**ask), says("retry"), limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
     assert (considered.ruling.kind, considered.ruling.questions) == ("execute", ("Which?",))
     assert desk.manager.counts.clarifications == 1
-    desk = Desk(says(**ask), says("retry", **ask), limits=Limits(partial_replans=0))
+    desk = Desk(says(**ask), says("retry", **ask), limits=ReplanLimits(partial_replans=0))
     assert (await desk.consider()).ruling.questions == ("Which?",)
     assert desk.manager.counts.clarifications == 1
 
@@ -442,7 +448,7 @@ async def test_f2_resumed_in_another_process() -> None:
     """With the newest note a replan goes on elsewhere: counts go on, nothing is counted twice, and ids are new."""
     desk = Desk(says(confidence=0.4))
     waiting = Consideration.model_validate_json((await desk.consider()).model_dump_json())
-    other = Desk(says("none"), counts=Counts.model_validate_json(desk.manager.counts.model_dump_json()))
+    other = Desk(says("none"), counts=ReplanCounts.model_validate_json(desk.manager.counts.model_dump_json()))
     await other.execute(waiting)
     assert other.manager.counts.partial_replans == 1
 
@@ -499,13 +505,13 @@ async def test_d7_misbehaving_models_exceed_no_limit() -> None:
         chance = Random(seed)
         desk = Desk(*(nonsense(chance) for _ in range(150)))
         for _ in range(40):
-            before = len(desk.llm.asked)
-            cause = chance.choice([FETCH, Cause("no", action="build#1", lineage="build"), Cause()])
+            before = len(desk.llm.requests)
+            cause = chance.choice([FETCH, ReplanCause("no", action="build#1", lineage="build"), ReplanCause()])
             considered = await desk.consider(chance.choice(list(Phase)), cause)
-            assert len(desk.llm.asked) - before <= 3
-            if considered.ruling.executes or (considered.ruling.kind == "ask" and chance.random() < 0.5):
+            assert len(desk.llm.requests) - before <= 3
+            if considered.ruling.is_executable or (considered.ruling.kind == "ask" and chance.random() < 0.5):
                 await desk.execute(considered, chance.choice([None, RuntimeError("no")]))
-        counts, limits = desk.manager.counts, Limits()
+        counts, limits = desk.manager.counts, ReplanLimits()
         assert counts.total <= limits.total
         assert counts.clarifications <= limits.clarifications
         assert max(counts.retries.values(), default=0) <= limits.action_retries

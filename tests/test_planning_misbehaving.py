@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from replanning.events import Record, RunEnded, RunPaused, dump_body
-from replanning.testing import broken_promises
+from replanning.testing import invariant_violations
 from tests.misbehaving_parts import DECISIONS, REPLIES, Played, play
 from tests.misbehaving_told import answered, begun, exceeded, overrun, told
 
@@ -26,7 +26,7 @@ def problems(played: Played) -> list[str]:
     settings, result, state = played.planning.settings, played.planning.result, played.planning.state
     seen, calls = told(played.records), sum(played.model.asked.values())
     found = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
-    found += broken_promises(played.records)
+    found += invariant_violations(played.records)
     if not result.reason:
         found.append(f"it {result.status}, and nothing says why")
     if not isinstance(last_word(played.records), RunEnded | RunPaused):
@@ -76,7 +76,7 @@ async def test_no_limit_starts_anew_after_a_crash() -> None:
             played = await play(seed, whole.records[:length])
         settings, seen = played.planning.settings, told(played.records)
         broken = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
-        assert broken + broken_promises(played.records) == [], (seed, length)
+        assert broken + invariant_violations(played.records) == [], (seed, length)
         assert played.planning.result.reason
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from replanning import Settings
 from replanning.events import PlanningNoted, Record
-from replanning.exporters._account import Account
-from replanning.exporters._forge import MAX_BODY
-from replanning.exporters._marks import Marker, marker_of
+from replanning.exporters._account import RunNotices
+from replanning.exporters._forge import MAX_COMMENT_CHARS
+from replanning.exporters._marks import Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind
 from replanning.interfaces import JsonObject, JsonValue
 from tests.notice_parts import (
@@ -50,9 +50,9 @@ async def test_g1_six_moments() -> None:
 
 def notices(records: Sequence[Record]) -> list[Notice]:
     """Everything that is to be told of a run."""
-    account = Account(RUN)
+    account = RunNotices(RUN)
     for record in records:
-        account.take(record)
+        account.fold(record)
     return list(account.pending)
 
 
@@ -210,8 +210,8 @@ def test_a_notice_is_never_too_long() -> None:
     much: list[JsonValue] = ["<&" * 9_000] * 100
     decision = replan("partial_replan", issues_found=much, recommended_actions=much)
     body = the([replanned(decision, result="failure", error="`" * 9_000)], NoticeKind.FAILED)
-    assert len(body) <= MAX_BODY
-    assert marker_of(body) == Marker("failed", RUN, "p1")
+    assert len(body) <= MAX_COMMENT_CHARS
+    assert find_marker(body) == Marker("failed", RUN, "p1")
 
 
 @given(st.text(), st.text())
@@ -220,5 +220,5 @@ def test_marks_are_read_as_they_were_written(run: str, about: str) -> None:
     """A mark says the same when it is read, whatever it names, and is one HTML comment."""
     run, about = run.encode(errors="ignore").decode(), about.encode(errors="ignore").decode()
     marker = Marker("decided", run, about)
-    assert marker_of(f"text\n\n{marker}") == marker
+    assert find_marker(f"text\n\n{marker}") == marker
     assert read(str(marker)).html == (str(marker),)

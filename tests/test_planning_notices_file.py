@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from replanning import Environment, ReplanningEngine
 from replanning.cli._notifying import open_notifiers
-from replanning.exporters._marks import marker_of
+from replanning.exporters._marks import find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier, ForgeError
-from replanning.interfaces import RunId, Surroundings
+from replanning.interfaces import ExporterContext, RunId
 from replanning.testing import (
     LLMRequest,
     LLMServerReply,
@@ -47,13 +47,13 @@ async def test_a_file_holds_the_same_comments(tmp_path: Path) -> None:
     async with VirtualClock() as clock:
         for length in (len(records) // 2, len(records)):
             notifier = FileNotifier(path)
-            notifier.attach(Surroundings(cut(records[:length]), clock))
+            notifier.attach(ExporterContext(cut(records[:length]), clock))
             await notifier.export(RUN, records[length - 1])
             await notifier.aclose()
             path.write_text(f"# My notes\n\n{path.read_text()}")
     comments = await FileForge(path).comments()
     hint = "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
-    assert [marker_of(one.body) for one in comments] == marks(expected)
+    assert [find_marker(one.body) for one in comments] == marks(expected)
     assert [one.body.replace(hint, "") for one in comments] == [one.body for one in expected.kept]
     assert path.read_text().startswith("# My notes\n\n# My notes\n")
     assert [one.name for one in path.parent.iterdir()] == ["notices.md"]
@@ -64,10 +64,10 @@ async def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
     records, _ = await whole()
     async with VirtualClock() as clock:
         notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
-        notifier.attach(Surroundings(cut(records), clock))
+        notifier.attach(ExporterContext(cut(records), clock))
         await notifier.export(RUN, records[-1])
     assert [one.name for one in (tmp_path / "notices").iterdir()] == [f"{RUN}.md"]
-    assert notifier._board_of(RunId("../x")).forge.name.endswith("..%2Fx.md")
+    assert notifier._index_for(RunId("../x")).forge.name.endswith("..%2Fx.md")
 
 
 async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_finding_out_leaves_nothing_behind(tmp_path: Path) -> None:
     """Whether a file can be written is found out without writing it, or anything beside it."""
     there = tmp_path / "there.md"
     there.write_text("my notes")
-    assert [FileForge(path).cannot_write() for path in (there, tmp_path / "new.md")] == ["", ""]
+    assert [FileForge(path).write_error() for path in (there, tmp_path / "new.md")] == ["", ""]
     assert [path.name for path in tmp_path.iterdir()] == ["there.md"]
     assert there.read_text() == "my notes"
 
@@ -155,7 +155,7 @@ async def test_the_console_does_not_repeat_itself_after_a_resume() -> None:
     stream = io.StringIO()
     notifier = ConsoleNotifier(stream)
     async with VirtualClock() as clock:
-        notifier.attach(Surroundings(cut(records), clock))
+        notifier.attach(ExporterContext(cut(records), clock))
         for record in records[-4:]:
             await notifier.export(RUN, record)
     assert "Decided" not in stream.getvalue()
@@ -207,7 +207,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
     codes = [one.returncode for one in (killed, asked, approved, again)]
     assert codes == [-signal.SIGKILL, 4, 0, 0], asked.stderr + again.stderr
     assert [read(one.body).ticks for one in before] == [(False,)]
-    assert [found.kind for one in after if (found := marker_of(one.body))] == [
+    assert [found.kind for one in after if (found := find_marker(one.body))] == [
         "checklist",
         "decided",
         "started",

@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from replanning import Settings, Task
-from replanning.events import Contained, PlanningNoted, RunEnded
-from replanning.exporters._marks import marker_of
+from replanning.events import ErrorContained, PlanningNoted, RunEnded
+from replanning.exporters._marks import find_marker
 from replanning.exporters.notices import ForgeError, Notifier
 from replanning.history import MemoryStore
-from replanning.interfaces import JsonValue, RunId, Surroundings
+from replanning.interfaces import ExporterContext, JsonValue, RunId
 from replanning.planning import PlanningCoordinator
 from replanning.testing import (
     ScriptedLLM,
@@ -116,7 +116,7 @@ async def test_g1_below_issues(kind: type[FakeGitHub | FakeGitLab]) -> None:
             notifier = attached(on(fake, clock), records[:length], clock)
             await notifier.export(RUN, records[length - 1])
             await notifier.aclose()
-        found = {marker_of(one.body): one.body for one in await on(fake, clock).comments()}
+        found = {find_marker(one.body): one.body for one in await on(fake, clock).comments()}
     assert found == marks_and_texts(expected)
     assert len(fake.comments) == len(found)
     assert fake.count("POST") == len(found)
@@ -142,7 +142,7 @@ async def test_a_second_run_has_a_checklist_of_its_own() -> None:
     records, issue = await whole()
     before = list(issue.kept)
     async with VirtualClock():
-        notifier = Notifier(issue, every=0)
+        notifier = Notifier(issue, edit_interval=0)
         for record in records:
             await notifier.export(RunId("run-2"), record)
         await notifier.aclose()
@@ -205,7 +205,7 @@ async def test_g12_edits_keep_their_distance_and_the_last_one_arrives() -> None:
             "Tell people",
             work=Slow(),
             store=store,
-            exporters=[Notifier(issue, every=4)],
+            exporters=[Notifier(issue, edit_interval=4)],
             environment=environment,
             workers=1,
         )
@@ -225,11 +225,11 @@ async def test_a_deleted_checklist_is_written_anew() -> None:
     )
     async with VirtualClock() as clock:
         store = cut(records[: last + 1])
-        notifier = Notifier(issue, every=0)
-        notifier.attach(Surroundings(store, clock))
+        notifier = Notifier(issue, edit_interval=0)
+        notifier.attach(ExporterContext(store, clock))
         await notifier.export(RUN, records[last])
         issue.kept = [one for one in issue.kept if "📋" not in one.body]
-        notifier.attach(Surroundings(cut(records), clock))
+        notifier.attach(ExporterContext(cut(records), clock))
         await notifier.export(RUN, records[last + 1])
     assert issue.body("📋 Execution Plan (Revised #1)")
 
@@ -243,7 +243,7 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     issue = Issue([down] * 1_000)
     with caplog.at_level(logging.WARNING):
         records = await carried_out(EVENTFUL, Notifier(issue), failing=2)
-    (contained,) = [record.body for record in records if isinstance(record.body, Contained)]
+    (contained,) = [record.body for record in records if isinstance(record.body, ErrorContained)]
     assert contained.where == "exporter 'notices'"
     assert "api.github.com cannot be reached" in contained.error
     assert isinstance(records[-1].body, RunEnded)
@@ -258,7 +258,7 @@ async def test_what_was_missed_is_posted_later() -> None:
     _, expected = await whole()
     for failures in (1, 2):
         issue = Issue([ForgeError("HTTP 502", status=502)] * failures)
-        await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+        await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
         assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
@@ -314,7 +314,7 @@ async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
     """What a slow forge has no time for while the run is closed, it takes while the notifier is closed."""
     async with VirtualClock() as clock:
         issue = Late(clock, 2.0)
-        planning = planner(EVENTFUL, clock, Notifier(issue, every=0), failing=2)
+        planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
         assert await planning.execute_with_planning(RUN)
         posts = issue.posts
         await planning.engine.aclose()
@@ -336,7 +336,7 @@ async def test_a_forge_that_asks_for_no_time_is_asked_again(every: float) -> Non
     """A forge that says to try again at once is tried again, and not in an endless loop."""
     _, expected = await whole()
     issue = Issue([ForgeError("once more", retry_after=0)] * 3)
-    await carried_out(EVENTFUL, Notifier(issue, every=every), failing=2)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
@@ -354,9 +354,9 @@ async def test_one_notifier_for_several_engines() -> None:
     records, expected = await whole()
     issue = Issue()
     async with VirtualClock() as clock:
-        notifier, own, other = Notifier(issue, every=0), cut(records), MemoryStore()
+        notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
         for store in (own, other):
-            notifier.attach(Surroundings(store, clock))
+            notifier.attach(ExporterContext(store, clock))
         await notifier.export(RUN, records[-1])
         await notifier.aclose()
     assert marks_and_texts(issue) == marks_and_texts(expected)
@@ -376,7 +376,7 @@ async def test_a_text_that_is_refused_keeps_no_other_away(caplog: pytest.LogCapt
     """A notice that a forge does not take is said to be missing at the end; all others are there."""
     _, expected = await whole()
     issue = Choosy()
-    await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
     assert "1 notice could not be posted to fake: it does not take this text" in caplog.text
 
@@ -385,5 +385,5 @@ async def test_a_request_that_failed_and_arrived_is_not_repeated() -> None:
     """A comment that was written although its request failed is found, and not written again."""
     _, expected = await whole()
     issue = Issue([ForgeError("cut off"), None, ForgeError("cut off")], effective=True)
-    await carried_out(EVENTFUL, Notifier(issue, every=0), failing=2)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     assert marks_and_texts(issue) == marks_and_texts(expected)

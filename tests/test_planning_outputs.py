@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, PlanError, ToolSpec
-from replanning.errors import LLMReplyInvalid
+from replanning.errors import LLMResponseInvalid
 from replanning.planning import (
     Action,
     ActionPlan,
@@ -21,14 +21,14 @@ from replanning.planning import (
     RequiresHumanIntervention,
     Subtask,
     TaskDecomposition,
-    joined,
-    known_arguments,
+    batch_subtasks,
+    compile_action_plan,
+    merge_action_plans,
     parse_planning,
     parse_reply,
-    parts_of,
-    problems_of,
-    revised,
-    tasks_of,
+    plan_problems,
+    planned_arguments,
+    revise_decomposition,
 )
 
 TOOLS = (
@@ -76,12 +76,12 @@ def action_plan(*actions, order=("look", "fix", "docs")):
 
 def messages(*parts, **options):
     """What is wrong, as a model is told it."""
-    return [str(problem) for problem in problems_of(*parts, tools=options.pop("tools", TOOLS), **options)]
+    return [str(problem) for problem in plan_problems(*parts, tools=options.pop("tools", TOOLS), **options)]
 
 
 def refusal(text, model=None, phase=Phase.GOAL_UNDERSTANDING):
     """Why a reply is refused."""
-    with pytest.raises(LLMReplyInvalid) as caught:
+    with pytest.raises(LLMResponseInvalid) as caught:
         parse_planning(text, phase) if model is None else parse_reply(text, model)
     return str(caught.value)
 
@@ -221,7 +221,7 @@ def test_j36_what_takes_a_person_says_so():
 
 def test_j4_an_action_plan_becomes_a_dag():
     """Subtasks wait for those they depend on alone, and the actions of one follow one another; its last bears its id."""
-    tasks = tasks_of(action_plan(), decomposition(), TOOLS)
+    tasks = compile_action_plan(action_plan(), decomposition(), TOOLS)
     assert [(task.id, task.depends_on, task.priority) for task in tasks] == [
         ("look", (), 0),
         ("fix-1", ("look",), 1),
@@ -234,7 +234,7 @@ def test_j4_an_action_plan_becomes_a_dag():
 
 def test_j4_a_task_keeps_what_its_action_said():
     """Purpose, expected outcome, kind and strategy of an action are the goal, the acceptance and metadata of its task."""
-    look = tasks_of(action_plan(), decomposition(), TOOLS)[0]
+    look = compile_action_plan(action_plan(), decomposition(), TOOLS)[0]
     assert (look.goal, look.acceptance) == ("find what fails", ("a list of failures",))
     assert look.metadata["planning"] == {
         "subtask": "look",
@@ -261,7 +261,10 @@ def test_j4_a_task_keeps_what_its_action_said():
 def test_j4_a_strategy_that_names_a_tool_is_a_fallback(strategy, tool):
     """A fallback strategy that is or begins with another tool's name is declared; words are kept as words."""
     plan = action_plan({**ACTIONS[0], "fallback_strategy": strategy}, *ACTIONS[1:])
-    found = [fallback.metadata["planning"]["tool"] for fallback in tasks_of(plan, decomposition(), TOOLS)[0].fallbacks]
+    found = [
+        fallback.metadata["planning"]["tool"]
+        for fallback in compile_action_plan(plan, decomposition(), TOOLS)[0].fallbacks
+    ]
     assert found == ([tool] if tool else [])
 
 
@@ -273,16 +276,18 @@ def test_j4_a_fallback_takes_the_arguments_that_both_tools_have():
         "arguments": {"path": "a", "text": "b"},
         "fallback_strategy": "read_file",
     }
-    (task,) = tasks_of(action_plan(action, order=()), decomposition(SUBTASKS[0]), TOOLS)
+    (task,) = compile_action_plan(action_plan(action, order=()), decomposition(SUBTASKS[0]), TOOLS)
     assert (task.fallbacks[0].tool, task.fallbacks[0].arguments) == ("read_file", {"path": "a"})
-    (task,) = tasks_of(action_plan({**action, "fallback_strategy": "run"}, order=()), decomposition(SUBTASKS[0]), TOOLS)
+    (task,) = compile_action_plan(
+        action_plan({**action, "fallback_strategy": "run"}, order=()), decomposition(SUBTASKS[0]), TOOLS
+    )
     assert (task.fallbacks[0].tool, task.fallbacks[0].metadata["planning"]["missing"]) == (None, ["line"])
 
 
 def test_j11_arguments_that_are_not_known_are_asked_for_later():
     """A task whose tool lacks arguments names no tool yet, and its metadata say which tool, what is known and what not."""
-    fix = tasks_of(action_plan(), decomposition(), TOOLS)[2]
-    assert (fix.tool, known_arguments(fix)) == (None, {"path": "a.py"})
+    fix = compile_action_plan(action_plan(), decomposition(), TOOLS)[2]
+    assert (fix.tool, planned_arguments(fix)) == (None, {"path": "a.py"})
     assert fix.metadata["planning"]["tool"] == "write_file"
     assert fix.metadata["planning"]["missing"] == ["text"]
 
@@ -290,7 +295,7 @@ def test_j11_arguments_that_are_not_known_are_asked_for_later():
 def test_g8_a_prefix_stands_before_every_id_and_reference():
     """With a prefix no id is used again, and references find the tasks under their new ids; escapes stay."""
     actions = [*ACTIONS[:1], {**ACTIONS[1], "arguments": {"path": "${look.output} $${x} ${context.y}"}}, *ACTIONS[2:]]
-    look, read, fix, _ = tasks_of(action_plan(*actions), decomposition(), TOOLS, prefix="n2.")
+    look, read, fix, _ = compile_action_plan(action_plan(*actions), decomposition(), TOOLS, prefix="n2.")
     assert (look.id, read.id, fix.depends_on) == ("n2.look", "n2.fix-1", ("n2.fix-1",))
     assert read.arguments == {"path": "${n2.look.output} $${x} ${context.y}"}
 
@@ -300,7 +305,7 @@ def test_g8_references_are_found_wherever_they_stand():
     deep = {"list": ["${look.output}", 1], "object": {"key": "see ${look.output.a}"}}
     tool = ToolSpec(name="any", kind="python", callable="tools:any", parameters={"deep": "object"})
     plan = action_plan(ACTIONS[0], {"task_id": "fix", "tool": "any", "arguments": {"deep": deep}}, order=())
-    _, fix = tasks_of(plan, decomposition(SUBTASKS[0], SUBTASKS[2]), (*TOOLS, tool), prefix="p.")
+    _, fix = compile_action_plan(plan, decomposition(SUBTASKS[0], SUBTASKS[2]), (*TOOLS, tool), prefix="p.")
     assert fix.arguments == {"deep": {"list": ["${p.look.output}", 1], "object": {"key": "see ${p.look.output.a}"}}}
 
 
@@ -308,14 +313,14 @@ def test_j4_the_steps_of_a_subtask_take_no_id_that_is_there():
     """Where a subtask is called as a step of another would be, the step takes the next number."""
     subtasks = decomposition({"id": "a", "description": ""}, {"id": "a-1", "description": ""})
     runs = [{"task_id": name, "tool": "run", "arguments": {"line": "ls"}} for name in ("a", "a", "a", "a-1")]
-    tasks = tasks_of(action_plan(*runs, order=()), subtasks, TOOLS)
+    tasks = compile_action_plan(action_plan(*runs, order=()), subtasks, TOOLS)
     assert [task.id for task in tasks] == ["a-2", "a-3", "a", "a-1"]
 
 
 def test_g8_what_is_finished_is_built_upon():
     """Subtasks that are finished are not planned again; dependencies and references lead to the tasks that did them."""
     plan = action_plan(*ACTIONS[1:], order=("fix", "docs"))
-    read, *_ = tasks_of(plan, decomposition(), TOOLS, prefix="n2.", finished={"look": "n1.look"})
+    read, *_ = compile_action_plan(plan, decomposition(), TOOLS, prefix="n2.", finished={"look": "n1.look"})
     assert (read.depends_on, read.arguments) == (("n1.look",), {"path": "${n1.look.output.path}"})
     assert messages(decomposition(), action_plan(), finished=["look"]) == [
         "action_plan.execution_order: 'look' is no subtask that is to be done",
@@ -326,7 +331,7 @@ def test_g8_what_is_finished_is_built_upon():
 def test_j12_a_revised_plan_has_its_own_subtasks():
     """A revision drops what it no longer names, keeps what is finished, and ties what is new to what stands beside it."""
     plan = action_plan({**ACTIONS[3], "task_id": "check"}, *ACTIONS[1:3], order=("check", "fix"))
-    found = revised(decomposition(), plan, ["look"])
+    found = revise_decomposition(decomposition(), plan, ["look"])
     assert [(subtask.id, subtask.dependencies) for subtask in found.subtasks] == [
         ("look", ()),
         ("check", ()),
@@ -338,11 +343,13 @@ def test_j12_a_revised_plan_has_its_own_subtasks():
 def test_j38_large_plans_are_made_in_parts():
     """The parts hold every subtask once, in order, and what they come to is one plan again."""
     many = decomposition(*({"id": f"t{number}", "description": ""} for number in range(40)))
-    parts = parts_of(many, 15)
+    parts = batch_subtasks(many, 15)
     assert [len(part) for part in parts] == [15, 15, 10]
     plans = [action_plan(*({"task_id": name, "tool": "run"} for name in part), order=part) for part in parts]
-    assert messages(many, joined(plans)) == []
-    assert [task.id for task in tasks_of(joined(plans), many, TOOLS)] == [subtask.id for subtask in many.subtasks]
+    assert messages(many, merge_action_plans(plans)) == []
+    assert [task.id for task in compile_action_plan(merge_action_plans(plans), many, TOOLS)] == [
+        subtask.id for subtask in many.subtasks
+    ]
 
 
 def test_j3_everything_wrong_with_a_decomposition_is_named():
@@ -386,7 +393,7 @@ def test_j4_everything_wrong_with_an_action_plan_is_named():
     ):
         assert said in found
     with pytest.raises(PlanError, match="no subtask") as caught:
-        tasks_of(wrong, decomposition(), TOOLS)
+        compile_action_plan(wrong, decomposition(), TOOLS)
     assert len(caught.value.problems) == len(messages(decomposition(), wrong))
 
 
@@ -401,7 +408,7 @@ def test_j4_everything_wrong_with_an_action_plan_is_named():
 def test_j4_references_must_lead_somewhere_in_time(path, said):
     """A reference to what is not there, or is not done before, is named, also where arguments are still missing."""
     actions = [*ACTIONS[:2], {**ACTIONS[2], "arguments": {"path": path}}, ACTIONS[3]]
-    (problem,) = problems_of(decomposition(), action_plan(*actions), tools=TOOLS)
+    (problem,) = plan_problems(decomposition(), action_plan(*actions), tools=TOOLS)
     assert any(part in str(problem) for part in said.split("|"))
 
 
@@ -440,10 +447,10 @@ def test_j4_a_plan_is_sound_or_its_problems_are_named(parts, prefix):
     subtasks, actions, order = parts
     taken = TaskDecomposition(subtasks=tuple(subtasks))
     plan = ActionPlan(execution_order=tuple(order), actions=tuple(actions))
-    if problems := problems_of(taken, plan, tools=TOOLS):
+    if problems := plan_problems(taken, plan, tools=TOOLS):
         assert all(str(problem) for problem in problems)
         return
-    tasks = tasks_of(plan, taken, TOOLS, prefix=prefix)
+    tasks = compile_action_plan(plan, taken, TOOLS, prefix=prefix)
     assert len(tasks) == len(actions)
     assert Plan(goal=Goal(objective=""), tools=TOOLS, resources={"cpu": 1}, tasks=tasks).tasks == tasks
 
@@ -475,7 +482,7 @@ def test_e2_any_reply_is_read_or_refused(text, phase):
     for model in (None, ExecutionReply, ReflectionReply, CompletionReply):
         try:
             reply = parse_planning(text, phase) if model is None else parse_reply(text, model)
-        except LLMReplyInvalid as refused:
+        except LLMResponseInvalid as refused:
             said = str(refused)
         else:
             said = repr(reply)

@@ -9,7 +9,7 @@ from replanning import Settings, Task
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import PlanningCoordinator
-from replanning.testing import ScriptedLLM, VirtualClock, broken_promises, virtual_environment
+from replanning.testing import ScriptedLLM, VirtualClock, invariant_violations, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, revision
 from tests.planning_rows_parts import MISSING, because
 from tests.resume_parts import RUN
@@ -67,7 +67,7 @@ async def two_failures(
         desk = TwoFail()
         planning = coordinator(model, clock, desk, store=store)
         assert await planning.execute_with_planning(RUN), planning.result.reason
-    assert broken_promises(list(store.read(RUN))) == []
+    assert invariant_violations(list(store.read(RUN))) == []
     return planning, sorted(desk.used[2:])
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from replanning.planning import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
+from replanning.planning import (
+    ALLOWED_REPLANS,
+    LEVEL_DESCRIPTIONS,
+    REPLAN_TARGETS,
+    Phase,
+    ReplanType,
+    carried_over_tasks,
+    keeps_finished,
+)
 
 WANTED = [kind for kind in ReplanType if kind is not ReplanType.NONE]
 
@@ -17,7 +25,7 @@ def test_a18_phases() -> None:
 
 def test_a15_allowed_types() -> None:
     """Each phase has the types of the specification, and every one of them may decide that nothing is needed."""
-    assert {str(phase): {str(kind) for kind in kinds} for phase, kinds in ALLOWED.items()} == {
+    assert {str(phase): {str(kind) for kind in kinds} for phase, kinds in ALLOWED_REPLANS.items()} == {
         "goal_understanding": {"clarification_request", "goal_revision", "none"},
         "task_decomposition": {"task_redecomposition", "none"},
         "action_sequence": {"action_regeneration", "none"},
@@ -32,41 +40,46 @@ def test_a15_allowed_types() -> None:
         },
         "reflection": {"plan_revision", "none"},
     }
-    assert {kind for kinds in ALLOWED.values() for kind in kinds} == set(ReplanType)
+    assert {kind for kinds in ALLOWED_REPLANS.values() for kind in kinds} == set(ReplanType)
 
 
 def test_a19_levels() -> None:
     """The five levels reach from an action to the goal, and each has a type that stands for it."""
-    assert list(LEVELS) == [1, 2, 3, 4, 5]
-    assert {level for kind in WANTED for level in TARGETS[kind]} == set(LEVELS)
+    assert list(LEVEL_DESCRIPTIONS) == [1, 2, 3, 4, 5]
+    assert {level for kind in WANTED for level in REPLAN_TARGETS[kind]} == set(LEVEL_DESCRIPTIONS)
 
 
 def test_a19_levels_lead_to_their_phase() -> None:
     """A level leads to the same phase whichever type it is combined with."""
     phases = {1: "execution", 2: "execution", 3: "action_sequence", 4: "task_decomposition", 5: "goal_understanding"}
     for kind in WANTED:
-        assert {level: phases[level] for level in TARGETS[kind]} == {
-            level: str(target) for level, target in TARGETS[kind].items()
+        assert {level: phases[level] for level in REPLAN_TARGETS[kind]} == {
+            level: str(target) for level, target in REPLAN_TARGETS[kind].items()
         }
 
 
 @pytest.mark.parametrize("phase", [Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE])
 def test_a20_planning_phases_repeat_themselves(phase) -> None:
     """Each of the first three phases can only repeat itself."""
-    targets = {target for kind in ALLOWED[phase] for target in TARGETS[kind].values()}
+    targets = {target for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()}
     assert targets == {phase}
 
 
 def test_a20_execution_and_reflection() -> None:
     """Execution may stay where it is or return to the first three phases; a reflection returns to execution alone."""
-    targets = {phase: {target for kind in ALLOWED[phase] for target in TARGETS[kind].values()} for phase in Phase}
+    targets = {
+        phase: {target for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()}
+        for phase in Phase
+    }
     assert targets[Phase.EXECUTION] == set(Phase) - {Phase.REFLECTION}
     assert targets[Phase.REFLECTION] == {Phase.EXECUTION}
 
 
 def test_g8_carry_over_by_type() -> None:
     """What continues the action plan keeps finished tasks; a new decomposition or goal starts clean; full as its target."""
-    kept = {kind: {level for level, target in TARGETS[kind].items() if keeps_finished(target)} for kind in WANTED}
+    kept = {
+        kind: {level for level, target in REPLAN_TARGETS[kind].items() if keeps_finished(target)} for kind in WANTED
+    }
     assert kept == {
         ReplanType.CLARIFICATION_REQUEST: set(),
         ReplanType.GOAL_REVISION: set(),
@@ -81,17 +94,17 @@ def test_g8_carry_over_by_type() -> None:
 
 def test_g8_carried_over_by_id() -> None:
     """Tasks are carried over by id, in the order of the new plan; new ones are not finished."""
-    assert carried_over(Phase.EXECUTION, ["d", "a", "b"], ["a", "b", "c"], []) == ("a", "b")
-    assert carried_over(Phase.ACTION_SEQUENCE, ["x", "a"], ["a"], []) == ("a",)
+    assert carried_over_tasks(Phase.EXECUTION, ["d", "a", "b"], ["a", "b", "c"], []) == ("a", "b")
+    assert carried_over_tasks(Phase.ACTION_SEQUENCE, ["x", "a"], ["a"], []) == ("a",)
 
 
 def test_z26_failed_task_is_never_carried_over() -> None:
     """A failed task counts as open in every new plan, also where an earlier attempt at it was finished."""
     for target in Phase:
-        assert "a" not in carried_over(target, ["a", "b"], ["a", "b"], ["a"])
+        assert "a" not in carried_over_tasks(target, ["a", "b"], ["a", "b"], ["a"])
 
 
 def test_z27_clean_start() -> None:
     """A plan made from a new decomposition or a new goal has nothing finished before it starts."""
     for target in (Phase.TASK_DECOMPOSITION, Phase.GOAL_UNDERSTANDING):
-        assert carried_over(target, ["a", "b"], ["a", "b"], []) == ()
+        assert carried_over_tasks(target, ["a", "b"], ["a", "b"], []) == ()

@@ -9,7 +9,7 @@ from replanning.errors import SettingsError
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import Phase, PlanningCoordinator, UnclearGoal, parse_planning
-from replanning.testing import ScriptedGate, VirtualClock, broken_promises
+from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
 from tests.planning_parts import (
     GOAL,
     SUBTASKS,
@@ -55,7 +55,7 @@ async def test_j14_the_phases_are_methods() -> None:
     assert (completion or {})["status"] == "success"
     assert planning.result.status == "succeeded"
     assert len(model.asked) == len(set(model.asked))
-    assert broken_promises(list(store.read(planning.result.run))) == []
+    assert invariant_violations(list(store.read(planning.result.run))) == []
 
 
 async def test_a3_a_judge_is_told_once_what_a_phase_came_to() -> None:

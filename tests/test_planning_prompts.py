@@ -15,22 +15,22 @@ from replanning import ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.planning import (
-    ALLOWED,
-    Cause,
-    Counts,
+    ALLOWED_REPLANS,
     DecisionRecord,
     DecisionRequest,
-    Limits,
     Phase,
+    ReplanCause,
+    ReplanCounts,
+    ReplanLimits,
     ReplanPromptBuilder,
     ReplanType,
+    available_replan_types,
     decision_model,
-    open_types,
     parse_decision,
     parse_planning,
     prompt_templates,
 )
-from replanning.planning._prompts import CUT_FIRST, GIVEN, SMALLEST
+from replanning.planning._prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS
 
 TOOLS = (
     ToolSpec(name="run", kind="shell", command="bash -c {line} --key {env:KEY}", description="Runs a command"),
@@ -39,7 +39,7 @@ TOOLS = (
 )
 KINDS = (*Phase, "revision", "completion")
 FULL: JsonObject = {
-    kind: f"the {kind} itself" for kind in GIVEN if kind not in ("refused", "rejected", "phase", "cause")
+    kind: f"the {kind} itself" for kind in SECTION_DESCRIPTIONS if kind not in ("refused", "rejected", "phase", "cause")
 }
 
 
@@ -51,10 +51,14 @@ def builder(tools=TOOLS, **planning):
 
 def request(phase, told=None, **fields):
     """A decision that a model is asked for."""
-    cause, limits, counts = Cause("no such file", "fix", "fix"), Limits(), Counts(total=3, regenerations=1)
-    left = open_types(phase, limits, counts, cause)
+    cause, limits, counts = (
+        ReplanCause("no such file", "fix", "fix"),
+        ReplanLimits(),
+        ReplanCounts(total=3, regenerations=1),
+    )
+    left = available_replan_types(phase, limits, counts, cause)
     asked = DecisionRequest(phase, {}, cause, left, counts, limits)
-    return replace(asked, given=FULL if told is None else told, **fields)
+    return replace(asked, prompt_data=FULL if told is None else told, **fields)
 
 
 def sections(prompt):
@@ -166,7 +170,7 @@ def test_c_the_format_of_a_decision_is_stated_in_full(phase):
 @pytest.mark.parametrize("phase", Phase)
 def test_a15_only_open_replans_are_offered(phase):
     """The kinds that a phase allows are offered with level and target, but not those that limits have closed."""
-    left = tuple(kind for kind in ALLOWED[phase] if kind is not ReplanType.NONE)
+    left = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
     for kinds in (left, left[1:], ()):
         asked = question(builder().decision(request(phase, open=kinds)))
         assert {*re.findall(r'- "(\w+)", level', asked)} == {*kinds}
@@ -175,8 +179,8 @@ def test_a15_only_open_replans_are_offered(phase):
 
 def test_d2_a_target_that_is_used_up_is_not_offered_by_another_name():
     """A full replan is offered for those phases to which limits still let it return."""
-    limits = Limits()
-    prompt = builder().decision(request(Phase.EXECUTION, counts=Counts(redecompositions=limits.redecompositions)))
+    limits = ReplanLimits()
+    prompt = builder().decision(request(Phase.EXECUTION, counts=ReplanCounts(redecompositions=limits.redecompositions)))
     assert '"full_replan", level 4' not in prompt
     assert '"full_replan", level 3' in prompt
     assert '"full_replan", level 5' in prompt
@@ -184,7 +188,7 @@ def test_d2_a_target_that_is_used_up_is_not_offered_by_another_name():
 
 def test_a3_what_is_left_for_the_action_is_told():
     """A decision about an action is told how often it was retried and replanned, of how often it may be."""
-    counts = Counts(retries={"fix": 2}, lineages={"fix": 1})
+    counts = ReplanCounts(retries={"fix": 2}, lineages={"fix": 1})
     (left,) = sections(builder().decision(request(Phase.EXECUTION, counts=counts)))["limits"]
     assert left["retries_of_this_action"] == {"used": 2, "of": 3}
     assert left["replans_for_this_action"] == {"used": 1, "of": 3}
@@ -203,7 +207,7 @@ def test_e2_an_unusable_reply_is_shown_with_what_is_wrong():
     wrong = {"reply": "{", "problem": "it is cut off"}
     for prompt in (
         builder().decision(request(Phase.REFLECTION, **wrong)),
-        *(builder().wanted(kind, {"rejected": [wrong]}) for kind in KINDS),
+        *(builder().build(kind, {"rejected": [wrong]}) for kind in KINDS),
     ):
         assert sections(prompt)["rejected"] == [wrong]
         assert "correct that, all of it" in question(prompt)
@@ -212,7 +216,7 @@ def test_e2_an_unusable_reply_is_shown_with_what_is_wrong():
 @pytest.mark.parametrize("kind", KINDS)
 def test_j10_each_prompt_states_the_format_of_its_reply(kind):
     """Each prompt ends with the reply that is wanted, in its envelope with phase and comment."""
-    asked = question(builder().wanted(kind, FULL))
+    asked = question(builder().build(kind, FULL))
     envelopes = {
         "execution": "execution",
         "reflection": "reflection",
@@ -226,7 +230,7 @@ def test_j10_each_prompt_states_the_format_of_its_reply(kind):
 @pytest.mark.parametrize("phase", list(Phase)[:3])
 def test_j2_the_shown_reply_is_one_that_is_read(phase):
     """The reply that a planning prompt shows is read by the parser of its phase."""
-    prompt = builder().wanted(phase, {})
+    prompt = builder().build(phase, {})
     assert (
         parse_planning(prompt[prompt.index('{"phase"') :].split("\n\n")[0].replace('"..."', '"x"'), phase).error is None
     )
@@ -253,7 +257,7 @@ def test_j23_there_is_a_template_for_every_phase_strategy_and_level():
 def test_h_a_strategy_changes_how_is_planned(kind):
     """Each strategy asks for another way of thinking in every prompt that plans."""
     asked = {
-        strategy: question(builder(strategy=strategy).wanted(kind, {}))
+        strategy: question(builder(strategy=strategy).build(kind, {}))
         for strategy in ("chain_of_thought", "hierarchical", "simple")
     }
     assert "step by step" in asked["chain_of_thought"]
@@ -280,7 +284,7 @@ def test_h_a_level_changes_how_far_is_divided(level, said):
 def test_j38_the_length_of_answers_is_stated():
     """Plans are asked for in fewer than 2000 tokens, reflections in fewer than 500."""
     for kind in ("task_decomposition", "action_sequence", "revision"):
-        assert "under 2000 tokens" in builder().wanted(kind, {})
+        assert "under 2000 tokens" in builder().build(kind, {})
     assert "under 500 tokens" in builder().reflection({})
 
 
@@ -294,7 +298,7 @@ def test_j38_a_part_of_a_plan_can_be_asked_for():
 
 def test_j4_what_tools_put_out_is_told():
     """Who plans actions learns how text from one tool reaches an argument of the next, for every kind that has a form of its own."""
-    prompt = builder().wanted("action_sequence", {})
+    prompt = builder().build("action_sequence", {})
     assert '"${id.output.stdout}"' in prompt
     assert not [
         word for word in ("exit_code", "stderr", "status", "headers", "json", "text") if f"`{word}`" not in prompt
@@ -339,9 +343,9 @@ def test_n3_secrets_are_taken_out_before_anything_is_cut():
 def test_c_what_is_cut_says_so_and_the_latest_stays():
     """Where there is too much, the oldest is left out with its number, the goal and the latest stay, and long values are marked."""
     told = {"request": "mend it", "executed": [f"{number}: {'x' * 900}" for number in range(300)], "action": "y" * 9000}
-    prompt = builder(size=SMALLEST).decision(request(Phase.EXECUTION, told))
+    prompt = builder(size=MIN_PROMPT_CHARS).decision(request(Phase.EXECUTION, told))
     found = sections(prompt)
-    assert len(prompt) <= SMALLEST
+    assert len(prompt) <= MIN_PROMPT_CHARS
     assert found["request"] == ["mend it"]
     assert found["executed"][0].startswith("299: ")
     assert found["executed"][-1] == {"cut": f"{300 - len(found['executed']) + 1} more of these"}
@@ -352,7 +356,7 @@ def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
     """The subtasks of a decomposition stand one on a line, and those that are left out are counted."""
     subtasks = [{"id": f"t{number}", "description": "x" * 500} for number in range(150)]
     found = sections(
-        builder(size=SMALLEST).action_sequence({"task_decomposition": {"reasoning": "r", "subtasks": subtasks}})
+        builder(size=MIN_PROMPT_CHARS).action_sequence({"task_decomposition": {"reasoning": "r", "subtasks": subtasks}})
     )["task_decomposition"]
     assert found[:2] == [{"reasoning": "r"}, subtasks[0]]
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
@@ -372,19 +376,19 @@ def test_a_builder_says_what_it_writes_with():
 
 def test_a3_a_decision_about_nothing_in_particular_has_no_cause():
     """Where no action and no error is decided about, none is made up, and before any decision there are none to tell."""
-    found = sections(builder().decision(request(Phase.GOAL_UNDERSTANDING, {}, cause=Cause())))
+    found = sections(builder().decision(request(Phase.GOAL_UNDERSTANDING, {}, cause=ReplanCause())))
     assert found.keys() == {"phase", "limits", "tools"}
 
 
 def test_a_prompt_must_have_room():
     """A size at which a model could not be told enough is refused with the smallest that will do."""
-    with pytest.raises(ValueError, match=f"at least {SMALLEST}"):
-        builder(size=SMALLEST - 1)
+    with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
+        builder(size=MIN_PROMPT_CHARS - 1)
 
 
 def test_every_kind_of_data_can_be_cut():
     """There is no kind of data that could make a prompt too long."""
-    assert {*GIVEN, "tools", "other"} == {*CUT_FIRST}
+    assert {*SECTION_DESCRIPTIONS, "tools", "other"} == {*CUT_ORDER}
 
 
 HOSTILE = st.one_of(
@@ -398,29 +402,29 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(HOSTILE, inner, max_size=4),
     max_leaves=12,
 )
-DATA = st.dictionaries(st.sampled_from([*GIVEN]) | HOSTILE, VALUES, max_size=12)
+DATA = st.dictionaries(st.sampled_from([*SECTION_DESCRIPTIONS]) | HOSTILE, VALUES, max_size=12)
 
 
 @settings(deadline=None, max_examples=60)
-@given(DATA, st.integers(1, 40), st.sampled_from([SMALLEST, 24_000]), st.sampled_from(KINDS))
+@given(DATA, st.integers(1, 40), st.sampled_from([MIN_PROMPT_CHARS, 24_000]), st.sampled_from(KINDS))
 def test_a3_whatever_the_data_a_prompt_keeps_its_size_and_its_form(told, times, size, kind):
     """No data makes a prompt longer than it may be, closes or opens a tag, or changes what is asked."""
     told = {key: [value] * times if times > 1 else value for key, value in told.items()}
     asking = builder(size=size)
-    pairs = [(asking.wanted(kind, told), kind)]
+    pairs = [(asking.build(kind, told), kind)]
     if kind in {*Phase}:
         wanted = {key: value for key, value in told.items() if key not in ("refused", "rejected")}
         pairs.append((asking.decision(request(Phase(kind), wanted)), f"decide_{kind}"))
     for prompt, name in pairs:
         assert len(prompt) <= size
-        assert sections(prompt).keys() <= {*GIVEN, "tools", "other"}
+        assert sections(prompt).keys() <= {*SECTION_DESCRIPTIONS, "tools", "other"}
         assert prompt_templates()[name][:40] in prompt[prompt.rindex("\n</") :]
 
 
 def test_what_is_no_json_is_told_as_well_as_it_can_be():
     """Numbers that are none, and nesting without end, are told in a form that is JSON."""
     told: JsonObject = {"context": {"number": float("nan"), "deep": nested(2_000)}}
-    assert sections(builder().wanted("completion", told))["context"]
+    assert sections(builder().build("completion", told))["context"]
 
 
 def test_a_long_run_of_prompts_keeps_no_more_than_it_needs():
@@ -428,7 +432,7 @@ def test_a_long_run_of_prompts_keeps_no_more_than_it_needs():
     writer = builder()
     for number in range(0, 4_000, 40):
         told = {"executed": [{"task": f"t{n}"} for n in range(number, number + 40)]}
-        assert {"task": f"t{number + 39}"} in sections(writer.wanted("completion", told))["executed"]
+        assert {"task": f"t{number + 39}"} in sections(writer.build("completion", told))["executed"]
 
 
 def nested(depth: int) -> JsonValue:

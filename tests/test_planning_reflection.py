@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.events import Usage, Verdict
+from replanning.events import QuestionVerdict, Usage
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion
@@ -200,7 +200,7 @@ EACH = Settings.model_validate({"judge_on": "every_action"})
 
 
 @pytest.mark.parametrize(("verdict", "used"), [("approve", ["write", "shout"]), ("reject", ["write", "post"])])
-async def test_d11_an_unsure_replan_after_an_action_needs_a_person(verdict: Verdict, used: list[str]) -> None:
+async def test_d11_an_unsure_replan_after_an_action_needs_a_person(verdict: QuestionVerdict, used: list[str]) -> None:
     """A replan of little confidence after an action that succeeded is asked about; what comes after it waits for that."""
     unsure = replan("partial_replan", confidence=0.4)
     replies: Replies = {"decision:execution": (unsure, go_on()), "revision": revision(action("post", "shout"))}
@@ -257,7 +257,7 @@ async def limits(model: Model, settings: Settings | None = None, max_tokens: int
         )
         assert await planning.execute_with_planning()
     found: dict[str, set[int | None]] = {}
-    for one in llm.asked:
+    for one in llm.requests:
         found.setdefault(kind_of(one.prompt), set()).add(one.options.max_tokens)
     return found
 

@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.events import Verdict
+from replanning.events import QuestionVerdict
 from replanning.history import MemoryStore
 from replanning.interfaces import JsonObject, JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
@@ -91,7 +91,7 @@ async def test_e3_an_output_that_states_a_failure_is_not_passed_over() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
-async def test_d11_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict: Verdict) -> None:
+async def test_d11_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict: QuestionVerdict) -> None:
     """Between 0.3 and 0.5 a person is asked also where no error was raised, but the output states a failure."""
     unsure = replan("retry", confidence=0.4)
     model = Model({"reflection": FAILED, "decision:execution": (unsure, go_on())})
@@ -295,7 +295,7 @@ async def test_e3_another_replan_takes_the_place_of_one_that_came_to_nothing(
 )
 @pytest.mark.parametrize(("escalation", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")])
 async def test_e3_without_another_way_it_is_escalated(
-    escalation: str, verdict: Verdict | None, wanted: str, kind: str, replies: tuple[JsonValue, ...]
+    escalation: str, verdict: QuestionVerdict | None, wanted: str, kind: str, replies: tuple[JsonValue, ...]
 ) -> None:
     """Where no plan comes of a replan and the model knows no other way, a person decides, or the rest is gone on with."""
     model = Model({"decision:execution": (replan(wanted), go_on()), kind: replies})

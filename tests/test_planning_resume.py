@@ -9,7 +9,7 @@ from replanning.history import MemoryStore
 from replanning.interfaces import JsonValue
 from replanning.planning import PlanningState
 from replanning.planning._steps import is_action
-from replanning.testing import VirtualClock, broken_promises
+from replanning.testing import VirtualClock, invariant_violations
 from tests.planning_parts import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
 from tests.resume_parts import RUN, cut
 
@@ -66,7 +66,7 @@ def acting(records: list[Record]) -> bool:
             running[body.attempt] = body.task
         elif body.kind.startswith("attempt-"):
             running.pop(getattr(body, "attempt", ""), None)
-    planned = {task for plan in PlanningState.of(records).plans for task in plan.tasks.values()}
+    planned = {task for plan in PlanningState.from_records(records).plans for task in plan.tasks.values()}
     return not planned.isdisjoint(running.values())
 
 
@@ -80,14 +80,14 @@ def said_once(records: list[Record]) -> list[str]:
 async def test_cut_off_anywhere(offset: int) -> None:
     """Wherever it was cut off, the run ends as if it had not been: no limit starts anew, nothing is done twice."""
     records = await whole()
-    expected = PlanningState.of(records)
+    expected = PlanningState.from_records(records)
     for length in range(1 + offset, len(records), STEP):
         store = cut(records[:length])
         async with VirtualClock(records[length - 1].at) as clock:
             planning = coordinator(model, clock, desk(), store=store)
             done = await planning.execute_with_planning(RUN)
             journal = list(store.read(RUN))
-        assert broken_promises(journal) == []
+        assert invariant_violations(journal) == []
         state = planning.state
         if acting(records[:length]):
             assert done or "its process ended" in str([record.body for record in journal])
@@ -122,7 +122,7 @@ async def test_cut_off_where_a_replan_comes_to_nothing(offset: int) -> None:
     async with VirtualClock() as clock:
         assert await coordinator(twice, clock, desk(), store=store).execute_with_planning(RUN)
     records = list(store.read(RUN))
-    expected = [(one.replan_type, one.result) for one in PlanningState.of(records).records if one.executed]
+    expected = [(one.replan_type, one.result) for one in PlanningState.from_records(records).records if one.executed]
     assert expected == [("task_redecomposition", "failure"), ("partial_replan", "success")]
     for length in range(1 + offset, len(records), STEP):
         if acting(records[:length]):
@@ -131,7 +131,7 @@ async def test_cut_off_where_a_replan_comes_to_nothing(offset: int) -> None:
         async with VirtualClock(records[length - 1].at) as clock:
             planning = coordinator(twice, clock, desk(), store=store)
             assert await planning.execute_with_planning(RUN), (length, planning.result.reason)
-        assert broken_promises(list(store.read(RUN))) == []
+        assert invariant_violations(list(store.read(RUN))) == []
         assert [(one.replan_type, one.result) for one in planning.state.records if one.executed] == expected
         assert planning.state.counts.total == 2
 

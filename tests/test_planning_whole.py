@@ -22,7 +22,7 @@ from replanning.testing import (
     ScriptedGate,
     ScriptedLLMServer,
     VirtualClock,
-    broken_promises,
+    invariant_violations,
 )
 from replanning.tools import ToolExecutor
 from tests.coding_parts import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
@@ -89,7 +89,7 @@ async def test_a_coding_task(tmp_path: Path) -> None:
     assert [LOCKED in error for error in errors] == [False, True]
     assert (state.counts.total, state.counts.clarifications) == (3, 1)
     assert result.spent.calls == len(coder.asked)
-    assert broken_promises(list(planning.engine.store.read(result.run))) == []
+    assert invariant_violations(list(planning.engine.store.read(result.run))) == []
     right_notices((tmp_path / "notices.md").read_text(encoding="utf-8"))
     right_history(history.history.entries("r"))
 

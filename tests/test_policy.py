@@ -27,8 +27,8 @@ from replanning.events import (
     Candidate,
     GoalUnreachable,
     HumanRequest,
+    PlanRevised,
     Record,
-    Revised,
     Score,
     TaskFailed,
     Trigger,
@@ -221,7 +221,7 @@ def after_replans(run: Kept, count: int) -> Ledger:
         old, new = f"a{number or ''}", f"a{number + 1}"
         run.apply(ReplaceTask(task_id=old, tasks=(Task(id=new),)))
         changes = run.records[-1].body.changes
-        body = Revised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
+        body = PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
         ledger.fold(Record(number + 1, 0.0, body))
     return ledger
 
@@ -233,7 +233,7 @@ def test_replans_per_lineage(count: int) -> None:
     ledger = after_replans(run, count)
     run.fail(f"a{count}", "b")
     trigger = TaskFailed(tasks=(f"a{count}", "b"))
-    found = ReplanPolicy(Settings()).refuse((trigger,), PlanView(run.live), ledger)
+    found = ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger)
     reason = "the limit of 3 replans per lineage is reached for 'a'"
     assert found == (Decision("keep", "limit-lineage", reason, blocks=("a3",)) if count == 3 else None)
 
@@ -243,7 +243,7 @@ def test_what_concerns_the_whole_plan(trigger: Trigger) -> None:
     """A stuck plan and a person's wish are about the plan: the limit of a lineage does not hold for them."""
     run = one()
     ledger = after_replans(run, 3)
-    assert ReplanPolicy(Settings()).refuse((trigger,), PlanView(run.live), ledger) is None
+    assert ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger) is None
 
 
 def test_replans_per_run() -> None:
@@ -251,8 +251,8 @@ def test_replans_per_run() -> None:
     run = one()
     policy = ReplanPolicy(Settings.model_validate({"limits": {"replans_per_run": 1}}))
     stuck = (GoalUnreachable(),)
-    assert policy.refuse(stuck, PlanView(run.live), after_replans(run, 0)) is None
+    assert policy.check_limits(stuck, PlanView(run.live), after_replans(run, 0)) is None
     ledger = after_replans(run, 1)
-    assert policy.refuse(stuck, PlanView(run.live), ledger) == Decision(
+    assert policy.check_limits(stuck, PlanView(run.live), ledger) == Decision(
         "keep", "limit-run", "the limit of 1 replans per run is reached"
     )

@@ -14,7 +14,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RequestUsage
 
-from replanning.errors import LLMError, LLMRefused, LLMRejected, LLMReplyInvalid, LLMUnavailable
+from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.llm import PRICES, LLMOptions, Price
 from replanning.providers.pydantic_ai import PydanticAIProvider
 
@@ -78,9 +78,13 @@ async def test_model_for_tests() -> None:
     [
         (ModelHTTPError(429, "m", {"message": "slow down"}), LLMUnavailable, "HTTP 429.*slow down"),
         (ModelHTTPError(503, "m"), LLMUnavailable, "HTTP 503"),
-        (ModelHTTPError(401, "m", f"key {SECRET} is wrong"), LLMRejected, r"HTTP 401.*key \[redacted\] is wrong"),
-        (UserError("no such setting"), LLMRejected, "no such setting"),
-        (ContentFilterError("it was withheld"), LLMRefused, "it was withheld"),
+        (
+            ModelHTTPError(401, "m", f"key {SECRET} is wrong"),
+            LLMRequestRejected,
+            r"HTTP 401.*key \[redacted\] is wrong",
+        ),
+        (UserError("no such setting"), LLMRequestRejected, "no such setting"),
+        (ContentFilterError("it was withheld"), LLMRefusal, "it was withheld"),
         (UnexpectedModelBehavior("nothing came"), LLMUnavailable, "nothing came"),
     ],
 )
@@ -104,9 +108,9 @@ async def test_refusal_and_nonsense() -> None:
     async def babble(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse([TextPart("la la la")])
 
-    with pytest.raises(LLMRefused):
+    with pytest.raises(LLMRefusal):
         await PydanticAIProvider(FunctionModel(refuse)).complete("hello")
-    with pytest.raises(LLMReplyInvalid):
+    with pytest.raises(LLMResponseInvalid):
         await PydanticAIProvider(FunctionModel(babble)).complete_json("2+3?", Sum)
 
 
@@ -116,10 +120,10 @@ async def test_refusal_and_nonsense() -> None:
 async def test_unavailable(model, words) -> None:
     """Without a model that can be made the provider says what is missing, and refuses to be asked."""
     provider = PydanticAIProvider(model)
-    assert words in provider.unavailable()
+    assert words in provider.unavailable_reason()
     with pytest.raises(LLMError, match=words):
         await provider.complete("hello")
-    assert not PydanticAIProvider("test").unavailable()
+    assert not PydanticAIProvider("test").unavailable_reason()
 
 
 def test_price_of_a_named_model() -> None:

@@ -16,10 +16,10 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
-    Step,
+    ScriptStep,
     VirtualClock,
-    broken_promises,
     hangs,
+    invariant_violations,
     raises,
     replay_differences,
     returns,
@@ -55,11 +55,11 @@ class World:
         )
         self.work = ScriptedExecutor(lambda call: self.attempt(call.task.id), clock=clock)
 
-    def attempt(self, task_id: str) -> Step:
+    def attempt(self, task_id: str) -> ScriptStep:
         after = self.chance.choice([0, 1, 5])
         return raises(ValueError(task_id[0]), after=after) if self.chance.random() < 0.35 else returns(after=after)
 
-    def answer(self) -> Step:
+    def answer(self) -> ScriptStep:
         verdict = self.chance.choice(["approve", "approve", "reject", "modify", "raise", "hang"])
         after = self.chance.choice([0, 0, 1, 3, 10, 240, 300, 301])
         if verdict == "raise":
@@ -69,11 +69,11 @@ class World:
         mine = (SkipTask(task_id=self.chance.choice("abcd")),)
         return returns(Answer(verdict, choice=self.chance.choice([0, 1, 2]), changes=mine), after=after)  # type: ignore[arg-type]
 
-    def propose(self, request: ReplanRequest) -> Step:
+    def propose(self, request: ReplanRequest) -> ScriptStep:
         view, tasks = request.view, request.triggers[0].tasks
         if not tasks:
-            return returns([alternative(AddTask(task=Task(id=view.fresh_id("new"))), confidence=0.4)])
-        new = view.task(tasks[0]).task.model_copy(update={"id": view.fresh_id(tasks[0]), "depends_on": ()})
+            return returns([alternative(AddTask(task=Task(id=view.unused_id("new"))), confidence=0.4)])
+        new = view.task(tasks[0]).task.model_copy(update={"id": view.unused_id(tasks[0]), "depends_on": ()})
         replaced = ReplaceTask(task_id=tasks[0], tasks=(new,))
         found = [
             alternative(replaced, confidence=self.chance.choice([0.4, 0.9])),
@@ -94,7 +94,7 @@ class World:
         elif deed == 2:
             run.modify_task(task, arguments={"y": self.chance.random()})
         elif deed == 3:
-            run.replace_task(task, Task(id=run.view.fresh_id(task)))
+            run.replace_task(task, Task(id=run.view.unused_id(task)))
         elif deed == 4:
             run.pause()
         for question in self.engine.pending() if deed > 4 else ():
@@ -137,7 +137,7 @@ async def test_at_any_time(seed: int) -> None:
             run = await world.turn(run_id)
             run_id = run.id
             records = list(world.store.read(run.id))
-            assert broken_promises(records) == []
+            assert invariant_violations(records) == []
             assert replay_differences(run, records, clock.now()) == []
             if run.result.status not in ("paused", "needs_human"):
                 break

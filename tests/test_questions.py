@@ -9,7 +9,7 @@ import pytest
 
 from replanning import Answer, ReplanningError, ReplanRequest, Retry, Task, TaskContext
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
-from replanning.errors import ChangeRefused, NotRunning, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, UnknownQuestion
 from replanning.events import (
     AnswerRefused,
     AttemptFenced,
@@ -74,7 +74,7 @@ async def test_nobody_knows_a_way_on() -> None:
     first, second = questions
     assert (first.candidates, first.holds) == ((), ("a",))
     assert first.text.endswith("no provider proposed an alternative")
-    assert "has 0 candidates" in second.refused
+    assert "has 0 candidates" in second.rejection_reason
 
 
 async def test_nobody_knows_a_way_on_either() -> None:
@@ -374,7 +374,7 @@ async def test_changes_that_do_not_fit() -> None:
     refused = [body.reason for body in bodies(engine.store, result.run, AnswerRefused)]
     assert "there is no task 'ghost'" in refused[0]
     assert "at least one change" in refused[1]
-    assert refused == [question.refused for question in gate.questions[1:]]
+    assert refused == [question.rejection_reason for question in gate.questions[1:]]
 
 
 async def test_answer_by_calling_the_engine() -> None:
@@ -387,13 +387,13 @@ async def test_answer_by_calling_the_engine() -> None:
             await clock.sleep(1)
             (question,) = engine.pending()
             assert question == engine.pending(run.id)[0] == gate.questions[0]
-            with pytest.raises(ChangeRefused, match=r"changes\[0\].*kind"):
+            with pytest.raises(ChangeRejected, match=r"changes\[0\].*kind"):
                 engine.answer(question.id, "modify", changes=[{"kind": "explode"}])
-            with pytest.raises(ChangeRefused, match="'ghost'"):
+            with pytest.raises(ChangeRejected, match="'ghost'"):
                 engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "ghost"}])
             for verdict in ("approve", "reject"):
                 with pytest.raises(
-                    ChangeRefused, match=f"changes: {verdict} takes no changes of your own; answer modify"
+                    ChangeRejected, match=f"changes: {verdict} takes no changes of your own; answer modify"
                 ):
                     engine.answer(question.id, verdict, changes=[{"kind": "skip", "task_id": "a"}])
             assert engine.pending() == [question]
@@ -416,12 +416,12 @@ async def test_n3_changes_that_no_record_can_hold_are_refused() -> None:
             run.failed(run.started("a"), "broken")
             await clock.sleep(1)
             (question,) = engine.pending()
-            with pytest.raises(ChangeRefused, match=why):
+            with pytest.raises(ChangeRejected, match=why):
                 run.apply([secret])
-            with pytest.raises(ChangeRefused, match=why):
+            with pytest.raises(ChangeRejected, match=why):
                 engine.answer(question.id, "modify", changes=[secret])
             await run.wait()
-        with pytest.raises(ChangeRefused, match=why):
+        with pytest.raises(ChangeRejected, match=why):
             engine.answer(question.id, "modify", changes=[secret])
         assert engine.pending() == [question]
     assert (run.live.revision, engine.store.inbox(run.id)) == (0, [])
@@ -451,7 +451,7 @@ async def test_answers_that_are_none() -> None:
                     engine.answer(wrong, "reject")
             with pytest.raises(ReplanningError, match="expected approve, reject or modify"):
                 engine.answer(question.id, "yes")  # type: ignore[arg-type]
-            with pytest.raises(ChangeRefused, match="2 candidates, numbered from 0"):
+            with pytest.raises(ChangeRejected, match="2 candidates, numbered from 0"):
                 engine.answer(question.id, "approve", choice=2)
             engine.answer(question.id, "reject", by="ada")
             with pytest.raises(UnknownQuestion, match=r"answered already.*reject.*ada"):

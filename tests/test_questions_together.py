@@ -16,7 +16,7 @@ SHARED = (Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b")))
 
 def another(request: ReplanRequest, task_id: str) -> ReplaceTask:
     """The same task under another id."""
-    new = {"id": request.view.fresh_id(task_id), "depends_on": ()}
+    new = {"id": request.view.unused_id(task_id), "depends_on": ()}
     return ReplaceTask(task_id=task_id, tasks=(request.view.task(task_id).task.model_copy(update=new),))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from replanning import Alternative, Goal, Plan, Task
 from replanning.changes import AbortRun, ReplaceTask, SkipTask
 from replanning.events import (
-    BODIES,
+    BODY_TYPES,
     AlternativesConsidered,
     AnswerRefused,
     AttemptFailed,
@@ -23,26 +23,25 @@ from replanning.events import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     Candidate,
-    Charged,
     ConditionEvaluated,
-    Contained,
     ContextUpdated,
-    Decided,
+    DecisionMade,
+    ErrorContained,
     FactsObserved,
     Failure,
     GoalChanged,
     HumanRequest,
-    OutcomeKnown,
-    PersonAsked,
+    OutcomeRecorded,
     PlanningNoted,
+    PlanRevised,
     ProcessStarted,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
+    RecordBody,
+    ReplanRequested,
     ResourceUpdated,
-    Revised,
     RunEnded,
     RunOpened,
     RunPaused,
@@ -53,6 +52,7 @@ from replanning.events import (
     TriggerDropped,
     TriggerFired,
     Usage,
+    UsageCharged,
     dump_body,
     load_body,
 )
@@ -62,7 +62,7 @@ CANDIDATES = (
     Candidate(Alternative(changes=CHANGES, reason="why", confidence=0.5), Score(0.5, 0.5, 0.5, 0.5, 0.5)),
     Candidate(Alternative(changes=(), reason="none", unreachable="proven-unreachable"), rejected="it does nothing"),
 )
-ONE_OF_EACH: tuple[Body, ...] = (
+ONE_OF_EACH: tuple[RecordBody, ...] = (
     AttemptStarted("a#1", "a", 1, 5.5),
     AttemptSucceeded("a#1", "a", {"deep": [None, 1, "ä"]}, recoverable=False),
     AttemptFailed("a#1", "a", Failure("OSError", "b\n\x00", transient=True), 7.0, exhausted=True),
@@ -70,20 +70,20 @@ ONE_OF_EACH: tuple[Body, ...] = (
     AttemptInterrupted("a#1", "a", "killed"),
     AttemptFenced("a#1", "a", "succeeded"),
     ProcessStarted("a#1", "here", 77, 1.25),
-    Charged(Usage(1, 10**12, 0.1 + 0.2, unpriced=True), attempt="a#1"),
+    UsageCharged(Usage(1, 10**12, 0.1 + 0.2, unpriced=True), attempt="a#1"),
     ConditionEvaluated("a", None, "no such name"),
     ContextUpdated({"n": 10**30, "none": None}, removed=("old",)),
     ResourceUpdated("cpu", capacity=0.0),
     FactsObserved(ceased=("on(a,b)",)),
     GoalChanged(Goal(objective="other"), ("objective",), "a whim", "eve", 3),
-    PersonAsked("please", "eve", ("a",), 4),
+    ReplanRequested("please", "eve", ("a",), 4),
     RunQuiescent(2, ("a",), ("on(a,b)",)),
     TriggerFired(HumanRequest(id="t1", by="eve", tasks=("a",))),
     TriggerDropped("t1", "the plan has moved on"),
     AlternativesConsidered("r1", ("t1",), 0, CANDIDATES, ("note",)),
-    Decided("r1", ("t1",), "keep", "limit", "why", blocks=("a",), duration=1e-7),
-    Revised(1, 0, CHANGES, "why", "policy", ("t1",), "r1", 0, "0" * 64),
-    OutcomeKnown("r1", succeeded=False, duration=0.5),
+    DecisionMade("r1", ("t1",), "keep", "limit", "why", blocks=("a",), duration=1e-7),
+    PlanRevised(1, 0, CHANGES, "why", "policy", ("t1",), "r1", 0, "0" * 64),
+    OutcomeRecorded("r1", succeeded=False, duration=0.5),
     QuestionAsked("q1", "r1", ("t1",), "Which?", CANDIDATES, ("a",), "print", 1, 2e9, 1e9),
     TriggerAttached("q1", "t2"),
     QuestionReminded("q1"),
@@ -93,7 +93,7 @@ ONE_OF_EACH: tuple[Body, ...] = (
     RunResumed("host:1", 3.5, version="0.1"),
     RunPaused("Ctrl-C", "eve"),
     RunEnded("paused", "asked to", cancelled=("a",)),
-    Contained("listener", "boom"),
+    ErrorContained("listener", "boom"),
     PlanningNoted("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
 )
 
@@ -101,11 +101,11 @@ ONE_OF_EACH: tuple[Body, ...] = (
 def test_every_kind_is_tried() -> None:
     """Each kind of record has its own name, and none is forgotten here."""
     assert [body.kind for body in ONE_OF_EACH] == list(dict.fromkeys(body.kind for body in ONE_OF_EACH))
-    assert {body.kind for body in ONE_OF_EACH} == set(BODIES)
+    assert {body.kind for body in ONE_OF_EACH} == set(BODY_TYPES)
 
 
 @pytest.mark.parametrize("body", ONE_OF_EACH, ids=lambda body: body.kind)
-def test_read_back(body: Body) -> None:
+def test_read_back(body: RecordBody) -> None:
     """A body is the same after it was written as JSON and read."""
     text = dump_body(body)
     assert load_body(body.kind, text) == load_body(body.kind, text.encode()) == body

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from replanning import Goal, Plan, Task, _secrets
-from replanning._errors import Unstorable
+from replanning._errors import RecordNotSerializable
 from replanning._ids import TaskId
-from replanning._redaction import Redactor, problem_with
+from replanning._redaction import Redactor, pattern_problem
 from replanning._secrets import MASK
 from replanning.changes import ModifyTask
 
@@ -212,7 +212,7 @@ def test_further_patterns() -> None:
 )
 def test_patterns_that_could_take_forever(pattern: str) -> None:
     """A repetition of no fixed length within a long one is found, however deep it stands."""
-    assert "repeats a repetition" in problem_with(pattern)
+    assert "repeats a repetition" in pattern_problem(pattern)
 
 
 @pytest.mark.parametrize(
@@ -220,20 +220,20 @@ def test_patterns_that_could_take_forever(pattern: str) -> None:
 )
 def test_patterns_that_can_be_used(pattern: str) -> None:
     """Other patterns are taken as they are."""
-    assert problem_with(pattern) == ""
+    assert pattern_problem(pattern) == ""
 
 
 @pytest.mark.parametrize("pattern", ["x(", "[a", "[[", "*", "(?P<a>x)(?P<a>y)", "x{99999999999999999999}"])
 def test_patterns_that_are_none(pattern: str) -> None:
     """What is no regular expression is said to be none, with what is wrong."""
-    assert problem_with(pattern).startswith("is no regular expression: ")
+    assert pattern_problem(pattern).startswith("is no regular expression: ")
 
 
 @pytest.mark.parametrize("pattern", ["[[:alpha:]]{20}", "a[[b]", "[a||b]"])
 def test_patterns_that_mean_something_else(pattern: str) -> None:
     """What other tools, or later versions of Python, read otherwise is refused, with how it is written instead."""
-    assert problem_with(pattern).startswith("does not mean what it seems to (possible ")
-    assert problem_with(pattern.replace("[[", r"[\[").replace("||", r"\|\|")) == ""
+    assert pattern_problem(pattern).startswith("does not mean what it seems to (possible ")
+    assert pattern_problem(pattern.replace("[[", r"[\[").replace("||", r"\|\|")) == ""
 
 
 def test_document() -> None:
@@ -341,7 +341,7 @@ def test_values_without_end() -> None:
     deep: list[JsonValue] = []
     for _ in range(sys.getrecursionlimit()):
         deep = [deep]
-    with pytest.raises(Unstorable, match="nested too deeply"):
+    with pytest.raises(RecordNotSerializable, match="nested too deeply"):
         REDACT.value(deep)
 
 
@@ -368,8 +368,10 @@ def calls(act: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("rule", [rule for _, rules in _secrets.BY_NAME for rule in rules], ids=lambda rule: rule.hint)
-def test_rules_by_name_are_bounded(rule: _secrets.Rule) -> None:
+@pytest.mark.parametrize(
+    "rule", [rule for _, rules in _secrets.NAME_RULES for rule in rules], ids=lambda rule: rule.hint
+)
+def test_rules_by_name_are_bounded(rule: _secrets.SecretRule) -> None:
     """A rule that fails has read a bounded piece of text; those by shape fail on short runs of characters alone."""
     widest = import_module("re._parser").parse(rule.pattern.pattern).getwidth()[1]
     assert widest < 10_000

@@ -31,7 +31,7 @@ from replanning import (
 from replanning._config import load_settings
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.errors import LLMUnavailable, SettingsError
-from replanning.events import Contained, Record, TaskFailed
+from replanning.events import ErrorContained, Record, TaskFailed
 from replanning.history import JsonlStore, MemoryStore, SqliteStore, markdown_report, text_report
 from replanning.interfaces import Exporter, JsonObject, JsonValue, RunId, RunStore
 from replanning.orchestrators import SequentialOrchestrator
@@ -101,9 +101,9 @@ def document() -> Plan:
 
 def proposals(request: ReplanRequest) -> Sequence[Alternative]:
     """What a provider proposes and notes, with secrets in all of it."""
-    request.note(told("note"))
+    request.add_note(told("note"))
     task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "b"
-    new = Task(id=request.view.fresh_id(task_id), tool="post", goal=told("new-goal"))
+    new = Task(id=request.view.unused_id(task_id), tool="post", goal=told("new-goal"))
     return [
         Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told("reason"), confidence=0.9),
         Alternative(changes=(SkipTask(task_id=task_id, reason=told("skip")),), reason="", ask=told("ask")),
@@ -136,7 +136,7 @@ class FailingExporter(Exporter):
 
 def answers(question: Question) -> Answer:
     """A person who says secrets; first something that cannot be done."""
-    if not question.refused:
+    if not question.rejection_reason:
         return Answer("modify", told("by"), changes=(SkipTask(task_id="nowhere", reason=told("answer")),))
     return Answer("approve", told("by"), comment=told("comment"))
 
@@ -226,7 +226,7 @@ async def test_spans_prompts_and_logs(caplog: pytest.LogCaptureFixture, capfd: p
     spans = [span.to_json() for span in left.spans.finished]
     assert [leaks(span) for span in spans if LEAK.search(span)] == []
     assert any("end of " in span for span in spans)
-    prompts = [asked.prompt + (asked.options.system or "") for model in left.models for asked in model.asked]
+    prompts = [asked.prompt + (asked.options.system or "") for model in left.models for asked in model.requests]
     assert prompts
     assert [leaks(prompt) for prompt in prompts if LEAK.search(prompt)] == []
     assert any("end of error" in prompt for prompt in prompts)
@@ -265,7 +265,7 @@ async def test_what_was_taken_out_is_said() -> None:
     async with open_run(document(), store=store, settings=SETTINGS, run_id="run") as run:
         assert run.live.entry("a").task.arguments["password"] == "[redacted]"
         assert run.plan.tools[0].env["KEPT"] == "{env:KEPT}"
-    (note,) = bodies(store, "run", Contained)
+    (note,) = bodies(store, "run", ErrorContained)
     assert "tool 'call', tool 'post', the arguments of task 'a'" in note.error
     assert "{env:NAME}" in note.error
 
@@ -287,7 +287,7 @@ async def test_what_was_taken_out_elsewhere_is_said() -> None:
     store = MemoryStore()
     async with open_run(Plan.parse(ELSEWHERE), store=store, run_id="run"):
         pass
-    (note,) = bodies(store, "run", Contained)
+    (note,) = bodies(store, "run", ErrorContained)
     places = (
         "of the arguments of task 'a', the arguments of task 'b', the checks of task 'c', the context 'key', and will"
     )
@@ -325,7 +325,7 @@ async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
     result = await engine.attach(SequentialOrchestrator(work)).run(Plan(goal=Goal(objective="x"), tasks=tasks))
     assert result.status == "succeeded"
     assert got["log"] == "signed in with password=[redacted] at a"
-    (note,) = bodies(store, result.run, Contained)
+    (note,) = bodies(store, result.run, ErrorContained)
     assert note.where == "the arguments of task 'b'"
     assert note.error.endswith("the mark [redacted] stands for it in 'log', 'all'")
 
@@ -336,7 +336,7 @@ async def test_nothing_is_said_of_what_no_tool_gets() -> None:
     plan = chain("a").model_copy(update={"goal": Goal(objective=f"use {TOKEN}")})
     async with open_run(plan, store=store, run_id="run") as run:
         assert run.plan.goal.objective == "use [redacted]"
-    assert bodies(store, "run", Contained) == []
+    assert bodies(store, "run", ErrorContained) == []
 
 
 async def test_nothing_is_said_of_a_plan_without() -> None:
@@ -345,7 +345,7 @@ async def test_nothing_is_said_of_a_plan_without() -> None:
     plan = chain("a")
     async with open_run(plan, store=store, run_id="run") as run:
         assert run.live.plan is plan
-    assert bodies(store, "run", Contained) == []
+    assert bodies(store, "run", ErrorContained) == []
 
 
 PLAN_FILE = """

@@ -14,7 +14,7 @@ from replanning.events import (
     AttemptFenced,
     AttemptSucceeded,
     AttemptTimedOut,
-    Decided,
+    DecisionMade,
     QuestionAnswered,
     QuestionReminded,
     TriggerDropped,
@@ -26,10 +26,10 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
-    Step,
+    ScriptStep,
     VirtualClock,
-    broken_promises,
     hangs,
+    invariant_violations,
     raises,
     replay_differences,
     returns,
@@ -97,7 +97,7 @@ async def test_triggers_that_wait_at_an_early_end_are_dropped() -> None:
         assert kinds(engine, result.run)[-2:] == ["trigger-dropped", "run-ended"]
         assert len(bodies(engine.store, result.run, TriggerFired)) == 1
         assert len(bodies(engine.store, result.run, TriggerDropped)) == 1
-        assert broken_promises(list(engine.store.read(result.run))) == []
+        assert invariant_violations(list(engine.store.read(result.run))) == []
 
 
 async def test_nothing_is_concluded_after_a_pause() -> None:
@@ -193,7 +193,7 @@ async def test_limit_per_run_also_counts_what_is_approved_meanwhile() -> None:
             run.request_replan("do c in another way", tasks=["c"])
         assert [(revised.by, revised.number) for revised in run.result.revisions] == [("person:ada", 1)]
         assert run.result.status == "failed"
-        assert broken_promises(list(engine.store.read(run.id))) == []
+        assert invariant_violations(list(engine.store.read(run.id))) == []
 
 
 async def test_what_was_concluded_late_is_not_dropped() -> None:
@@ -201,7 +201,7 @@ async def test_what_was_concluded_late_is_not_dropped() -> None:
     async with VirtualClock() as clock:
         store = FlakyStore(fails=lambda operation, number: operation == "append" and number == 25)
 
-        def skip_the_last(request: ReplanRequest) -> Step:
+        def skip_the_last(request: ReplanRequest) -> ScriptStep:
             task = request.triggers[-1].tasks[0]
             return returns([alternative(SkipTask(task_id=task))], after=9 if task == "first" else 0)
 
@@ -216,7 +216,7 @@ async def test_what_was_concluded_late_is_not_dropped() -> None:
         records = list(store.read(result.run))
         assert (result.status, store.failures, records[24].body.kind) == ("succeeded", 1, "decided")
         assert records[24].at > records[23].at
-        assert broken_promises(records) == []
+        assert invariant_violations(records) == []
         assert bodies(store, result.run, TriggerDropped) == []
 
 
@@ -230,8 +230,8 @@ async def decisions_about_two_failures(
         script = {name: raises(ValueError("no")) for name in ("a", "b")}
         tasks = Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b"))
         result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
-    assert (result.status, broken_promises(list(store.read(result.run)))) == ("succeeded", [])
-    return [(body.replan, body.decision, body.triggers) for body in bodies(store, result.run, Decided)]
+    assert (result.status, invariant_violations(list(store.read(result.run)))) == ("succeeded", [])
+    return [(body.replan, body.decision, body.triggers) for body in bodies(store, result.run, DecisionMade)]
 
 
 async def test_what_is_concluded_late_leaves_out_the_same() -> None:
@@ -263,7 +263,7 @@ async def test_what_waits_for_the_store_does_not_begin_after_a_pause() -> None:
         assert [call.task.id for call in work.calls] == ["a"]
         fenced = bodies(store, run.id, AttemptFenced)
         assert [body.report for body in fenced] == ["not started: the run is to pause"]
-        assert broken_promises(list(store.read(run.id))) == []
+        assert invariant_violations(list(store.read(run.id))) == []
 
 
 async def test_nothing_is_reported_as_started_after_a_pause() -> None:

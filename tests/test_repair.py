@@ -29,12 +29,12 @@ from replanning.events import (
     BetterPathFound,
     Candidate,
     ContextChanged,
-    Decided,
+    DecisionMade,
     GoalUnreachable,
     HumanRequest,
     ResourceChanged,
     TaskFailed,
-    TimedOut,
+    TaskTimedOut,
     Trigger,
 )
 from replanning.interfaces import RunStore
@@ -42,7 +42,7 @@ from replanning.providers.repair import RepairProvider
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
-    Step,
+    ScriptStep,
     VirtualClock,
     hangs,
     raises,
@@ -51,7 +51,7 @@ from replanning.testing import (
 )
 from tests.parts import bodies
 
-Script = dict[str, Step | list[Step]]
+Script = dict[str, ScriptStep | list[ScriptStep]]
 BROKEN = raises(OSError("disk full"))
 BUSY = raises(TransientError("busy"))
 
@@ -190,7 +190,7 @@ async def test_z16_limit_per_lineage_holds() -> None:
     )
     assert (result.status, result.reason) == ("failed", "'a~4' blocked (disk full)")
     assert [call.task.tool for call in work.calls] == ["t0", "t1", "t2", "t3"]
-    assert [body.rule for body in bodies(store, result.run) if isinstance(body, Decided)][-2:] == [
+    assert [body.rule for body in bodies(store, result.run) if isinstance(body, DecisionMade)][-2:] == [
         "limit-lineage",
         "no-alternative",
     ]
@@ -382,7 +382,7 @@ async def test_timeout_without_another_way_asks() -> None:
     """Where only trying again is left, a person is asked first, because the task may have taken effect."""
     result, store, _, _ = await executed(made("  - {id: pay, timeout: 5}"), {"pay": hangs()})
     assert (result.status, len(result.questions)) == ("needs_human", 1)
-    (decided,) = [body for body in bodies(store, result.run) if isinstance(body, Decided)]
+    (decided,) = [body for body in bodies(store, result.run) if isinstance(body, DecisionMade)]
     assert decided.rule == "not-idempotent"
 
 
@@ -451,7 +451,7 @@ async def test_context_change_that_needs_no_change() -> None:
         run.succeeded(attempt)
         assert (await anext(run.ready())).arguments == {"v": 2}
         run.pause()
-    (decided,) = [body for body in bodies(engine.store, run.id) if isinstance(body, Decided)]
+    (decided,) = [body for body in bodies(engine.store, run.id) if isinstance(body, DecisionMade)]
     assert (decided.decision, decided.rule, run.result.revisions) == ("keep", "no-alternative", ())
 
 
@@ -545,7 +545,7 @@ async def test_task_named_twice_is_handled_once() -> None:
     """A task that several triggers name gets one way on."""
     async with open_run(made("  - {id: a, tool: t, fallbacks: [{tool: u}]}")) as run:
         failed = broken(run, "a")
-        (alternative,) = await proposed(run, failed, TimedOut(tasks=("a",)), HumanRequest(tasks=("a",)))
+        (alternative,) = await proposed(run, failed, TaskTimedOut(tasks=("a",)), HumanRequest(tasks=("a",)))
     assert len(alternative.changes) == 1
 
 
@@ -567,7 +567,7 @@ async def test_z03_request_with_no_failed_task() -> None:
     async with open_run(made("  - {id: a}")) as run:
         assert await proposed(run, HumanRequest(reason="look")) == []
         assert await proposed(run, HumanRequest(tasks=("a",))) != []
-        assert await proposed(run, TimedOut(tasks=("a",))) == []
+        assert await proposed(run, TaskTimedOut(tasks=("a",))) == []
 
 
 async def test_request_names_a_waiting_task() -> None:

@@ -190,9 +190,9 @@ async def test_every_change_has_words(change: PlanChange, text: str) -> None:
 
 def test_times() -> None:
     """Durations are told in the unit that fits them."""
-    from replanning.history._words import span
+    from replanning.history._words import format_duration
 
-    told = [span(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
+    told = [format_duration(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
     assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
 
 
@@ -218,11 +218,11 @@ async def test_mermaid_holds_any_name(name: str) -> None:
 @given(name=st.text(min_size=1, max_size=80))
 def test_any_label(name: str) -> None:
     """Whatever a text holds, its label holds letters, digits, harmless signs and character codes only."""
-    from replanning.history._mermaid import label
+    from replanning.history._mermaid import escape_label
 
-    rest = re.sub(r"#\d+;", "", label(name))
+    rest = re.sub(r"#\d+;", "", escape_label(name))
     assert all(character.isalnum() or character in " _-,/=" for character in rest)
-    assert not rest.startswith("-") or label(name) != rest
+    assert not rest.startswith("-") or escape_label(name) != rest
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -16,17 +16,17 @@ from replanning.events import (
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
-    PersonAsked,
     QuestionAsked,
     Record,
+    ReplanRequested,
     RunEnded,
     RunOpened,
     RunResumed,
     TriggerFired,
 )
 from replanning.history import JsonlStore, MemoryStore
-from replanning.interfaces import AttemptId, Message, RunStore
-from replanning.testing import FlakyStore, VirtualClock, broken_promises, replay_differences
+from replanning.interfaces import AttemptId, InboxMessage, RunStore
+from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan
 from tests.resume_parts import RUN, carry_on, cut, engine_for, from_start, resumed, story, through
 
@@ -140,7 +140,7 @@ async def test_failed() -> None:
         run.apply([RetryTask(task_id="a")])
         assert await through(run) == ["a", "b"]
     assert run.result.status == "succeeded"
-    assert broken_promises(list(store.read(first.run))) == []
+    assert invariant_violations(list(store.read(first.run))) == []
 
 
 async def test_paused() -> None:
@@ -247,7 +247,7 @@ async def test_clock_behind() -> None:
                     async with run.attempt(task):
                         await clock.sleep(5)
                         run.pause()
-    assert broken_promises(list(store.read(RUN))) == []
+    assert invariant_violations(list(store.read(RUN))) == []
     assert [record.at for record in store.read(RUN)][-1] == 1_000_005
 
 
@@ -264,12 +264,12 @@ async def test_request_from_elsewhere_counts_once() -> None:
     kept = MemoryStore()
     stuck = FlakyStore(kept, fails=lambda operation, number: operation == "discard")
     async with engine(kept).open(chain("a"), run_id=RUN):
-        kept.post(RUN, Message("request", 1.0, "eve", {"reason": "look again"}))
+        kept.post(RUN, InboxMessage("request", 1.0, "eve", {"reason": "look again"}))
     for _ in range(2):
         async with engine(stuck).resume(RUN):
             pass
     assert len(kept.inbox(RUN)) == 1
-    assert [body.message for body in bodies(kept, RUN, PersonAsked)] == [kept.inbox(RUN)[0].id]
+    assert [body.message for body in bodies(kept, RUN, ReplanRequested)] == [kept.inbox(RUN)[0].id]
     assert len(bodies(kept, RUN, TriggerFired)) == 1
 
 
@@ -277,7 +277,7 @@ async def test_resuming_lifts_a_pause() -> None:
     """A pause that was asked for before somebody resumed the run was meant for what ran then."""
     store = MemoryStore()
     async with engine(store).open(chain("a"), run_id=RUN):
-        store.post(RUN, Message("pause", 1.0, "eve", {"reason": "stop"}))
+        store.post(RUN, InboxMessage("pause", 1.0, "eve", {"reason": "stop"}))
     async with engine(store).resume(RUN) as run:
         assert await through(run) == ["a"]
     assert run.result.status == "succeeded"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Retry, Task
-from replanning._entries import Entry
-from replanning._retry import next_attempt
+from replanning._entries import TaskEntry
+from replanning._retry import schedule_retry
 from replanning.events import Failure
 
 PASSING = Failure("OSError", "reset", transient=True)
@@ -23,10 +23,10 @@ def after(
     failure: Failure, round_: int = 1, failures: int = 0, *, threshold: int = 1, chance: float = 0.5, **task: object
 ) -> tuple[float | None, bool]:
     """What follows, at 100, when a task's so-manieth attempt in a row fails; half a second between attempts."""
-    entry = Entry(Task.model_validate({"id": "t", **task}), 0, None)
-    entry.round, entry.failures = round_, failures
+    entry = TaskEntry(Task.model_validate({"id": "t", **task}), 0, None)
+    entry.attempts_in_round, entry.failures = round_, failures
     default = Retry(delay=0.5, jitter=False)
-    return next_attempt(entry, failure, default, threshold=threshold, now=100.0, chance=chance)
+    return schedule_retry(entry, failure, default, threshold=threshold, now=100.0, chance=chance)
 
 
 def test_what_may_pass_is_tried_again() -> None:

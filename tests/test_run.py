@@ -10,7 +10,7 @@ import pytest
 from pydantic import JsonValue
 
 from replanning import ReplanningEngine, Retry, Settings, Task, TaskContext, TaskState, TransientError, open_run
-from replanning.errors import ChangeRefused, NotRunning, UnknownAttempt, UnknownTask
+from replanning.errors import ChangeRejected, NotRunning, UnknownAttempt, UnknownTask
 from replanning.events import (
     AttemptFenced,
     AttemptInterrupted,
@@ -98,7 +98,7 @@ async def test_late_report_is_fenced() -> None:
         attempt = run.started("a")
         run.succeeded(attempt, 1)
         run.succeeded(attempt, 2)
-        assert run.live.results.of("a") == 1
+        assert run.live.results.output_of("a") == 1
         with pytest.raises(UnknownAttempt):
             run.succeeded("nobody#1")  # type: ignore[arg-type]
     assert bodies(store, run.id, AttemptFenced) == [AttemptFenced(attempt, "a", "succeeded")]
@@ -470,7 +470,7 @@ async def test_edits() -> None:
         run.replace_task("b", Task(id="b1"), Task(id="b2", depends_on=("b1",)))
         run.modify_task("b2", goal="finish")
         run.cancel_task("a")
-        with pytest.raises(ChangeRefused, match="already used"):
+        with pytest.raises(ChangeRejected, match="already used"):
             run.add_task(Task(id="c"))
         assert run.live.revision == 5
     assert [task.id for task in run.plan.tasks if run.live.entry(task.id).state is not TaskState.CANCELLED] == [

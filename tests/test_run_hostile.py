@@ -82,7 +82,7 @@ async def test_control_characters(store: RunStore) -> None:
         run.succeeded(run.started("a"), {CONTROL: CONTROL})
         run.request_replan(CONTROL, by=CONTROL)
         run.failed(run.started("b"), ValueError(CONTROL))
-        assert run.live.results.of("a") == {CONTROL: CONTROL}
+        assert run.live.results.output_of("a") == {CONTROL: CONTROL}
         assert replay_differences(run, store.read(RUN), 0.0) == []
     (failed,) = bodies(store, RUN, AttemptFailed)
     assert failed.failure.message == CONTROL

@@ -25,7 +25,7 @@ from typing import Final
 import anyio
 import pytest
 
-from replanning.events import Revised
+from replanning.events import PlanRevised
 from replanning.history import JsonlStore, MemoryStore, SqliteStore
 from replanning.interfaces import RunId
 from replanning.testing import VirtualClock
@@ -127,7 +127,7 @@ async def fork_and_resume(seed: int) -> list[str]:
     """A run that is started anew from one of its revisions, as another run."""
     world, records = World(seed), MemoryStore()
     problems = await play(world, records)
-    revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, Revised)]
+    revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)]
     revision = world.rng("fork").choice([0, *revisions])
     async with VirtualClock() as clock:
         other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")

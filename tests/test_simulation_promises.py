@@ -12,15 +12,15 @@ from replanning.events import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     ConditionEvaluated,
-    Decided,
+    DecisionMade,
     Failure,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
+    RecordBody,
     ResourceUpdated,
-    Revised,
     RunEnded,
     RunOpened,
     RunPaused,
@@ -30,7 +30,7 @@ from replanning.events import (
     TriggerFired,
 )
 from replanning.interfaces import AttemptId, QuestionId, ReplanId, RunId, TriggerId
-from replanning.testing import broken_promises
+from replanning.testing import invariant_violations
 from tests.parts import plan
 
 TWO = plan(Task(id="a"), Task(id="b", depends_on=("a",)))
@@ -39,7 +39,7 @@ ERROR = Failure("ValueError", "no")
 BUSY = Failure("TransientError", "busy", transient=True)
 
 
-def journal(*bodies: Body, of: Plan = TWO, settings: Settings | None = None, mode: str = "act") -> list[Record]:
+def journal(*bodies: RecordBody, of: Plan = TWO, settings: Settings | None = None, mode: str = "act") -> list[Record]:
     """A journal of a run of a plan, one second a record."""
     document = (settings or Settings()).model_dump(mode="json", exclude_defaults=True)
     opened = RunOpened(RunId("run-1"), of, mode, settings=document)
@@ -61,9 +61,9 @@ def failed(task: str, number: int = 1, *, retry_at: float | None = None, failure
     return AttemptFailed(AttemptId(f"{task}#{number}"), task, failure, retry_at)
 
 
-def revised(*changes: PlanChange, number: int = 1, replan: ReplanId | None = None) -> Revised:
+def revised(*changes: PlanChange, number: int = 1, replan: ReplanId | None = None) -> PlanRevised:
     """A revision is applied, by hand or by a replan."""
-    return Revised(number, number - 1, changes, "", "policy" if replan else "edit", replan=replan)
+    return PlanRevised(number, number - 1, changes, "", "policy" if replan else "edit", replan=replan)
 
 
 def fired(trigger: TriggerId = T1) -> TriggerFired:
@@ -81,9 +81,9 @@ def considered(replan: ReplanId = R1) -> AlternativesConsidered:
     return AlternativesConsidered(replan, (T1,), 0, ())
 
 
-def decided(kind: str = "keep") -> Decided:
+def decided(kind: str = "keep") -> DecisionMade:
     """A replan is decided."""
-    return Decided(R1, (T1,), kind, "rule", "reason")  # type: ignore[arg-type]  # a word of the vocabulary
+    return DecisionMade(R1, (T1,), kind, "rule", "reason")  # type: ignore[arg-type]  # a word of the vocabulary
 
 
 SUCCESS = RunEnded("succeeded", "")
@@ -111,7 +111,7 @@ PAUSED = RunEnded("paused", "")
 def test_good_journals(records: list[Record]) -> None:
     """A journal in which everything is as it should be breaks no promise, wherever it stops."""
     for stop in range(1, len(records) + 1):
-        assert broken_promises(records[:stop]) == []
+        assert invariant_violations(records[:stop]) == []
 
 
 BROKEN = {
@@ -208,7 +208,7 @@ BROKEN = {
     ),
     "considered twice": (journal(considered(), considered()), "replan 'r1' is considered twice"),
     "blocked": (
-        journal(fired(), Decided(R1, (T1,), "keep", "limit-lineage", "", blocks=("a",))),
+        journal(fired(), DecisionMade(R1, (T1,), "keep", "limit-lineage", "", blocks=("a",))),
         "'a' is blocked, which is waiting",
     ),
     "trigger twice": (journal(fired(), fired()), "trigger 't1' fires twice"),
@@ -245,4 +245,4 @@ BROKEN = {
 @pytest.mark.parametrize(("records", "promise"), BROKEN.values(), ids=BROKEN)
 def test_broken_promises(records: list[Record], promise: str) -> None:
     """Every promise that a journal breaks is named, with the record that breaks it."""
-    assert any(promise in found for found in broken_promises(records)), broken_promises(records)
+    assert any(promise in found for found in invariant_violations(records)), invariant_violations(records)

@@ -15,7 +15,7 @@ from replanning.testing import (
     FaultSchedule,
     SimulationReport,
     VirtualClock,
-    broken_promises,
+    invariant_violations,
     replay_differences,
     returns,
     simulate,
@@ -100,7 +100,7 @@ def test_people_and_happenings() -> None:
     settings = Settings.model_validate({"alternatives": {"require_approval": True}})
     faults = FaultSchedule(
         fail={"build": 1.0},
-        happenings=[(2.0, look), (1e9, look)],
+        events=[(2.0, look), (1e9, look)],
         answers=[returns(Answer("approve", by="ada"), after=60)],
     )
     report = simulate(release(), faults, runs=2, engine_factory=partial(ReplanningEngine, settings=settings))
@@ -125,7 +125,7 @@ def test_runs_that_go_astray() -> None:
     def clumsy(run: PlanRun) -> None:
         run.cancel_task("nobody")
 
-    crashed = simulate(chain("a"), FaultSchedule(happenings=[(0.5, clumsy)]), runs=1)
+    crashed = simulate(chain("a"), FaultSchedule(events=[(0.5, clumsy)]), runs=1)
     assert crashed.statuses == {"crashed": 1}
     assert "after 0.5 s raised ChangeRefused" in crashed.runs[0].reason
     assert "there is no task 'nobody'" in crashed.runs[0].reason
@@ -194,7 +194,7 @@ async def test_live_plan_and_journal_are_compared() -> None:
                 async with run.attempt(task) as attempt:
                     attempt.output = await work(task, attempt.context)
         records = list(store.read(run.id))
-        assert (broken_promises(records), replay_differences(run, records, clock.now())) == ([], [])
+        assert (invariant_violations(records), replay_differences(run, records, clock.now())) == ([], [])
         lost = replay_differences(run, records[:-2], clock.now())
         assert "live plan and journal differ: task 'b' output is 'b', by the journal None" in lost
         assert snapshot(run.live, clock.now())["task 'a' state"] == "DONE"

@@ -15,7 +15,7 @@ from replanning._states import (
     TRANSITIONS,
     WAITING,
     TaskEvent,
-    diagram,
+    mermaid_diagram,
     transition,
 )
 from replanning.errors import IllegalTransition
@@ -70,7 +70,7 @@ def test_every_state_can_be_reached() -> None:
 
 def test_diagram_has_every_move() -> None:
     """The diagram shows where tasks begin and every move of the table."""
-    lines = diagram().splitlines()
+    lines = mermaid_diagram().splitlines()
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> PENDING"]
     shown = {
         (state, event, follows)
@@ -84,4 +84,6 @@ def test_diagram_has_every_move() -> None:
 def test_documentation_shows_the_table() -> None:
     """The diagram in the documentation is the one of the table."""
     page = PAGE.read_text(encoding="utf-8")
-    assert f"```mermaid\n{diagram()}```" in page, "put the output of replanning._states.diagram() into docs/states.md"
+    assert f"```mermaid\n{mermaid_diagram()}```" in page, (
+        "put the output of replanning._states.diagram() into docs/states.md"
+    )

@@ -12,21 +12,21 @@ import pytest
 
 from replanning import PlanRun, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask, ReplaceTask
-from replanning.errors import NotRunning, StoreError, UnknownTask, Unstorable
+from replanning.errors import NotRunning, RecordNotSerializable, StoreError, UnknownTask
 from replanning.events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Contained,
     ContextUpdated,
+    ErrorContained,
+    PlanRevised,
     Record,
-    Revised,
     RunEnded,
 )
 from replanning.history import MemoryStore, SqliteStore
 from replanning.interfaces import Lease, RunStore
-from replanning.testing import FlakyStore, VirtualClock, broken_promises, replay_differences
+from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan
 from tests.resume_parts import RUN, carry_on, engine_for, eventful, from_start, story, through
 
@@ -74,7 +74,7 @@ async def test_transient() -> None:
     assert [round(when) for _, when in began] == [0, 0, 0, 3, 3, 3, 12, 12, 12, 15, 15, 15]
     started = [(r.body.task, r.at - 1.7e9) for r in records if isinstance(r.body, AttemptStarted)]
     assert started == began
-    assert broken_promises(records) == []
+    assert invariant_violations(records) == []
     assert len({record.body.attempt for record in records if isinstance(record.body, AttemptSucceeded)}) == 12
 
 
@@ -193,14 +193,14 @@ async def test_edits_are_refused() -> None:
             assert (run.live.revision, "b" in run.live) == (0, False)
             await clock.sleep(2)
             assert run.apply([AddTask(task=Task(id="b"))]) == 1
-    assert len(bodies(store, RUN, Revised)) == 1
+    assert len(bodies(store, RUN, PlanRevised)) == 1
 
 
 async def test_processes_that_cannot_be_noted() -> None:
     """A process that cannot be put on record is an error to the work that started it, which is run again."""
 
     async def work(task: Task, context: TaskContext) -> str:
-        context.note_process(999_999_999)
+        context.record_process(999_999_999)
         return "noted"
 
     left = iter(range(1))
@@ -263,7 +263,7 @@ async def test_back_when_the_run_is_left() -> None:
             run.succeeded("a#1", "late")  # type: ignore[arg-type]
     assert [body.output for body in bodies(store, RUN, AttemptSucceeded)] == ["late"]
     assert bodies(store, RUN, RunEnded) == [RunEnded("paused", run.result.reason)]
-    assert broken_promises(list(store.read(RUN))) == []
+    assert invariant_violations(list(store.read(RUN))) == []
 
 
 async def test_left_while_the_store_fails() -> None:
@@ -304,7 +304,7 @@ async def test_other_peoples_errors() -> None:
         def _through(self, operation: str) -> RunStore:
             if operation not in ("create", "append", "read"):
                 raise OSError(f"no {operation} today")
-            return super()._through(operation)
+            return super()._forward(operation)
 
     async with VirtualClock() as clock:
         store = Odd(durable=True)
@@ -446,12 +446,12 @@ async def test_outputs_that_cannot_be_kept(name: str, tmp_path: Path) -> None:
             keeper = ReplanningEngine([], store=store, environment=environment(clock))
             async with keeper.open(chain("a", "b"), run_id=RUN) as run:
                 run.succeeded(run.started("a"), odd)
-                assert run.live.results.of("a") is odd
+                assert run.live.results.output_of("a") is odd
             assert clock.elapsed == 0
             assert bodies(store, RUN, AttemptSucceeded)[0].recoverable is False
             async with keeper.resume(RUN) as run:
                 with pytest.raises(UnknownTask, match="could not be stored and was lost"):
-                    run.live.results.of("a")
+                    run.live.results.output_of("a")
                 assert await through(run) == ["b"]
         assert run.result.status == "succeeded"
 
@@ -487,7 +487,7 @@ async def test_values_that_cannot_be_kept(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         async with open_run(chain("a"), store=store, run_id=RUN) as run:
             for odd in (float("nan"), nested(500), 10**5000):
-                with pytest.raises(Unstorable, match="be kept as JSON"):
+                with pytest.raises(RecordNotSerializable, match="be kept as JSON"):
                     run.change_context({"x": odd})
             run.change_context({"x": 1})
             assert run.live.context == {"x": 1}
@@ -514,7 +514,7 @@ async def test_store_that_takes_less() -> None:
     """Where a store cannot keep what JSON could, the event is kept without it, and the run goes on."""
 
     def why(record: Record) -> Exception | None:
-        return Unstorable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
+        return RecordNotSerializable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
 
     store = Refusing(why)
     async with VirtualClock() as clock:
@@ -522,7 +522,7 @@ async def test_store_that_takes_less() -> None:
         async with keeper.open(plan(Task(id="a"), Task(id="b"), Task(id="c")), run_id=RUN) as run:
             run.succeeded(run.started("a"), "\x00")
             run.failed(run.started("b"), ValueError("bad \x00 byte"))
-            with pytest.raises(Unstorable):
+            with pytest.raises(RecordNotSerializable):
                 run.observe(holds=["seen(\x00)"])
             run.pause("\x00")
         assert clock.elapsed == 0
@@ -538,7 +538,7 @@ async def test_unstorable_after_an_outage() -> None:
         def why(record: Record) -> Exception | None:
             if 1 <= clock.elapsed < 3:
                 return StoreError("full")
-            return Unstorable("no NUL") if "\\x00" in repr(record.body) else None
+            return RecordNotSerializable("no NUL") if "\\x00" in repr(record.body) else None
 
         store = Refusing(why)
         keeper = ReplanningEngine([], store=store, environment=environment(clock))
@@ -550,5 +550,5 @@ async def test_unstorable_after_an_outage() -> None:
             run.succeeded(attempt, "\x00")
             await clock.sleep(5)
             assert run.live.entry("a").state is TaskState.DONE
-    assert bodies(store, RUN, Contained) == [Contained("record 'facts-observed'", "no NUL")]
-    assert broken_promises(list(store.read(RUN))) == []
+    assert bodies(store, RUN, ErrorContained) == [ErrorContained("record 'facts-observed'", "no NUL")]
+    assert invariant_violations(list(store.read(RUN))) == []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from replanning.errors import StoreError
 from replanning.events import AttemptFailed, AttemptSucceeded, ContextUpdated, Failure, Record
-from replanning.history import JsonlStore, MemoryStore, SqliteStore, Unstorable, is_free, owner_id
-from replanning.interfaces import AttemptId, JsonValue, Message, RunId, TaskId
+from replanning.history import JsonlStore, MemoryStore, RecordNotSerializable, SqliteStore, is_lease_free, owner_id
+from replanning.interfaces import AttemptId, InboxMessage, JsonValue, RunId, TaskId
 from replanning.testing.stores import STORE_CHECKS
 
 STORES = {
@@ -158,10 +158,10 @@ def test_unstorable(filled, body):
     store, lease = filled
     seq = store.runs()[0].records + 1
     with pytest.raises(
-        Unstorable, match=rf"record {seq} \({body.kind}\) cannot be kept as JSON: .*nothing was written"
+        RecordNotSerializable, match=rf"record {seq} \({body.kind}\) cannot be kept as JSON: .*nothing was written"
     ):
         store.append(lease, Record(seq, 0.0, body))
-    with pytest.raises(Unstorable, match="its time is nan"):
+    with pytest.raises(RecordNotSerializable, match="its time is nan"):
         store.append(lease, Record(seq, float("nan"), done()))
     assert store.runs()[0].records == seq - 1
 
@@ -177,10 +177,10 @@ def nested(depth: int) -> JsonValue:
 def test_unstorable_message(filled):
     """A message that JSON cannot express is refused, and the inbox stays as it was."""
     store, _ = filled
-    with pytest.raises(Unstorable, match="nothing was written"):
-        store.post(RUN, Message("answer", 0.0, "eve", {"x": float("nan")}))
-    with pytest.raises(Unstorable, match="nothing was written"):
-        store.post(RUN, Message("answer", 0.0, "eve", {"x": nested(100_000)}))
+    with pytest.raises(RecordNotSerializable, match="nothing was written"):
+        store.post(RUN, InboxMessage("answer", 0.0, "eve", {"x": float("nan")}))
+    with pytest.raises(RecordNotSerializable, match="nothing was written"):
+        store.post(RUN, InboxMessage("answer", 0.0, "eve", {"x": nested(100_000)}))
     assert list(store.inbox(RUN)) == []
 
 
@@ -201,7 +201,7 @@ def test_round_trip(filled, output, at, message):
         record = Record(store.runs()[0].records + 1, at, body)
         try:
             store.append(lease, record)
-        except Unstorable:
+        except RecordNotSerializable:
             assert store.runs()[0].records == record.seq - 1
         else:
             before += 1
@@ -214,15 +214,17 @@ def test_owner_is_this_process():
     """The owner's name says number and host, is the same each time, and is that of a living process."""
     assert owner_id() == owner_id()
     assert owner_id().startswith(f"process {os.getpid()} on {socket.gethostname()} (")
-    assert not is_free(owner_id(), until=10.0, at=10.0)
-    assert is_free(owner_id(), until=10.0, at=10.1)
-    assert is_free(None, until=10.0, at=0.0)
+    assert not is_lease_free(owner_id(), until=10.0, at=10.0)
+    assert is_lease_free(owner_id(), until=10.0, at=10.1)
+    assert is_lease_free(None, until=10.0, at=0.0)
 
 
 def test_owner_is_not_its_number():
     """A process that has the number of an earlier one is not taken for it; of other machines nothing is assumed."""
     born = owner_id().rpartition("(")[2].partition(".")[0]
-    assert is_free(owner_id().replace(f"({born}.", "(1."), until=10.0, at=0.0)
-    assert is_free(owner_id().replace("process ", "process 99999"), until=10.0, at=0.0)
-    assert not is_free(owner_id().replace("process ", "process 99999").replace(" on ", " on x"), until=10.0, at=0.0)
-    assert not is_free("process 99999999 on its own", until=10.0, at=0.0)
+    assert is_lease_free(owner_id().replace(f"({born}.", "(1."), until=10.0, at=0.0)
+    assert is_lease_free(owner_id().replace("process ", "process 99999"), until=10.0, at=0.0)
+    assert not is_lease_free(
+        owner_id().replace("process ", "process 99999").replace(" on ", " on x"), until=10.0, at=0.0
+    )
+    assert not is_lease_free("process 99999999 on its own", until=10.0, at=0.0)

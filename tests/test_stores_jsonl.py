@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from replanning.errors import JournalCorrupt, LeaseLost, StoreError
 from replanning.events import AttemptSucceeded, Record, RunEnded
 from replanning.history import JsonlStore
-from replanning.interfaces import AttemptId, Message, Outcome, RunId, TaskId
+from replanning.interfaces import AttemptId, InboxMessage, RunId, TaskId, ToolOutcome
 
 RUN = RunId("r")
 
@@ -192,11 +192,11 @@ def test_torn_message(tmp_path):
     """A message that a killed process was leaving is left out, and the next one is whole."""
     filled(tmp_path)
     store = JsonlStore(tmp_path)
-    store.post(RUN, Message("pause", 1.0, "a", {}))
+    store.post(RUN, InboxMessage("pause", 1.0, "a", {}))
     with (tmp_path / ".r.inbox").open("ab") as file:
         file.write(b'{"kind":"pau')
     assert [message.by for message in store.inbox(RUN)] == ["a"]
-    store.post(RUN, Message("pause", 1.0, "b", {}))
+    store.post(RUN, InboxMessage("pause", 1.0, "b", {}))
     assert [(message.by, message.id) for message in store.inbox(RUN)] == [("a", 1), ("b", 2)]
 
 
@@ -212,7 +212,7 @@ def test_outcomes_are_bounded(tmp_path):
     """However many outcomes are added, the files stay small and the newest are found."""
     store = JsonlStore(tmp_path)
     for start in range(0, 20_000, 500):
-        store.add_outcomes([Outcome("pip", "build", True, float(at)) for at in range(start, start + 500)])
+        store.add_outcomes([ToolOutcome("pip", "build", True, float(at)) for at in range(start, start + 500)])
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1_000_000
     assert [outcome.at for outcome in store.outcomes(tool="pip", limit=1000)] == [
         float(at) for at in range(19_999, 18_999, -1)
@@ -222,10 +222,10 @@ def test_outcomes_are_bounded(tmp_path):
 def test_bad_outcome(tmp_path):
     """A line among the outcomes that cannot be read is left out: it is evidence, and there is other."""
     store = JsonlStore(tmp_path)
-    store.add_outcomes([Outcome("pip", None, True, 1.0)])
+    store.add_outcomes([ToolOutcome("pip", None, True, 1.0)])
     with (tmp_path / ".outcomes.jsonl").open("a") as file:
         file.write("hello\n[]\n")
-    store.add_outcomes([Outcome("pip", None, False, 2.0)])
+    store.add_outcomes([ToolOutcome("pip", None, False, 2.0)])
     assert [outcome.at for outcome in store.outcomes()] == [2.0, 1.0]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from replanning import Task, TaskState
-from replanning._entries import SKIP_AHEAD
+from replanning._entries import MAX_LOOKAHEAD
 from replanning.changes import (
     AddTask,
     CancelTask,
@@ -40,19 +40,19 @@ def test_results_through_the_lineage() -> None:
     run.apply(ReplaceTask(task_id="r", tasks=(Task(id="s"),)))
     run.run("l", output=1)
     run.run("s", output=2)
-    assert run.live.results.of("a") == run.live.results.of("a2") == {"l": 1, "r": 2}
-    assert run.live.results.of("r") == 2
+    assert run.live.results.output_of("a") == run.live.results.output_of("a2") == {"l": 1, "r": 2}
+    assert run.live.results.output_of("r") == 2
 
 
 def test_no_result() -> None:
     """What is skipped has an empty result; what is not done has none, and says how it stands."""
     run = chain("a", "b")
     with pytest.raises(UnknownTask, match=r"^there is no task 'ghost'$"):
-        run.live.results.of("ghost")
+        run.live.results.output_of("ghost")
     with pytest.raises(NoResult, match="'a'; it is READY"):
-        run.live.results.of("a")
+        run.live.results.output_of("a")
     run.apply(SkipTask(task_id="a"))
-    assert run.live.results.of("a") is None
+    assert run.live.results.output_of("a") is None
 
 
 def test_results_that_cannot_be_stored() -> None:
@@ -62,10 +62,10 @@ def test_results_that_cannot_be_stored() -> None:
         run.start(name)
         run.fold(AttemptSucceeded(f"{name}#1", name, None, recoverable=False))
         run.live.entry(name).output = output
-    assert run.live.results.of("a") == {1, 2}
+    assert run.live.results.output_of("a") == {1, 2}
     for name, stored in (("a", True), ("b", True), ("b", False)):
         with pytest.raises(NoResult, match="lost when the run was resumed"):
-            run.live.results.of(name, stored=stored)
+            run.live.results.output_of(name, stored_only=stored)
 
 
 def test_results_as_a_mapping() -> None:
@@ -108,8 +108,8 @@ def test_waiting_for() -> None:
     run.apply(RemoveTask(task_id="e"))
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
     run.apply(AddTask(task=Task(id="f", depends_on=("x",))))
-    assert run.live.entry("x").waiting() == ("f", "b", "d")
-    assert run.live.entry("c").waiting() == ()
+    assert run.live.entry("x").dependent_ids() == ("f", "b", "d")
+    assert run.live.entry("c").dependent_ids() == ()
 
 
 # Handing out
@@ -119,10 +119,10 @@ def test_quiescent() -> None:
     """A plan is quiescent when nothing runs, backs off, was handed out or could be."""
     run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
-    entry = run.live.claims.take()
+    entry = run.live.dispatcher.claim_next()
     assert entry is not None
     assert not run.live.quiescent
-    run.live.claims.give_back(entry, entry.claimed)
+    run.live.dispatcher.return_claim(entry, entry.claim)
     run.fail("a", retry_at=run.now + 1)
     assert not run.live.quiescent
     assert run.live.advance(run.now + 1) == []
@@ -135,38 +135,38 @@ def test_quiescent() -> None:
 def test_claims_come_back_once() -> None:
     """A claim is given back by its own number alone, and only once."""
     run = kept(Task(id="a"))
-    entry = run.live.claims.take()
+    entry = run.live.dispatcher.claim_next()
     assert entry is not None
-    number = entry.claimed
+    number = entry.claim
     for wrong in (0, number + 1):
-        run.live.claims.give_back(entry, wrong)
-        assert entry.claimed == number
-    run.live.claims.give_back(entry, number)
-    assert run.live.claims.take() is entry
-    run.live.claims.give_back(entry, number)
-    assert entry.claimed == number + 1
+        run.live.dispatcher.return_claim(entry, wrong)
+        assert entry.claim == number
+    run.live.dispatcher.return_claim(entry, number)
+    assert run.live.dispatcher.claim_next() is entry
+    run.live.dispatcher.return_claim(entry, number)
+    assert entry.claim == number + 1
     assert claimed(run.live) == []
 
 
 def test_large_demands_do_not_starve() -> None:
     """What needs much is passed over only so often: then nothing is handed out before it."""
-    small = [Task(id=f"s{n}", resources={"cpu": 1}) for n in range(SKIP_AHEAD + 4)]
+    small = [Task(id=f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
     run = kept(
         Task(id="busy", resources={"cpu": 1}), Task(id="large", resources={"cpu": 2}), *small, resources={"cpu": 2}
     )
     run.start("busy")
-    for number in range(SKIP_AHEAD):
-        entry = run.live.claims.take()
+    for number in range(MAX_LOOKAHEAD):
+        entry = run.live.dispatcher.claim_next()
         assert entry is run.live.entry(f"s{number}")
         run.run(entry.id)
-    assert run.live.claims.take() is None
+    assert run.live.dispatcher.claim_next() is None
     run.end("busy#1")
     assert claimed(run.live)[0] == "large"
 
 
 def test_few_are_looked_past() -> None:
     """One look passes over a bounded number of tasks that do not fit."""
-    large = [Task(id=f"l{n}", resources={"cpu": 2}) for n in range(SKIP_AHEAD)]
+    large = [Task(id=f"l{n}", resources={"cpu": 2}) for n in range(MAX_LOOKAHEAD)]
     run = kept(
         Task(id="busy", resources={"cpu": 1}), *large, Task(id="small", resources={"cpu": 1}), resources={"cpu": 2}
     )
@@ -217,14 +217,24 @@ def test_who_uses_what() -> None:
         resources={"cpu": 1, "disk": 1},
     )
     live = run.live
-    assert {name: list(ids) for name, ids in live.usage.users.items()} == {"pip": ["a"], "disk": ["a"], "cpu": ["a"]}
-    assert {key: list(ids) for key, ids in live.usage.readers.items()} == {"go": ["a", "b"], "stop": ["b"]}
+    assert {name: list(ids) for name, ids in live.dependency_index.resource_users.items()} == {
+        "pip": ["a"],
+        "disk": ["a"],
+        "cpu": ["a"],
+    }
+    assert {key: list(ids) for key, ids in live.dependency_index.context_readers.items()} == {
+        "go": ["a", "b"],
+        "stop": ["b"],
+    }
     run.apply(ModifyTask(task_id="a", fields={"tool": None, "arguments": {}, "resources": {}}))
-    assert [list(ids) for ids in (*live.usage.users.values(), live.usage.readers["go"])] == [[], [], [], ["b"]]
+    assert [
+        list(ids)
+        for ids in (*live.dependency_index.resource_users.values(), live.dependency_index.context_readers["go"])
+    ] == [[], [], [], ["b"]]
     run.apply(AddTask(task=Task(id="c", tool="pip")), SkipTask(task_id="c"), RetryTask(task_id="c"))
-    assert list(live.usage.users["disk"]) == ["c"]
+    assert list(live.dependency_index.resource_users["disk"]) == ["c"]
     run.run("c")
-    assert list(live.usage.users["disk"]) == []
+    assert list(live.dependency_index.resource_users["disk"]) == []
     assert wrong_with(live) == []
 
 
@@ -246,7 +256,7 @@ def test_skipped_tasks_wait_again() -> None:
     assert claimed(run.live) == ["c"]
     run.apply(RetryTask(task_id="a"))
     assert run.states() == {"a": "READY", "b": "SKIPPED", "c": "READY"}
-    assert run.live.loose
+    assert run.live.has_early_skips
     assert wrong_with(run.live) == []
 
 
@@ -270,7 +280,7 @@ def test_what_has_ended_waits_for_no_time(happens: Callable[[Kept], object]) -> 
     run.fail("a", retry_at=run.now)
     assert run.live.advance(run.now) == []
     happens(run)
-    assert (run.live.entry("a").due, run.replayed().entry("a").due) == (None, None)
+    assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (None, None)
 
 
 # What it says of itself
@@ -279,7 +289,7 @@ def test_what_has_ended_waits_for_no_time(happens: Callable[[Kept], object]) -> 
 def test_parts_say_what_they_hold() -> None:
     """The parts of a plan say in one line what is handed out, what lacks something, and what is used."""
     run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
-    assert run.live.claims.take() is run.live.entry("a")
-    assert run.live.claims.take() is None
-    assert repr(run.live.claims) == "<Claims count=1 parked=['b']>"
-    assert repr(run.live.usage) == "<Usage of ['gone']>"
+    assert run.live.dispatcher.claim_next() is run.live.entry("a")
+    assert run.live.dispatcher.claim_next() is None
+    assert repr(run.live.dispatcher) == "<Claims count=1 parked=['b']>"
+    assert repr(run.live.dependency_index) == "<Usage of ['gone']>"

@@ -32,7 +32,7 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
-    Step,
+    ScriptStep,
     VirtualClock,
     hangs,
     raises,
@@ -202,7 +202,7 @@ async def test_clock_passes_errors_on() -> None:
 async def test_deadlines_of_a_run_on_the_clock() -> None:
     """Timeouts and retries of a run take their virtual time, to the second."""
     async with VirtualClock() as clock:
-        script: dict[str, Step | list[Step]] = {
+        script: dict[str, ScriptStep | list[ScriptStep]] = {
             "slow": hangs(),
             "flaky": [raises(TransientError("busy"), after=1), returns("fine")],
         }

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from replanning._errors import Problem
 from replanning._plan import JsonObject, Plan, ToolSpec
 from replanning.tools import check_machine, check_tools
-from replanning.tools._check import check_arguments
-from replanning.tools._danger import harm_of
+from replanning.tools._check import check_unused_arguments
+from replanning.tools._danger import danger_reason
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
@@ -64,7 +64,7 @@ def test_arguments_without_effect():
         {"id": "p", "tool": "p", "arguments": given},
         {"id": "f", "tool": "p", "fallbacks": [{"tool": "b", "arguments": {"z": 1, "y": 1}}]},
     ]
-    assert check_arguments(plan(*tools, tasks=tasks)) == [
+    assert check_unused_arguments(plan(*tools, tasks=tasks)) == [
         Problem("tasks[0].arguments.modes", "task 't': tool 'a' makes no use of 'modes'"),
         Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' makes no use of 'z'"),
     ]
@@ -174,7 +174,7 @@ def test_what_the_machine_lacks():
 )
 def test_j39_commands_that_may_do_harm(command: str, why: str) -> None:
     """A command that runs what it is given, deletes, or acts as somebody else counts as dangerous; others do not."""
-    assert harm_of(ToolSpec(name="t", kind="shell", command=command)) == why
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_j39_commands_that_may_do_harm(command: str, why: str) -> None:
 def test_j39_running_what_comes_from_elsewhere(command: str, runner: str) -> None:
     """An interpreter that runs what the network or an argument says counts as dangerous, however that gets to it."""
     said = f"it runs whatever comes from elsewhere, with {runner!r}"
-    assert harm_of(ToolSpec(name="t", kind="shell", command=command)) == said
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == said
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_j39_running_what_comes_from_elsewhere(command: str, runner: str) -> Non
 )
 def test_j39_commands_for_other_machines(command: str, why: str) -> None:
     """What another machine is to run is looked at like any command; an argument in it is text that a shell there reads."""
-    assert harm_of(ToolSpec(name="t", kind="shell", command=command)) == why
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_j39_commands_for_other_machines(command: str, why: str) -> None:
 )
 def test_j39_no_alarm(command: str) -> None:
     """Fetching, piping and running files of one's own are harmless by themselves, and so are words that only stand there."""
-    assert harm_of(ToolSpec(name="t", kind="shell", command=command)) == ""
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == ""
 
 
 _PARTS = [
@@ -293,10 +293,10 @@ _PARTS = [
 @given(st.lists(st.sampled_from([*_PARTS, "eval", ".", "-o", "2>", "{", "}", "done", "\n"])))
 def test_j39_whatever_stands_there(parts: list[str]) -> None:
     """No command, however odd, is more than can be looked at."""
-    assert isinstance(harm_of(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str)
+    assert isinstance(danger_reason(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str)
 
 
 def test_j39_requests_that_may_do_harm() -> None:
     """A request that deletes counts as dangerous; one that reads does not."""
     tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
-    assert [harm_of(tool) for tool in tools] == ["", "it sends DELETE"]
+    assert [danger_reason(tool) for tool in tools] == ["", "it sends DELETE"]

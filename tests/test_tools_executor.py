@@ -81,7 +81,7 @@ async def test_secrets_of_a_kind_of_ones_own_are_hidden():
     """What a kind of one's own looks up is hidden in all of its output."""
 
     async def tell(given: ToolCall) -> JsonValue:
-        secret = given.secrets.look_up("{env:TOKEN}")
+        secret = given.secrets.resolve("{env:TOKEN}")
         return {secret: [secret, 1, None, f"<{secret}>"]}
 
     output = await call(spec(kind="mine"), kinds={"mine": tell}, environ={"TOKEN": "s3cr3t"})
@@ -153,7 +153,7 @@ async def test_failures_of_a_kind_pass_through():
 def test_reprs():
     """An executor says how many tools and which kinds it has, and secrets only how many they are."""
     secrets = Secrets({"A": "s3cr3t"})
-    secrets.look_up("{env:A}")
+    secrets.resolve("{env:A}")
     assert repr(secrets) == "<Secrets 1 known>"
     assert repr(ToolExecutor(PLAN)) == "<ToolExecutor 1 tools, kinds http, mcp, python, shell>"
 

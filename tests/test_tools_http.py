@@ -295,13 +295,13 @@ async def test_failure_says_what_the_server_said(server: Server):
     with pytest.raises(TransientHttpStatusFailed) as caught:
         await use(tool, environ={"K": "s3cr3t"})
     error = caught.value
-    assert (error.request_id, error.retry_after, error.answer) == (
+    assert (error.request_id, error.retry_after, error.response_text) == (
         "r-1",
         2.0,
         '"bad key [redacted], header was [redacted]"',
     )
     assert str(error) == (
-        f"tool 't': GET {server.url}/?k=[redacted] answered 503; request id r-1; to be tried again after 2 s: {error.answer}"
+        f"tool 't': GET {server.url}/?k=[redacted] answered 503; request id r-1; to be tried again after 2 s: {error.response_text}"
     )
 
 

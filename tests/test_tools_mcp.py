@@ -27,7 +27,7 @@ from replanning.tools import (
     TransientMcpServerLost,
     check_machine,
 )
-from replanning.tools._mcp_tools import schema_problems, spec_of
+from replanning.tools._mcp_tools import mcp_tool_spec, schema_problems
 from tests.mcp_parts import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.tools_parts import Attempt, Pulse
 
@@ -390,6 +390,6 @@ def test_names_that_no_tool_may_have():
     """A tool whose name breaks lines or is endless is passed over."""
     server = McpServer(command=("x",))
     for name in ("two\nlines", "x" * 300, "  "):
-        assert spec_of("web", server, Tool(name=name, input_schema={"type": "object"}), None, str) is None
-    found = spec_of("web", server, Tool(name="ok", input_schema={"type": "object"}), None, str)
+        assert mcp_tool_spec("web", server, Tool(name=name, input_schema={"type": "object"}), None, str) is None
+    found = mcp_tool_spec("web", server, Tool(name="ok", input_schema={"type": "object"}), None, str)
     assert (found.name, found.dangerous, dict(found.parameters)) == ("web.ok", True, {})

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from replanning import Plan, PlanRun, ReplanningEngine
-from replanning.events import AttemptFailed, Body, ResourceChanged, ResourceUpdated, TriggerFired
+from replanning.events import AttemptFailed, RecordBody, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.tools import McpServerLost
 from tests.mcp_parts import Pauses, Reports, command, hanging, open_executor, plan, serving, use
 from tests.tools_parts import Attempt, Pulse
@@ -27,7 +27,7 @@ def pulse(tmp_path: Path) -> Iterator[Pulse]:
 
 async def run_of(
     wanted: Plan, acting: Callable[[PlanRun], Coroutine[Any, Any, None]], *, watched: bool = True
-) -> tuple[PlanRun, list[Body]]:
+) -> tuple[PlanRun, list[RecordBody]]:
     """Carry out a plan with its servers, and act on the run meanwhile; the run, ended, and its journal."""
     engine = ReplanningEngine(["repair"])
     async with (

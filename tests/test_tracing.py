@@ -32,7 +32,7 @@ from replanning import (
 )
 from replanning.changes import CancelTask, ReplaceTask
 from replanning.errors import SettingsError, StoreError
-from replanning.events import AttemptStarted, Contained, RunOpened, RunResumed, Usage
+from replanning.events import AttemptStarted, ErrorContained, RunOpened, RunResumed, Usage
 from replanning.history import MemoryStore
 from replanning.testing import (
     FlakyStore,
@@ -492,7 +492,7 @@ async def test_no_secrets_in_spans(content: bool) -> None:
     said = f"token={SECRET}"
 
     def propose(request: ReplanRequest) -> list[Alternative]:
-        task = Task(id=request.view.fresh_id("a"), tool="call", goal=said)
+        task = Task(id=request.view.unused_id("a"), tool="call", goal=said)
         return [alternative(ReplaceTask(task_id="a", tasks=(task,)), reason=said)]
 
     async def work(task: Task, context: TaskContext) -> object:
@@ -523,7 +523,7 @@ async def test_content_only_when_asked_for() -> None:
         spans = Spans()
 
         def propose(request: ReplanRequest) -> list[Alternative]:
-            copy = Task(id=request.view.fresh_id("a"), arguments={"x": "an-argument"})
+            copy = Task(id=request.view.unused_id("a"), arguments={"x": "an-argument"})
             return [alternative(ReplaceTask(task_id="a", tasks=(copy,)), reason="a-reason")]
 
         async def work(task: Task, context: TaskContext) -> object:
@@ -667,7 +667,7 @@ async def test_failing_tracing_harms_nobody() -> None:
     engine = ReplanningEngine([Proposer(again)], settings=ONCE, store=store, tracer_provider=provider)
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, len(result.revisions)) == ("succeeded", 1)
-    contained = bodies(store, result.run, Contained)
+    contained = bodies(store, result.run, ErrorContained)
     assert [(body.where, "token=[redacted]" in body.error) for body in contained] == [("tracing", True)]
 
 

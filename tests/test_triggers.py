@@ -25,23 +25,23 @@ from replanning import (
 from replanning.changes import RetryTask, SkipTask
 from replanning.events import (
     BetterPathFound,
-    Charged,
     ContextChanged,
-    Decided,
+    DecisionMade,
     GoalUnreachable,
     HumanRequest,
     ResourceChanged,
     TaskFailed,
-    TimedOut,
+    TaskTimedOut,
     Trigger,
     TriggerFired,
     Usage,
+    UsageCharged,
     normalised_cause,
 )
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
-    Step,
+    ScriptStep,
     VirtualClock,
     hangs,
     raises,
@@ -62,7 +62,7 @@ ALL = (
 
 
 Found = Callable[[], list[Trigger]]
-Script = dict[str, Step | list[Step]]
+Script = dict[str, ScriptStep | list[ScriptStep]]
 
 
 def made(tasks: str, **fields: object) -> Plan:
@@ -183,7 +183,7 @@ async def test_same_call_same_cause(one: str, other: str, same: bool) -> None:
 async def test_timeout() -> None:
     """An attempt that runs into its deadline gives `timeout`, which names the limit."""
     (trigger,) = await executed(made("  - {id: build, tool: make, timeout: 5}"), {"build": hangs()})
-    assert isinstance(trigger, TimedOut)
+    assert isinstance(trigger, TaskTimedOut)
     assert (trigger.tasks, trigger.root, trigger.timeout) == (("build",), "build", 5.0)
     assert trigger.reason == "task 'build' with 'make' did not finish within 5 s"
 
@@ -512,7 +512,7 @@ async def test_a_person_asks_the_same_of_several_tasks() -> None:
                 run.request_replan("use the mirror", by="ada", tasks=[task_id])
                 await clock.sleep(1)
             run.pause()
-    decided = [body.triggers for body in bodies(engine.store, run.id) if isinstance(body, Decided)]
+    decided = [body.triggers for body in bodies(engine.store, run.id) if isinstance(body, DecisionMade)]
     assert decided == [("t1",), ("t2",), ("t3",)]
 
 
@@ -575,7 +575,7 @@ async def test_detectors_pass_over_what_they_do_not_observe() -> None:
     """A detector that is shown an observation of another kind finds nothing in it."""
     async with open_run(made("  - {id: a}")) as run:
         for point in entry_points(group="replanning.triggers"):
-            assert list(point.load()().detect(Charged(Usage()), run.view)) == []
+            assert list(point.load()().detect(UsageCharged(Usage()), run.view)) == []
 
 
 async def test_better_path_is_off_by_default() -> None:

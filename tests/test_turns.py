@@ -98,9 +98,9 @@ async def test_one_worker_whose_work_never_waits() -> None:
 async def test_hash_worked_out_with_pauses() -> None:
     """The hash that is worked out with pauses is the content hash of the plan, also when a change comes in between."""
     async with ReplanningEngine().open(flat(2_000)) as run, ReplanningEngine().open(flat(2_000)) as other:
-        pauses = sum(1 for _ in run.live.hashing())
+        pauses = sum(1 for _ in run.live.compute_hash())
         assert (pauses, run.live.hash) == (4, run.live.plan.content_hash())
-        hashing = other.live.hashing()
+        hashing = other.live.compute_hash()
         next(hashing)
         for each in (run, other):
             each.apply([SkipTask(task_id="t1")])

@@ -14,7 +14,7 @@ from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
 from replanning.events import (
     ConditionEvaluated,
     ContextUpdated,
-    Decided,
+    DecisionMade,
     FactsObserved,
     Failure,
     QuestionAsked,
@@ -49,7 +49,7 @@ def test_what_it_shows() -> None:
         ResourceUpdated("cpu", capacity=5),
     ):
         run.fold(body)
-    assert (view.goal.facts, view.original) == (("done",), run.plan)
+    assert (view.goal.facts, view.original_plan) == (("done",), run.plan)
     assert (dict(view.context), set(view.facts), dict(view.capacity)) == (
         {"go": False},
         {"raw", "new"},
@@ -84,7 +84,7 @@ def test_tasks() -> None:
     assert (seen["a"].state, seen["a"].attempts, seen["a"].duration) == (TaskState.DONE, 1, 2.0)
     assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
     assert seen["c"].failure == Failure("OSError", "broken")
-    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].held, seen["c2"].held) == ("c", 1, True, False)
+    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == ("c", 1, True, False)
     assert view.task("b") == seen["b"]
     assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
     with pytest.raises(UnknownTask, match="'ghost'"):
@@ -95,7 +95,7 @@ def test_tasks_by_what_is_left() -> None:
     """Stuck tasks are those that failed or are blocked; unfinished ones still have to run, or could not."""
     run = example()
     run.fail("a")
-    run.fold(Decided("r1", (), "keep", "limit", "enough", blocks=("a",)))
+    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
     run.apply(AddTask(task=Task(id="d")), RemoveTask(task_id="d"), SkipTask(task_id="b"))
     view = PlanView(run.live)
     assert [(task.id, task.reason) for task in view.stuck()] == [("a", "enough")]
@@ -109,20 +109,26 @@ def test_unmet_conditions() -> None:
     run.fold(ConditionEvaluated("c", False))
     run.apply(SkipTask(task_id="a"))
     view = PlanView(run.live)
-    assert [view.task(task_id).unmet for task_id in ("a", "b", "c")] == [False, False, True]
+    assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [False, False, True]
 
 
 def test_who_uses_what() -> None:
     """A view finds the tasks that read a key, and the unfinished ones that use a tool or take a resource."""
     run = example()
     view = PlanView(run.live)
-    assert [task.id for task in view.readers("go")] == ["a", "c"]
-    assert view.readers("ghost") == ()
-    assert [[task.id for task in view.users(name)] for name in ("pip", "disk", "cpu", "ghost")] == [["a"]] * 3 + [[]]
+    assert [task.id for task in view.context_readers("go")] == ["a", "c"]
+    assert view.context_readers("ghost") == ()
+    assert [[task.id for task in view.resource_users(name)] for name in ("pip", "disk", "cpu", "ghost")] == [
+        ["a"]
+    ] * 3 + [[]]
     assert view.dependents("a") == ("b",)
     run.apply(ModifyTask(task_id="b", fields={"resources": {"cpu": 1}, "tool": "uv"}))
     run.run("a")
-    assert [[task.id for task in PlanView(run.live).users(name)] for name in ("pip", "cpu", "uv")] == [[], ["b"], ["b"]]
+    assert [[task.id for task in PlanView(run.live).resource_users(name)] for name in ("pip", "cpu", "uv")] == [
+        [],
+        ["b"],
+        ["b"],
+    ]
 
 
 def test_results_and_arguments() -> None:
@@ -134,9 +140,9 @@ def test_results_and_arguments() -> None:
     with pytest.raises(ExpressionError):
         view.arguments("b")
     run.run("a", output=5)
-    assert (view.result("a"), view.arguments("b"), view.holds("results.a == 5")) == (5, {"y": 5}, True)
+    assert (view.result("a"), view.arguments("b"), view.evaluate("results.a == 5")) == (5, {"y": 5}, True)
     with pytest.raises(ExpressionError):
-        view.holds("results.b")
+        view.evaluate("results.b")
 
 
 def test_experience() -> None:
@@ -147,7 +153,7 @@ def test_experience() -> None:
     run.end(attempt)
     run.fail("b")
     view = PlanView(run.live)
-    assert (view.attempts, view.successes, view.busy_seconds) == (2, 1, 3.0)
+    assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 3.0)
 
 
 def test_trying_changes() -> None:
@@ -157,8 +163,8 @@ def test_trying_changes() -> None:
         "changes[0]: there is no task 'ghost'"
     ]
     assert view.check([SkipTask(task_id="a")]) == ()
-    assert [step.id for step in view.world().steps] == ["a", "b", "c"]
-    assert [step.id for step in view.world([SkipTask(task_id="b")]).steps] == ["a", "c"]
+    assert [step.id for step in view.strips_problem().steps] == ["a", "b", "c"]
+    assert [step.id for step in view.strips_problem([SkipTask(task_id="b")]).steps] == ["a", "c"]
 
 
 def test_fresh_ids() -> None:
@@ -166,9 +172,9 @@ def test_fresh_ids() -> None:
     run = example()
     run.apply(AddTask(task=Task(id="a~2")), RemoveTask(task_id="a~2"))
     view = PlanView(run.live)
-    assert view.fresh_id("a") == view.fresh_id("a~7") == "a~3"
-    assert view.fresh_id("a", taken=("a~3", "a~4")) == "a~5"
-    assert view.fresh_id("x" * 500) == "x" * 180 + "~2"
+    assert view.unused_id("a") == view.unused_id("a~7") == "a~3"
+    assert view.unused_id("a", taken=("a~3", "a~4")) == "a~5"
+    assert view.unused_id("x" * 500) == "x" * 180 + "~2"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +219,7 @@ def test_draft_shows_what_would_be() -> None:
     draft = drafted()
     states = {task.id: task.state for task in draft.tasks()}
     replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
-    assert {task.id: state for task, state in draft.documents()} == states
+    assert {task.id: state for task, state in draft.task_states()} == states
     assert states == {
         "a": replaced,
         "b": pending,
@@ -223,9 +229,13 @@ def test_draft_shows_what_would_be() -> None:
         "n": replaced,
         "a~2": pending,
     }
-    assert (draft.new, draft.goal.facts, draft.original.tasks[0].id) == (("x", "y", "n", "a~2"), ("done",), "a")
+    assert (draft.new_task_ids, draft.goal.facts, draft.original_plan.tasks[0].id) == (
+        ("x", "y", "n", "a~2"),
+        ("done",),
+        "a",
+    )
     assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
-    assert [(step.id, step.tool) for step in draft.world().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
+    assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
     assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
     with pytest.raises(UnknownTask):
         draft.task("ghost")
@@ -235,7 +245,12 @@ def test_draft_knows_lineages() -> None:
     """What new tasks would replace counts for their lineage, whether it is new itself or not."""
     draft = drafted()
     found = {task.id: (task.root, task.iteration) for task in draft.tasks()}
-    assert {name: found[name] for name in draft.new} == {"x": ("a", 1), "y": ("a", 2), "n": ("n", 0), "a~2": ("n", 1)}
+    assert {name: found[name] for name in draft.new_task_ids} == {
+        "x": ("a", 1),
+        "y": ("a", 2),
+        "n": ("n", 0),
+        "a~2": ("n", 1),
+    }
     assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
 
 
@@ -246,4 +261,4 @@ def test_draft_is_planned_on_from() -> None:
     assert [str(problem) for problem in draft.check([SkipTask(task_id="x")])] == [
         "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
     ]
-    assert (draft.fresh_id("a"), draft.fresh_id("a", taken=("a~3",))) == ("a~3", "a~4")
+    assert (draft.unused_id("a"), draft.unused_id("a", taken=("a~3",))) == ("a~3", "a~4")

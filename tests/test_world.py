@@ -6,8 +6,8 @@ import pytest
 
 from replanning import Plan, PlanRun, ReplanningEngine, Settings, Task, open_run
 from replanning.changes import SkipTask
-from replanning.events import Decided, TriggerDropped, TriggerFired
-from replanning.facts import Use, World, regress
+from replanning.events import DecisionMade, TriggerDropped, TriggerFired
+from replanning.facts import GroundAction, StripsProblem, regress
 from replanning.interfaces import PlanView
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, alternative, bodies, environment
@@ -31,24 +31,24 @@ tasks:
 def handed_out(run: PlanRun) -> list[str]:
     """The tasks that could be pulled now."""
     claimed = []
-    while (entry := run.live.claims.take()) is not None:
+    while (entry := run.live.dispatcher.claim_next()) is not None:
         claimed.append(entry)
     for entry in claimed:
-        run.live.claims.give_back(entry, entry.claimed)
+        run.live.dispatcher.return_claim(entry, entry.claim)
     return [entry.id for entry in claimed]
 
 
-def world(run: PlanRun) -> World:
+def world(run: PlanRun) -> StripsProblem:
     """The world of a run's plan."""
-    return PlanView(run.live).world()
+    return PlanView(run.live).strips_problem()
 
 
 async def test_valid_plan() -> None:
     """A plan that can be carried out and reaches its goal is valid, and says in which order it would go."""
     async with open_run(Plan.parse(DOORS)) as run:
-        standing = world(run).standing()
-        assert [step.id for step in standing.order] == ["unlock", "enter", "knock"]
-        assert (standing.valid, standing.why(), standing.lacking()) == (True, "", ())
+        standing = world(run).feasibility()
+        assert [step.id for step in standing.executable] == ["unlock", "enter", "knock"]
+        assert (standing.valid, standing.explain(), standing.unmet_facts()) == (True, "", ())
         run.pause()
 
 
@@ -56,11 +56,11 @@ async def test_what_is_wrong() -> None:
     """A plan that cannot be carried out says which task lacks what, and what the goal would lack."""
     async with open_run(Plan.parse(DOORS)) as run:
         run.observe(ceased=["key"])
-        standing = world(run).standing()
+        standing = world(run).feasibility()
         assert [step.id for step in standing.stuck] == ["unlock"]
-        assert standing.why() == "task 'unlock' needs key, which would not hold"
-        after = PlanView(run.live).world([SkipTask(task_id="unlock"), SkipTask(task_id="enter")]).standing()
-        assert after.why() == "the goal would lack inside"
+        assert standing.explain() == "task 'unlock' needs key, which would not hold"
+        after = PlanView(run.live).strips_problem([SkipTask(task_id="unlock"), SkipTask(task_id="enter")]).feasibility()
+        assert after.explain() == "the goal would lack inside"
         run.pause()
 
 
@@ -116,22 +116,26 @@ async def test_references_that_exist_later() -> None:
     )
     async with open_run(Plan.parse(text)) as run:
         (step,) = [step for step in world(run).steps if step.id == "later"]
-        assert (step.use.open, step.arguments, step.use.needs) == (True, {}, frozenset())
-        assert world(run).standing().valid
+        assert (step.action.unresolved, step.arguments, step.action.requires) == (True, {}, frozenset())
+        assert world(run).feasibility().valid
         run.succeeded(run.started("knock"), "rain")
         (step,) = [step for step in world(run).steps if step.id == "later"]
-        assert (step.use.open, step.arguments, step.use.needs) == (False, {"what": "rain"}, frozenset({"rain"}))
+        assert (step.action.unresolved, step.arguments, step.action.requires) == (
+            False,
+            {"what": "rain"},
+            frozenset({"rain"}),
+        )
         run.pause()
 
 
 def test_regression() -> None:
     """Before each suffix must hold what its steps need and do not bring about themselves; some suffixes are impossible."""
-    one = Use(frozenset({"a"}), frozenset({"b"}), frozenset({"a"}))
-    two = Use(frozenset({"b"}), frozenset({"c"}))
+    one = GroundAction(frozenset({"a"}), frozenset({"b"}), frozenset({"a"}))
+    two = GroundAction(frozenset({"b"}), frozenset({"c"}))
     assert list(regress(["c"], [one, two])) == [frozenset("c"), frozenset("b"), frozenset("a")]
     assert list(regress(["a", "c"], [one, two])) == [frozenset("ac"), frozenset("ab"), None]
-    assert one.disturbs(two) is False
-    assert one.disturbs(Use(frozenset({"a"}))) is True
+    assert one.interferes_with(two) is False
+    assert one.interferes_with(GroundAction(frozenset({"a"}))) is True
 
 
 async def test_held_while_it_is_decided() -> None:
@@ -153,8 +157,8 @@ async def test_held_while_it_is_decided() -> None:
                 async with run.attempt(task):
                     seen.append(task.id)
             assert set(seen) == {"knock", "unlock"}
-    kinds = [type(body) for body in bodies(engine.store, run.id, TriggerFired, Decided)]
-    assert kinds[:2] == [TriggerFired, Decided]
+    kinds = [type(body) for body in bodies(engine.store, run.id, TriggerFired, DecisionMade)]
+    assert kinds[:2] == [TriggerFired, DecisionMade]
 
 
 async def test_loss_that_is_made_good() -> None:

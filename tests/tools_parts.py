@@ -27,7 +27,7 @@ class Attempt:
     noted: list[int] = field(default_factory=list)
     on_note: Callable[[int], object] = id
 
-    def note_process(self, pid: int) -> None:
+    def record_process(self, pid: int) -> None:
         self.noted.append(pid)
         self.on_note(pid)
 

@@ -59,20 +59,20 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
-from replanning.errors import ChangeRefused, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
 from replanning.events import (
     AttemptFailed,
     AttemptSucceeded,
-    Body,
-    Decided,
+    DecisionMade,
     HumanRequest,
     MonitorNotice,
     Observation,
+    PlanRevised,
     Record,
-    Revised,
+    RecordBody,
     Score,
     TaskFailed,
-    TimedOut,
+    TaskTimedOut,
     Trigger,
     TriggerEvent,
     TriggerFired,
@@ -107,10 +107,10 @@ from replanning.testing import (
     ScriptedExecutor,
     ScriptedGate,
     ScriptedProvider,
-    Step,
+    ScriptStep,
     VirtualClock,
-    broken_promises,
     hangs,
+    invariant_violations,
     raises,
     returns,
     simulate,
@@ -171,7 +171,7 @@ async def orchestrators() -> None:
     assert_type(result.outputs, Mapping[str, JsonValue])
     assert_type(result.spent, Usage)
     for revision in result.revisions:
-        assert_type(revision, Revised)
+        assert_type(revision, PlanRevised)
         changes: tuple[PlanChange, ...] = revision.changes
         use(revision.number, revision.reason, changes)
     assert_type(result.status, Literal["succeeded", "failed", "aborted", "paused", "needs_human"])
@@ -279,7 +279,7 @@ class Patience:
         assert_type(stuck, tuple[TaskView, ...])
         states: list[TaskState] = [task.state for task in stuck]
         request.charge(Usage(calls=1, tokens=len(states)))
-        new = Task(id=request.view.fresh_id("build"))
+        new = Task(id=request.view.unused_id("build"))
         return [
             Alternative(
                 changes=tuple(RetryTask(task_id=task.id, delay=60) for task in stuck),
@@ -352,12 +352,12 @@ class SlowSuccess:
     """A detector."""
 
     name = "slow-success"
-    observes: tuple[type[Body], ...] = (AttemptSucceeded,)
+    observes: tuple[type[RecordBody], ...] = (AttemptSucceeded,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
         """A trigger for what took longer than a minute."""
         if isinstance(observation, AttemptSucceeded) and view.task(observation.task).duration > 60:
-            yield TimedOut(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
+            yield TaskTimedOut(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
 
 
 def monitors(engine: ReplanningEngine) -> None:
@@ -366,7 +366,7 @@ def monitors(engine: ReplanningEngine) -> None:
     def failed(event: TaskFailed) -> None:
         use(event.error_type, event.reason)
 
-    async def revised(event: Revised) -> None:
+    async def revised(event: PlanRevised) -> None:
         use(event.number)
 
     def anything(event: TriggerEvent) -> None:
@@ -376,11 +376,11 @@ def monitors(engine: ReplanningEngine) -> None:
     monitor = PlanMonitor([detector, "task-failed"])
     off = monitor.on(TaskFailed, failed)
     off()
-    monitor.on(Revised, revised)
-    monitor.on(TimedOut, anything)
+    monitor.on(PlanRevised, revised)
+    monitor.on(TaskTimedOut, anything)
     monitor.on(MonitorNotice, lambda notice: use(notice.run, notice.event))
     engine.monitor.on(AttemptFailed, lambda event: use(event.failure.message))
-    engine.monitor.on(Revised, failed)  # type: ignore[arg-type]
+    engine.monitor.on(PlanRevised, failed)  # type: ignore[arg-type]
     engine.monitor.on(TaskFailed, lambda event: use(event.number))  # type: ignore[attr-defined]
 
 
@@ -391,7 +391,7 @@ class Mail:
         """Approve the best."""
         scores: list[Score | None] = [candidate.score for candidate in question.candidates]
         diffs: tuple[str, ...] = question.diffs
-        use(question.text, scores, diffs, question.deadline, question.refused)
+        use(question.text, scores, diffs, question.deadline, question.rejection_reason)
         return Answer("approve", by="ada", choice=0, comment="fine")
 
     async def remind(self, question: Question) -> None:
@@ -416,7 +416,7 @@ def people(store: RunStore) -> None:
             engine.answer(question.id, "approve", by="ada", choice=1)
             engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "a"}, SkipTask(task_id="b")])
             engine.answer(question.id, "maybe")  # type: ignore[arg-type]
-        except (StaleAnswer, UnknownQuestion, ChangeRefused, NotRunning, ReplanningError) as error:
+        except (StaleAnswer, UnknownQuestion, ChangeRejected, NotRunning, ReplanningError) as error:
             use(error)
     Answer("yes")  # type: ignore[arg-type]
     ReplanningEngine(gate=lambda question: Answer("approve"))  # type: ignore[arg-type]
@@ -442,11 +442,11 @@ def stores(path: Path) -> list[RunStore]:
             if isinstance(record.body, TriggerFired):
                 trigger: Trigger = record.body.trigger
                 use(trigger.fingerprint)
-            elif isinstance(record.body, Decided):
+            elif isinstance(record.body, DecisionMade):
                 use(record.body.decision, record.body.rule)
         store.close()
     try:
-        body: Body = load_body("revised", "{}")
+        body: RecordBody = load_body("revised", "{}")
         use(body.kind)
     except StoreError as error:
         use(error)
@@ -496,14 +496,14 @@ async def tests_of_plans() -> None:
     """Plans tested with the public fakes."""
     async with VirtualClock() as clock:
         build = [raises(FileNotFoundError("pypa-build")), returns({"wheel": "x"}, after=3)]
-        script: dict[str, Step | Sequence[Step]] = {"build": build, "sign": hangs()}
+        script: dict[str, ScriptStep | Sequence[ScriptStep]] = {"build": build, "sign": hangs()}
         executor = ScriptedExecutor(script, clock=clock)
         as_work: Work = executor
         gate = ScriptedGate([returns(Answer("approve"), after=60), Answer("reject")], clock=clock)
         provider = ScriptedProvider([Alternative(changes=(), reason="x"), hangs()], clock=clock, usage=Usage(calls=1))
         engine = ReplanningEngine([provider], gate=gate, environment=virtual_environment(7, clock=clock))
         result = await engine.execute(PLAN, as_work)
-        assert broken_promises(list(engine.store.read(result.run))) == []
+        assert invariant_violations(list(engine.store.read(result.run))) == []
     report = simulate(PLAN, FaultSchedule(fail={"build": 0.5}), runs=10, seed=1)
     rate: float = report.success_rate
     use(rate, executor.calls_of("build")[0].number, gate.questions, provider.requests)

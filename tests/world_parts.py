@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replanning import Plan, PlanRun, ReplanningEngine, Task, ToolSpec
-from replanning.events import AlternativesConsidered, Body, Trigger, TriggerFired
+from replanning.events import AlternativesConsidered, RecordBody, Trigger, TriggerFired
 from tests.parts import bodies
 
 
@@ -36,7 +36,7 @@ class Outcome:
     triggers: list[Trigger] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     proposed: list[str] = field(default_factory=list)
-    records: list[Body] = field(default_factory=list)
+    records: list[RecordBody] = field(default_factory=list)
 
 
 def said_by(pattern: str, arguments: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ from replanning.events import normalised_cause
 from replanning.interfaces import TaskView
 
 
-def cause_of(task: TaskView, *error: str) -> str:
+def task_cause(task: TaskView, *error: str) -> str:
     """What went wrong, such that the same call going wrong in the same way is the same cause.
 
     What varies by occasion is masked in the error alone: `tool-1` and `tool-2` are different tools, and one tool
@@ -22,7 +22,7 @@ def cause_of(task: TaskView, *error: str) -> str:
     return f"{call}:{normalised_cause(*error)}"
 
 
-def label(task: TaskView) -> str:
+def task_label(task: TaskView) -> str:
     """A task as sentences name it: with its tool, and with what it stands in for."""
     tool = f" with {task.task.tool!r}" if task.task.tool else ""
     stands_for = f" in place of {task.root!r}" if task.root != task.id else ""

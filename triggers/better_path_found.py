@@ -7,13 +7,13 @@ from itertools import islice
 from typing import ClassVar
 
 from replanning import Settings, ToolSpec
-from replanning.events import AttemptSucceeded, BetterPathFound, Body, Observation
+from replanning.events import AttemptSucceeded, BetterPathFound, Observation, RecordBody
 from replanning.interfaces import PlanView, TaskState, TaskView
 
-BOUND = 1_000
+MAX_TASKS_PER_TOOL = 1_000
 """How many tasks of one tool are looked at."""
 
-_WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
 class BetterPathDetector:
@@ -27,7 +27,7 @@ class BetterPathDetector:
     """
 
     name = "better-path-found"
-    observes: ClassVar[tuple[type[Body], ...]] = (AttemptSucceeded,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptSucceeded,)
 
     def __init__(self, *, every: int = 3, min_gain: float = 0.15) -> None:
         self.every = every
@@ -40,16 +40,16 @@ class BetterPathDetector:
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
         """One trigger for each tool whose waiting tasks a cheaper one could take over."""
-        if not isinstance(observation, AttemptSucceeded) or view.successes % self.every:
+        if not isinstance(observation, AttemptSucceeded) or view.succeeded_attempts % self.every:
             return
-        cheapest = _cheapest(view)
-        if not any(_saves(tool, cheapest) for tool in view.tools.values()):
+        cheapest = _cheapest_tools(view)
+        if not any(_cost_saving(tool, cheapest) for tool in view.tools.values()):
             return
-        waiting = {name: _waiting(name, view) for name in view.tools}
+        waiting = {name: _waiting_tasks(name, view) for name in view.tools}
         left = sum((view.tools[name].cost or 0.0) * len(tasks) for name, tasks in waiting.items())
         for name, tool in view.tools.items():
             other = cheapest.get(tool.capability or "")
-            if other is not None and (saving := _saves(tool, cheapest)):
+            if other is not None and (saving := _cost_saving(tool, cheapest)):
                 tasks = [task for task in waiting[name] if other.parameters.keys() <= task.task.arguments.keys()]
                 if tasks and saving * len(tasks) / left >= self.min_gain:
                     yield _trigger(name, other, tasks, saving * len(tasks) / left)
@@ -66,7 +66,7 @@ def _trigger(name: str, other: ToolSpec, tasks: list[TaskView], gain: float) -> 
     )
 
 
-def _cheapest(view: PlanView) -> dict[str, ToolSpec]:
+def _cheapest_tools(view: PlanView) -> dict[str, ToolSpec]:
     """For each capability the available tool that costs least."""
     found: dict[str, ToolSpec] = {}
     for tool in view.tools.values():
@@ -77,11 +77,15 @@ def _cheapest(view: PlanView) -> dict[str, ToolSpec]:
     return found
 
 
-def _saves(tool: ToolSpec, cheapest: dict[str, ToolSpec]) -> float:
+def _cost_saving(tool: ToolSpec, cheapest: dict[str, ToolSpec]) -> float:
     """How much cheaper one use of the cheapest equal tool is."""
     other = cheapest.get(tool.capability or "")
     return 0.0 if other is None or tool.cost is None else max(0.0, tool.cost - (other.cost or 0.0))
 
 
-def _waiting(name: str, view: PlanView) -> list[TaskView]:
-    return [task for task in islice(view.users(name), BOUND) if task.task.tool == name and task.state in _WAITING]
+def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:
+    return [
+        task
+        for task in islice(view.resource_users(name), MAX_TASKS_PER_TOOL)
+        if task.task.tool == name and task.state in _WAITING_STATES
+    ]

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from replanning.errors import ExpressionError
-from replanning.events import Body, ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation
+from replanning.events import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
 from replanning.interfaces import PlanView, TaskState, TaskView
-from replanning.triggers._facts import left_without, lost_for_goal
+from replanning.triggers._facts import is_lost_for_goal, tasks_missing_fact
 from replanning.triggers._wording import shorten
 
-_OPEN = (
+_UNFINISHED_STATES = (
     TaskState.PENDING,
     TaskState.READY,
     TaskState.BACKOFF,
@@ -21,7 +21,7 @@ _OPEN = (
 )
 """States of tasks that still have to run. What runs now has its values already."""
 
-_WORDS = frozenset({"objective", "success_criteria"})
+_TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 
 
 class ContextChangedDetector:
@@ -31,38 +31,40 @@ class ContextChangedDetector:
     """
 
     name = "context-changed"
-    observes: ClassVar[tuple[type[Body], ...]] = (ContextUpdated, FactsObserved, GoalChanged)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (ContextUpdated, FactsObserved, GoalChanged)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ContextChanged]:
         """At most one trigger, which names the tasks that depend on what changed."""
         if isinstance(observation, ContextUpdated):
-            return _from_context((*observation.changes, *observation.removed), view)
+            return _context_triggers((*observation.changes, *observation.removed), view)
         if isinstance(observation, FactsObserved):
-            return (_from_facts if view.original.facts is None else _from_world)(observation.ceased, view)
-        return _from_goal(observation, view) if isinstance(observation, GoalChanged) else ()
+            return (_fact_triggers if view.original_plan.facts is None else _world_triggers)(observation.ceased, view)
+        return _goal_triggers(observation, view) if isinstance(observation, GoalChanged) else ()
 
 
-def _from_goal(observation: GoalChanged, view: PlanView) -> Iterator[ContextChanged]:
+def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[ContextChanged]:
     """What another goal means: nothing, where its facts show that the rest of the plan reaches it."""
     goal = view.goal
     if not goal.facts:
-        if not _WORDS.isdisjoint(observation.changed):
-            yield _off(goal.objective, (), (), "no facts say whether the plan still reaches it")
+        if not _TEXT_FIELDS.isdisjoint(observation.changed):
+            yield _goal_trigger(goal.objective, (), (), "no facts say whether the plan still reaches it")
         return
-    world = view.world()
+    world = view.strips_problem()
     if goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
         return  # the run ends
-    if not world.closed:
-        lost = [fact for fact in goal.facts if fact not in view.facts and lost_for_goal(fact, view)]
+    if not world.closed_world:
+        lost = [fact for fact in goal.facts if fact not in view.facts and is_lost_for_goal(fact, view)]
         missing, tasks = tuple(lost), tuple[str, ...]()
     else:
-        standing = world.standing()
-        missing, tasks = standing.missing, world.bearing_on(standing.missing, standing)
+        standing = world.feasibility()
+        missing, tasks = standing.missing_goal_facts, world.tasks_related_to(standing.missing_goal_facts, standing)
     if missing:
-        yield _off(goal.objective, missing, tasks, f"what is left of the plan does not bring about {_some(missing)}")
+        yield _goal_trigger(
+            goal.objective, missing, tasks, f"what is left of the plan does not bring about {_join_facts(missing)}"
+        )
 
 
-def _off(objective: str, missing: tuple[str, ...], tasks: tuple[str, ...], why: str) -> ContextChanged:
+def _goal_trigger(objective: str, missing: tuple[str, ...], tasks: tuple[str, ...], why: str) -> ContextChanged:
     return ContextChanged(
         tasks=tasks,
         cause=f"goal:{','.join(sorted(missing)) or objective}",
@@ -72,8 +74,8 @@ def _off(objective: str, missing: tuple[str, ...], tasks: tuple[str, ...], why: 
     )
 
 
-def _from_context(keys: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
-    read = {key: [task for task in view.readers(key) if _concerned(task, view)] for key in keys}
+def _context_triggers(keys: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
+    read = {key: [task for task in view.context_readers(key) if _is_affected(task, view)] for key in keys}
     tasks = {task.id: None for readers in read.values() for task in readers}
     if not tasks:
         return
@@ -82,60 +84,62 @@ def _from_context(keys: tuple[str, ...], view: PlanView) -> Iterator[ContextChan
     yield ContextChanged(
         tasks=tuple(tasks),
         cause=",".join(sorted(named)),
-        reason=f"{words} changed, and {_listed(tuple(tasks))}",
+        reason=f"{words} changed, and {_dependents_phrase(tuple(tasks))}",
         keys=named,
     )
 
 
-def _from_facts(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
+def _fact_triggers(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
     """What a fact that ceased means where the plan does not state its facts: little is known, so it is looked at alone."""
-    needed = {fact: [task.id for task in left_without(fact, view)] for fact in ceased}
-    lost = tuple(fact for fact in ceased if needed[fact] or lost_for_goal(fact, view))
+    needed = {fact: [task.id for task in tasks_missing_fact(fact, view)] for fact in ceased}
+    lost = tuple(fact for fact in ceased if needed[fact] or is_lost_for_goal(fact, view))
     if not lost:
         return
     tasks = tuple(dict.fromkeys(task for fact in lost for task in needed[fact]))
-    yield _lost(lost, tasks, tasks)
+    yield _lost_facts_trigger(lost, tasks, tasks)
 
 
-def _from_world(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
+def _world_triggers(ceased: tuple[str, ...], view: PlanView) -> Iterator[ContextChanged]:
     """What facts that ceased mean for the plan as a whole: nothing, where the rest can be done and reaches the goal."""
     if not ceased:
         return  # what holds besides harms nothing
     if view.goal.stop_when_reached and view.facts >= frozenset(view.goal.facts):
         return  # the run ends
-    world = view.world(facts=ceased)
-    standing = world.standing()
-    lacking = frozenset(standing.lacking())
+    world = view.strips_problem(facts=ceased)
+    standing = world.feasibility()
+    lacking = frozenset(standing.unmet_facts())
     if lost := tuple(fact for fact in ceased if fact in lacking):
-        yield _lost(lost, world.named(standing), tuple(step.id for step in standing.stuck))
+        yield _lost_facts_trigger(
+            lost, world.tasks_related_to_stuck(standing), tuple(step.id for step in standing.stuck)
+        )
 
 
-def _lost(lost: tuple[str, ...], tasks: tuple[str, ...], lacking: tuple[str, ...]) -> ContextChanged:
-    who = _listed(lacking) if lacking else "the goal needs it"
+def _lost_facts_trigger(lost: tuple[str, ...], tasks: tuple[str, ...], lacking: tuple[str, ...]) -> ContextChanged:
+    who = _dependents_phrase(lacking) if lacking else "the goal needs it"
     return ContextChanged(
         tasks=tasks,
         cause=",".join(sorted(lost)),
-        reason=f"{_some(lost)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {who}",
+        reason=f"{_join_facts(lost)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {who}",
         facts=lost,
     )
 
 
-def _concerned(task: TaskView, view: PlanView) -> bool:
+def _is_affected(task: TaskView, view: PlanView) -> bool:
     """Whether a reader still has to run, or was skipped and now would not be."""
-    if task.state in _OPEN:
+    if task.state in _UNFINISHED_STATES:
         return True
-    if not task.unmet or task.task.when is None:
+    if not task.condition_not_met or task.task.when is None:
         return False
     try:
-        return view.holds(task.task.when)
+        return view.evaluate(task.task.when)
     except ExpressionError:
         return False
 
 
-def _some(facts: tuple[str, ...]) -> str:
+def _join_facts(facts: tuple[str, ...]) -> str:
     return ", ".join(facts[:5]) + (", …" if len(facts) > 5 else "")
 
 
-def _listed(tasks: tuple[str, ...]) -> str:
+def _dependents_phrase(tasks: tuple[str, ...]) -> str:
     names = ", ".join(repr(task) for task in tasks[:5]) + (", …" if len(tasks) > 5 else "")
     return f"{len(tasks)} task{'s' * (len(tasks) != 1)} depend{'s' * (len(tasks) == 1)} on it: {names}"

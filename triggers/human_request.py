@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import Body, HumanRequest, Observation, PersonAsked
+from replanning.events import HumanRequest, Observation, RecordBody, ReplanRequested
 from replanning.interfaces import PlanView
 
 
@@ -13,11 +13,11 @@ class HumanRequestDetector:
     """`human-request`: a person, or a program on their behalf, asked for replanning."""
 
     name = "human-request"
-    observes: ClassVar[tuple[type[Body], ...]] = (PersonAsked,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (ReplanRequested,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[HumanRequest]:
         """One trigger for each request."""
-        if not isinstance(observation, PersonAsked):
+        if not isinstance(observation, ReplanRequested):
             return
         who = observation.by or "somebody"
         yield HumanRequest(

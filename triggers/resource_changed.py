@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import Body, Observation, ResourceChanged, ResourceUpdated
+from replanning.events import Observation, RecordBody, ResourceChanged, ResourceUpdated
 from replanning.interfaces import PlanView, TaskState, TaskView
 
-_WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
 class ResourceChangedDetector:
@@ -18,16 +18,16 @@ class ResourceChangedDetector:
     """
 
     name = "resource-changed"
-    observes: ClassVar[tuple[type[Body], ...]] = (ResourceUpdated,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (ResourceUpdated,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ResourceChanged]:
         """One trigger that names every waiting task that lacks the tool or the capacity."""
         if not isinstance(observation, ResourceUpdated):
             return
         name = observation.name
-        waiting = [task for task in view.users(name) if task.state in _WAITING]
+        waiting = [task for task in view.resource_users(name) if task.state in _WAITING_STATES]
         gone = observation.available is False
-        lacking = [task for task in waiting if (gone and task.task.tool == name) or _too_much(name, task, view)]
+        lacking = [task for task in waiting if (gone and task.task.tool == name) or _exceeds_capacity(name, task, view)]
         if not lacking:
             return
         why = f" ({observation.reason})" if observation.reason else ""
@@ -44,5 +44,5 @@ class ResourceChangedDetector:
         )
 
 
-def _too_much(name: str, task: TaskView, view: PlanView) -> bool:
+def _exceeds_capacity(name: str, task: TaskView, view: PlanView) -> bool:
     return name in view.capacity and view.demand(task.task).get(name, 0.0) > view.capacity[name]

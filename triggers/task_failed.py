@@ -8,21 +8,21 @@ from typing import ClassVar
 from replanning.events import (
     AttemptFailed,
     AttemptInterrupted,
-    Body,
     ConditionEvaluated,
     Failure,
     Observation,
+    RecordBody,
     TaskFailed,
 )
 from replanning.interfaces import PlanView, TaskState, TaskView
-from replanning.triggers._wording import cause_of, label, shorten
+from replanning.triggers._wording import shorten, task_cause, task_label
 
 
 class TaskFailedDetector:
     """`task-failed`: an attempt failed or was cut off and is not repeated, or a condition could not be evaluated."""
 
     name = "task-failed"
-    observes: ClassVar[tuple[type[Body], ...]] = (AttemptFailed, AttemptInterrupted, ConditionEvaluated)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptFailed, AttemptInterrupted, ConditionEvaluated)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskFailed]:
         """One trigger when the task now stands as failed."""
@@ -35,8 +35,8 @@ class TaskFailedDetector:
         yield TaskFailed(
             tasks=(task.id,),
             root=task.root,
-            cause=cause_of(task, failure.type, failure.message),
-            reason=shorten(_sentence(task, failure)),
+            cause=task_cause(task, failure.type, failure.message),
+            reason=shorten(_failure_reason(task, failure)),
             error_type=failure.type,
             message=failure.message,
             attempts=task.attempts,
@@ -45,12 +45,12 @@ class TaskFailedDetector:
         )
 
 
-def _sentence(task: TaskView, failure: Failure) -> str:
+def _failure_reason(task: TaskView, failure: Failure) -> str:
     if failure.kind == "interrupted":
-        return f"{label(task)} was cut off: {failure.message}"
+        return f"{task_label(task)} was cut off: {failure.message}"
     if failure.kind == "condition":
-        return f"the condition of {label(task)} cannot be evaluated: {failure.message}"
+        return f"the condition of {task_label(task)} cannot be evaluated: {failure.message}"
     if failure.kind == "arguments":
-        return f"{label(task)} cannot be given its arguments: {failure.message}"
+        return f"{task_label(task)} cannot be given its arguments: {failure.message}"
     times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
-    return f"{label(task)} failed{times}: {failure.type}: {failure.message}"
+    return f"{task_label(task)} failed{times}: {failure.type}: {failure.message}"

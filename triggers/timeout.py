@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import AttemptTimedOut, Body, Observation, TimedOut
+from replanning.events import AttemptTimedOut, Observation, RecordBody, TaskTimedOut
 from replanning.interfaces import PlanView
-from replanning.triggers._wording import cause_of, label
+from replanning.triggers._wording import task_cause, task_label
 
 
 class TimeoutDetector:
     """`timeout`: the deadline of an attempt passed, and the task is not run again by itself."""
 
     name = "timeout"
-    observes: ClassVar[tuple[type[Body], ...]] = (AttemptTimedOut,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptTimedOut,)
 
-    def detect(self, observation: Observation, view: PlanView) -> Iterable[TimedOut]:
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskTimedOut]:
         """One trigger for an attempt after which the task stands as failed."""
         if not isinstance(observation, AttemptTimedOut) or observation.retry_at is not None:
             return
         task = view.task(observation.task)
-        yield TimedOut(
+        yield TaskTimedOut(
             tasks=(task.id,),
             root=task.root,
-            cause=cause_of(task, "timeout"),
-            reason=f"{label(task)} did not finish within {observation.timeout:g} s",
+            cause=task_cause(task, "timeout"),
+            reason=f"{task_label(task)} did not finish within {observation.timeout:g} s",
             timeout=observation.timeout,
         )

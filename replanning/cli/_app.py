@@ -7,9 +7,9 @@ from typing import Annotated, Final
 import typer
 
 from replanning.cli._carrying import (
-    EXITS,
-    PLANS,
-    RUNNING,
+    PLAN_PANEL,
+    RUN_EXIT_CODES_HELP,
+    RUN_PANEL,
     AskOption,
     ConcurrencyOption,
     NoAskOption,
@@ -21,14 +21,14 @@ from replanning.cli._carrying import (
     SequentialOption,
     SetOption,
     TraceOption,
-    asking,
-    called,
+    ask_mode,
     paragraphs,
-    workers,
+    validate_run_id,
+    worker_count,
 )
 from replanning.cli._config import config
 from replanning.cli._goals import add_goal_commands
-from replanning.cli._inspect import add_commands
+from replanning.cli._inspect import add_run_commands
 from replanning.cli._notifying import NotifyOption
 from replanning.cli._options import (
     DEFAULT_STORE,
@@ -37,16 +37,16 @@ from replanning.cli._options import (
     SettingsOption,
     StoreOption,
 )
-from replanning.cli._program import Commands, Program
+from replanning.cli._program import CommandGroup, Program
 from replanning.cli._prune import add_prune_command
 from replanning.cli._tools import add_tool_commands
 
-ABOUT: Final = "About this installation"
+INSTALLATION_PANEL: Final = "About this installation"
 
 
 app = Program(
     name="replanning",
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -57,7 +57,7 @@ app = Program(
         "replanning demo  —  see a real plan repair itself",
         "replanning run plan.yaml  —  run a plan of your own",
         "replanning why RUN  —  see what was changed, and why",
-        *EXITS,
+        *RUN_EXIT_CODES_HELP,
     ),
 )
 
@@ -81,8 +81,8 @@ def program(
 
 
 @app.command(
-    rich_help_panel=RUNNING,
-    epilog=paragraphs("[bold]Example[/bold]", "replanning demo --folder /tmp/demo", *EXITS),
+    rich_help_panel=RUN_PANEL,
+    epilog=paragraphs("[bold]Example[/bold]", "replanning demo --folder /tmp/demo", *RUN_EXIT_CODES_HELP),
 )
 def demo(
     *,
@@ -98,13 +98,13 @@ def demo(
     A program is missing, a step takes too long, and an assumption turns out to be wrong.
     """
     from replanning.cli._demo import run_demo
-    from replanning.cli._run import report
+    from replanning.cli._run import report_run
 
-    raise typer.Exit(report(run_demo(folder, trace=trace, json=as_json, quiet=quiet), json=as_json))
+    raise typer.Exit(report_run(run_demo(folder, trace=trace, json=as_json, quiet=quiet), json=as_json))
 
 
 @app.command(
-    rich_help_panel=RUNNING,
+    rich_help_panel=RUN_PANEL,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
         "replanning run plan.yaml",
@@ -114,7 +114,7 @@ def demo(
         "replanning run plan.yaml --ask store    then elsewhere: replanning approve QUESTION",
         "replanning run plan.yaml --no-replan --json > result.json",
         "Ctrl-C pauses: what runs is finished first. A second Ctrl-C stops it at once.",
-        *EXITS,
+        *RUN_EXIT_CODES_HELP,
     ),
 )
 def run(
@@ -140,7 +140,7 @@ def run(
     Commands run in the present directory. A command changes the context by appending lines key=value to the file
     that the variable REPLANNING_CONTEXT names.
     """
-    from replanning.cli._run import RunOptions, load_for_run, report, run_plan
+    from replanning.cli._run import RunOptions, load_for_run, report_run, run_plan
 
     options = RunOptions(
         store=store,
@@ -148,27 +148,29 @@ def run(
         replan=replan,
         observe=observe,
         providers=replan_provider or (),
-        workers=workers(sequential=sequential, most=max_concurrency),
+        workers=worker_count(sequential=sequential, max_concurrency=max_concurrency),
         context=values or (),
         trace=trace,
-        ask=asking(ask, never=no_ask),
+        ask=ask_mode(ask, no_ask=no_ask),
         json=as_json,
         quiet=quiet,
     )
-    raise typer.Exit(report(run_plan(load_for_run(str(plan), options), options, run_id=called(run_id)), json=as_json))
+    raise typer.Exit(
+        report_run(run_plan(load_for_run(str(plan), options), options, run_id=validate_run_id(run_id)), json=as_json)
+    )
 
 
 add_goal_commands(app)
 
 
 @app.command(
-    rich_help_panel=RUNNING,
+    rich_help_panel=RUN_PANEL,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c --set context.region=us",
         "replanning resume 20250131-120000-1a2b3c --from 2    a new run, from what revision 2 had left to do",
-        *EXITS,
+        *RUN_EXIT_CODES_HELP,
     ),
 )
 def resume(
@@ -197,7 +199,7 @@ def resume(
 
     Nothing that has finished is run again.
     """
-    from replanning.cli._run import RunOptions, report, resume_run
+    from replanning.cli._run import RunOptions, report_run, resume_run
     from replanning.cli._solve import resume_solving
 
     options = RunOptions(
@@ -206,20 +208,20 @@ def resume(
         replan=replan,
         observe=observe,
         providers=replan_provider or (),
-        workers=workers(sequential=sequential, most=max_concurrency),
+        workers=worker_count(sequential=sequential, max_concurrency=max_concurrency),
         context=values or (),
         trace=trace,
         notify=notify or (),
-        ask=asking(ask, never=no_ask),
+        ask=ask_mode(ask, no_ask=no_ask),
         json=as_json,
         quiet=quiet,
     )
     code = resume_solving(run, options, revision)
-    raise typer.Exit(report(resume_run(run, options, revision=revision), json=as_json) if code is None else code)
+    raise typer.Exit(report_run(resume_run(run, options, revision=revision), json=as_json) if code is None else code)
 
 
 @app.command(
-    rich_help_panel=RUNNING,
+    rich_help_panel=RUN_PANEL,
     epilog=paragraphs(
         "[bold]Example[/bold]",
         "replanning pause latest --reason 'the disk is full'",
@@ -239,12 +241,12 @@ def pause(
     pause_run(run, reason, store, as_json=as_json)
 
 
-add_commands(app)
+add_run_commands(app)
 add_prune_command(app)
 
 
 @app.command(
-    rich_help_panel=PLANS,
+    rich_help_panel=PLAN_PANEL,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
         "replanning validate plan.yaml",
@@ -267,7 +269,7 @@ add_tool_commands(app)
 
 
 @app.command(
-    rich_help_panel=PLANS,
+    rich_help_panel=PLAN_PANEL,
     epilog=paragraphs("[bold]Example[/bold]", "replanning schema > plan.schema.json"),
 )
 def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON either way
@@ -278,7 +280,7 @@ def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON 
 
 
 @app.command(
-    rich_help_panel=PLANS,
+    rich_help_panel=PLAN_PANEL,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
         "replanning simulate plan.yaml --fail build --runs 200",
@@ -326,7 +328,7 @@ def simulate(
         {"fail": fail or (), "flaky": flaky or (), "hang": hang or ()},
         runs=runs,
         seed=seed,
-        workers=workers(sequential=sequential, most=max_concurrency),
+        workers=worker_count(sequential=sequential, max_concurrency=max_concurrency),
         settings=settings,
         providers=replan_provider or (),
         as_json=as_json,
@@ -334,11 +336,11 @@ def simulate(
     raise typer.Exit(code)
 
 
-app.add_typer(config, name="config", rich_help_panel=ABOUT)
+app.add_typer(config, name="config", rich_help_panel=INSTALLATION_PANEL)
 
 
 @app.command(
-    rich_help_panel=ABOUT,
+    rich_help_panel=INSTALLATION_PANEL,
     epilog=paragraphs(
         "[bold]Examples[/bold]",
         "replanning providers --check",
@@ -364,7 +366,7 @@ def providers(
     raise typer.Exit(show_plugins(settings, check=check, as_json=as_json))
 
 
-@app.command(rich_help_panel=ABOUT)
+@app.command(rich_help_panel=INSTALLATION_PANEL)
 def version(*, as_json: JsonOption = False) -> None:
     """Print the version."""
     from replanning.cli._version import show_version

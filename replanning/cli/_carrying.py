@@ -7,12 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from replanning.cli._options import Asking, fail
+from replanning.cli._options import AskMode, fail
 
-RUNNING: Final = "Run plans"
-PLANS: Final = "Look at plans"
+RUN_PANEL: Final = "Run plans"
+PLAN_PANEL: Final = "Look at plans"
 
-EXITS: Final = (
+RUN_EXIT_CODES_HELP: Final = (
     "[bold]Exit codes[/bold]",
     (
         "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
@@ -53,7 +53,7 @@ TraceOption = Annotated[
     ),
 ]
 AskOption = Annotated[
-    Asking | None,
+    AskMode | None,
     typer.Option(
         "--ask",
         help="Who is asked when a person must decide: whoever sits at the console (the default on a terminal);"
@@ -69,16 +69,16 @@ def paragraphs(*lines: str) -> str:
     return "\n\n".join(lines)
 
 
-def workers(*, sequential: bool, most: int | None) -> int:
+def worker_count(*, sequential: bool, max_concurrency: int | None) -> int:
     """How many tasks run at once at most."""
-    from replanning.cli._run import WORKERS
+    from replanning.cli._run import DEFAULT_WORKERS
 
-    if sequential and most is not None:
+    if sequential and max_concurrency is not None:
         fail("--sequential and --max-concurrency contradict each other; give one of them")
-    return 1 if sequential else WORKERS if most is None else most
+    return 1 if sequential else DEFAULT_WORKERS if max_concurrency is None else max_concurrency
 
 
-def called(run_id: str | None) -> str | None:
+def validate_run_id(run_id: str | None) -> str | None:
     """What a run is to be called, which must not stand for something else where it is named later."""
     from replanning.cli._lookup import LATEST
 
@@ -90,8 +90,8 @@ def called(run_id: str | None) -> str | None:
     return run_id
 
 
-def asking(ask: Asking | None, *, never: bool) -> Asking | None:
+def ask_mode(ask: AskMode | None, *, no_ask: bool) -> AskMode | None:
     """Who is asked where a person must decide."""
-    if never and ask is not None:
+    if no_ask and ask is not None:
         fail("--ask and --no-ask contradict each other; give one of them")
-    return Asking.NEVER if never else ask
+    return AskMode.NEVER if no_ask else ask

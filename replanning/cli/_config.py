@@ -8,9 +8,9 @@ import typer
 
 from replanning.cli._carrying import paragraphs
 from replanning.cli._options import JsonOption, SettingsOption
-from replanning.cli._program import Commands, Program
+from replanning.cli._program import CommandGroup, Program
 
-FileArgument = Annotated[
+SettingsFileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
@@ -19,7 +19,9 @@ FileArgument = Annotated[
     ),
 ]
 
-config = Program(cls=Commands, no_args_is_help=True, rich_markup_mode="rich", help="Show the settings, and check them.")
+config = Program(
+    cls=CommandGroup, no_args_is_help=True, rich_markup_mode="rich", help="Show the settings, and check them."
+)
 
 
 @config.command(
@@ -51,7 +53,7 @@ def show(
         "0 nothing is wrong · 2 something is",
     ),
 )
-def check(file: FileArgument = None, *, as_json: JsonOption = False) -> None:
+def check(file: SettingsFileArgument = None, *, as_json: JsonOption = False) -> None:
     """Say everything that is wrong with the settings, in the file and in variables, with its place and what is expected.
 
     Variables that look like misspelt ones are wrong, too. A server that is to know a person's settings is asked.

@@ -14,20 +14,20 @@ from pydantic import JsonValue
 
 from replanning._errors import ToolError
 from replanning._plan import JsonObject
-from replanning._wording import shown
+from replanning._wording import brief_repr
 from replanning.tools._call import ToolCall
 from replanning.tools._shell import run_shell
 
-VARIABLE: Final = "REPLANNING_CONTEXT"
+CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
 """Names the file to which a command appends lines `key=value`."""
 
-LIMIT: Final = 64 * 1024
+MAX_CONTEXT_BYTES: Final = 64 * 1024
 """Most bytes that a command may say about the context."""
 
-_LINE: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
+_PAIR_PATTERN: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 
-class TellingShell:
+class ContextShell:
     """The kind `shell`, whose commands may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names; a value is JSON where it
@@ -35,11 +35,11 @@ class TellingShell:
     that may hold text from anywhere.
 
     Attributes:
-        change: reports the values to the run; nobody takes them where it is None.
+        on_change: reports the values to the run; nobody takes them where it is None.
     """
 
     def __init__(self, change: Callable[[JsonObject], None] | None = None) -> None:
-        self.change = change
+        self.on_change = change
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Run the command of a tool, and take what it says about the context.
@@ -49,20 +49,20 @@ class TellingShell:
         """
         with TemporaryDirectory(prefix="replanning-") as folder:
             file = Path(folder, "context")
-            output = await run_shell(replace(call, environ={**call.environ, VARIABLE: str(file)}))
-            said = _read(file, call.tool.name)
-        if said and self.change is not None:
-            self.change(call.secrets.hide_in(said))  # type: ignore[arg-type] # a mapping stays one
+            output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
+            said = _read_context_file(file, call.tool.name)
+        if said and self.on_change is not None:
+            self.on_change(call.secrets.redact_json(said))  # type: ignore[arg-type] # a mapping stays one
         return output
 
 
 def parse_pair(text: str) -> tuple[str, JsonValue] | None:
     """The key and the value of `key=value`; None where the text is none."""
-    found = _LINE.fullmatch(text)
-    return None if found is None else (found[1], _value(found[2]))
+    found = _PAIR_PATTERN.fullmatch(text)
+    return None if found is None else (found[1], _parse_value(found[2]))
 
 
-def _value(text: str) -> JsonValue:
+def _parse_value(text: str) -> JsonValue:
     """The JSON that a text is, else the text; also `1.10` and `12e45`, which may be a version or a hash."""
     try:
         value: JsonValue = json.loads(text, parse_constant=str)
@@ -72,24 +72,26 @@ def _value(text: str) -> JsonValue:
     return text if number and json.dumps(value) != text else value
 
 
-def _read(file: Path, tool: str) -> JsonObject:
+def _read_context_file(file: Path, tool: str) -> JsonObject:
     if not file.is_file():
         return {}
     with file.open("rb") as stream:
-        content = stream.read(LIMIT + 1)
-    if len(content) > LIMIT:
-        raise ToolError(f"tool {tool!r} wrote more than {LIMIT} bytes to ${VARIABLE}; keep large data in a file")
+        content = stream.read(MAX_CONTEXT_BYTES + 1)
+    if len(content) > MAX_CONTEXT_BYTES:
+        raise ToolError(
+            f"tool {tool!r} wrote more than {MAX_CONTEXT_BYTES} bytes to ${CONTEXT_VARIABLE}; keep large data in a file"
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        raise ToolError(f"tool {tool!r} wrote what is no UTF-8 to ${VARIABLE}") from None
+        raise ToolError(f"tool {tool!r} wrote what is no UTF-8 to ${CONTEXT_VARIABLE}") from None
     said: JsonObject = {}
     for line in text.split("\n"):  # other characters that end lines may stand in a value
         if line.strip():
             pair = parse_pair(line)
             if pair is None:
                 raise ToolError(
-                    f"tool {tool!r} wrote {shown(line)} to ${VARIABLE}; expected lines of the form key=value"
+                    f"tool {tool!r} wrote {brief_repr(line)} to ${CONTEXT_VARIABLE}; expected lines of the form key=value"
                 )
             said[pair[0]] = pair[1]
     return said

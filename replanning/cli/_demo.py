@@ -14,12 +14,12 @@ from typing import Final
 
 from replanning import Plan, Settings
 from replanning.cli._options import fail
-from replanning.cli._output import say
-from replanning.cli._render import Summary
+from replanning.cli._output import print_message
+from replanning.cli._render import RunSummary
 from replanning.cli._run import RunOptions, run_plan
 
-FOLDER: Final = "replanning-demo"
-_DATA: Final = Path(__file__).with_name("demo")
+DEFAULT_FOLDER: Final = "replanning-demo"
+_DEMO_FILES: Final = Path(__file__).with_name("demo")
 _INTRODUCTION: Final = """\
 A real plan, on real files: Python sources are packed, checked and reported on, several commands at once.
 Three things go wrong on the way:
@@ -29,11 +29,11 @@ Three things go wrong on the way:
 The plan is repaired each time, while everything else goes on. The plan can be changed and run again:
   {again}
 """
-_ABSENT: Final = "the step 'pack' wants the program zpaq, which is not on this machine"
-_PRESENT: Final = "(the step 'pack' wants the program zpaq; you have it, so that this time it works)"
+_ZPAQ_MISSING: Final = "the step 'pack' wants the program zpaq, which is not on this machine"
+_ZPAQ_INSTALLED: Final = "(the step 'pack' wants the program zpaq; you have it, so that this time it works)"
 
 
-def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) -> Summary:
+def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) -> RunSummary:
     """Set the demo up in a folder and run it.
 
     Args:
@@ -43,14 +43,14 @@ def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) 
         json: whether the result is for a program.
         quiet: whether to say nothing meanwhile.
     """
-    place = _prepare(folder)
+    place = _prepare_folder(folder)
     plan = place / "plan.yaml"
     if not quiet:
-        first = _PRESENT if shutil.which("zpaq") else _ABSENT
+        first = _ZPAQ_INSTALLED if shutil.which("zpaq") else _ZPAQ_MISSING
         again = (
             f"cd {shlex.quote(str(place))} && replanning run {plan.name}"  # its commands look for files where it runs
         )
-        say(_INTRODUCTION.format(first=first, again=again))
+        print_message(_INTRODUCTION.format(first=first, again=again))
     store = str(place / ".replanning" / "history.db")
     options = RunOptions(store=store, providers=["repair"], trace=trace, json=json, quiet=quiet)
     # Its python3 is the one that runs this, so that the demo needs nothing else on the PATH.
@@ -59,10 +59,10 @@ def run_demo(folder: str | None, *, trace: str | None, json: bool, quiet: bool) 
     return replace(summary, notes=(f"report   {place / 'report.md'}", f"files    {place}{os.sep}"))
 
 
-def _prepare(folder: str | None) -> Path:
+def _prepare_folder(folder: str | None) -> Path:
     """The folder of the demo, with the plan, its steps and the files that it works on."""
-    place = Path(folder or FOLDER)
-    if place.exists() and not _is_ours(place):
+    place = Path(folder or DEFAULT_FOLDER)
+    if place.exists() and not _is_demo_folder(place):
         fail(f"{str(place)!r} is there already and is no demo; name another folder with --folder")
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -72,16 +72,16 @@ def _prepare(folder: str | None) -> Path:
     except OSError as error:
         if folder is not None:
             fail(f"the demo cannot write to {str(place)!r}: {error.strerror or error}")
-        place = Path(tempfile.mkdtemp(prefix=f"{FOLDER}-"))
+        place = Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
         (place / "build").mkdir()
-    for file in _DATA.iterdir():
+    for file in _DEMO_FILES.iterdir():
         if file.is_file():
             shutil.copyfile(file, place / file.name)
     _copy_sources(place / "input")
     return place
 
 
-def _is_ours(place: Path) -> bool:
+def _is_demo_folder(place: Path) -> bool:
     """Whether a folder is empty, or holds an earlier demo."""
     return place.is_dir() and (not any(place.iterdir()) or (place / "steps.py").is_file())
 

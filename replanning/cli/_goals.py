@@ -8,26 +8,26 @@ from typing import Annotated
 import typer
 
 from replanning.cli._carrying import (
-    EXITS,
-    PLANS,
-    RUNNING,
+    PLAN_PANEL,
+    RUN_EXIT_CODES_HELP,
+    RUN_PANEL,
     AskOption,
     ConcurrencyOption,
     NoAskOption,
     QuietOption,
     SetOption,
     TraceOption,
-    asking,
-    called,
+    ask_mode,
     paragraphs,
-    workers,
+    validate_run_id,
+    worker_count,
 )
 from replanning.cli._issue import IssueOption, NoCommentOption
 from replanning.cli._notifying import NotifyOption
 from replanning.cli._options import DEFAULT_STORE, JsonOption, SettingsOption, StoreOption, fail
 
 GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="What is to be achieved, in words.")]
-GoalFile = Annotated[
+GoalFileArgument = Annotated[
     Path | None,
     typer.Argument(metavar="FILE", help="A text file that says what is to be achieved, in place of --goal."),
 ]
@@ -64,7 +64,7 @@ RunIdOption = Annotated[
 
 
 def solve(
-    file: GoalFile = None,
+    file: GoalFileArgument = None,
     *,
     goal: GoalOption = None,
     issue: IssueOption = None,
@@ -93,7 +93,7 @@ def solve(
     from replanning.cli._run import RunOptions
     from replanning.cli._solve import make_plan
     from replanning.cli._solve import solve as solve_task
-    from replanning.cli._task import read_task
+    from replanning.cli._task import read_solve_request
 
     below: tuple[str, ...] = ()
     if dry_run and run_id is not None:
@@ -103,24 +103,24 @@ def solve(
             fail("--issue says what is to be achieved: leave out --goal, FILE and --issue-id")
         task, below = read_issue(issue, tools, llm, quiet=quiet, comment=not (no_comment or dry_run))
     else:
-        task = read_task(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
+        task = read_solve_request(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
     options = RunOptions(
         store="memory" if dry_run else store,
         settings=settings,
         providers=[llm] if llm else (),
-        workers=workers(sequential=False, most=max_concurrency),
+        workers=worker_count(sequential=False, max_concurrency=max_concurrency),
         context=values or (),
         trace=trace,
         notify=(*(notify or ()), *below),
-        ask=asking(ask, never=no_ask),
+        ask=ask_mode(ask, no_ask=no_ask),
         json=as_json,
         quiet=quiet,
     )
-    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=called(run_id)))
+    raise typer.Exit(make_plan(task, options) if dry_run else solve_task(task, options, run_id=validate_run_id(run_id)))
 
 
 def plan(
-    file: GoalFile = None,
+    file: GoalFileArgument = None,
     *,
     goal: GoalOption = None,
     tools: ToolsOption = None,
@@ -135,17 +135,17 @@ def plan(
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
     from replanning.cli._run import RunOptions
     from replanning.cli._solve import make_plan
-    from replanning.cli._task import read_task
+    from replanning.cli._task import read_solve_request
 
-    who = asking(ask, never=no_ask)
+    who = ask_mode(ask, no_ask=no_ask)
     options = RunOptions(store="memory", settings=settings, ask=who, json=as_json, quiet=quiet)
-    raise typer.Exit(make_plan(read_task(goal, file, tools, llm, quiet=quiet), options, save=save))
+    raise typer.Exit(make_plan(read_solve_request(goal, file, tools, llm, quiet=quiet), options, save=save))
 
 
 def add_goal_commands(app: typer.Typer) -> None:
     """Add the commands to the program."""
     app.command(
-        rich_help_panel=RUNNING,
+        rich_help_panel=RUN_PANEL,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
@@ -153,11 +153,11 @@ def add_goal_commands(app: typer.Typer) -> None:
             "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
             "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
             "replanning resume fix-12    takes it up again, with its plan and what is left of its limits",
-            *EXITS,
+            *RUN_EXIT_CODES_HELP,
         ),
     )(solve)
     app.command(
-        rich_help_panel=PLANS,
+        rich_help_panel=PLAN_PANEL,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from replanning.cli._notifying import FORGES, Telling
+from replanning.cli._notifying import FORGES, IssueNotifier
 from replanning.cli._run import RunOptions
 from replanning.planning import PlanningCoordinator, Steering
 from replanning.planning._steering import Issue
 
-HINT: Final = (
+REPLY_HINT: Final = (
     "*Reply below to answer what is unclear. What needs your agreement takes `{0}approve` or `{0}reject` at the beginning of"
     " a comment; `{0}replan` and why asks for another plan.*"
 )
 """How people answer below an issue that is read while the run goes on."""
 
 
-def is_heard(options: RunOptions) -> bool:
+def accepts_comments(options: RunOptions) -> bool:
     """Whether people can answer below an issue."""
     return options.ask != "never" and any(target.partition("=")[0] in FORGES for target in options.notify)
 
 
-def steerings(
+def create_steerings(
     planning: PlanningCoordinator, known: Sequence[str] | None, tell: Callable[[str], None]
 ) -> list[Steering]:
     """Who reads what people write: one for each issue that a run is told of on.
@@ -35,7 +35,7 @@ def steerings(
     """
     found: list[Steering] = []
     for exporter in planning.engine.exporters:
-        if isinstance(exporter, Telling) and isinstance(exporter.forge, Issue):
-            exporter.hint = HINT.format(exporter.forge.command)
-            found.append(Steering(planning, exporter.forge, known=known, tell=tell))
+        if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
+            exporter.hint = REPLY_HINT.format(exporter.forge.command)
+            found.append(Steering(planning, exporter.forge, handled=known, on_message=tell))
     return found

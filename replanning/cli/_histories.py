@@ -11,9 +11,9 @@ from replanning._plan import JsonObject
 from replanning._records import DecisionKind
 from replanning._triggers import TriggerKind
 from replanning._wording import did_you_mean
-from replanning.cli._lookup import command, find_run, looking_into, refuse, split_run
+from replanning.cli._lookup import command_line, existing_store, find_run, refuse, split_run
 from replanning.cli._options import fail
-from replanning.cli._output import console, say, show_json
+from replanning.cli._output import console, print_json, print_message
 from replanning.history import (
     Calibration,
     PlanEdit,
@@ -27,106 +27,108 @@ from replanning.history import (
     text_report,
     why_report,
 )
-from replanning.history._export import edit_json, event_json, export, summary
-from replanning.history._reports import calibration_lines, effects
-from replanning.history._words import count
+from replanning.history._export import edit_json, event_json, history_json, summary_json
+from replanning.history._reports import calibration_lines, revision_diffs
+from replanning.history._words import pluralise
 from replanning.interfaces import RunStore
 
-EVERYTHING: Final = 1_000_000
+MAX_REPLANS: Final = 1_000_000
 """How many replans a command keeps in mind: it ends soon."""
 
 _PREDICTIONS: Final[tuple[Prediction, ...]] = get_args(Prediction)
 
-_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "*": "yellow"}
+_DIFF_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "*": "yellow"}
 
 
 def show_history(place: str, run: str | None, form: str, *, trigger: str | None, decision: str | None) -> None:
     """Print the history of a run in a format, or the part of it that is asked for."""
-    _check("trigger", trigger, get_args(TriggerKind))
-    _check("decision", decision, get_args(DecisionKind))
-    with looking_into(place) as store:
-        history = _history(store, run)
+    _check_option("trigger", trigger, get_args(TriggerKind))
+    _check_option("decision", decision, get_args(DecisionKind))
+    with existing_store(place) as store:
+        history = _load_history(store, run)
         filtered = trigger is not None or decision is not None
         events = history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
         if form == "json":
-            show_json(summary(history, events) if filtered else export(history))
+            print_json(summary_json(history, events) if filtered else history_json(history))
         elif form == "mermaid":
-            _print(mermaid(history.replay(min(1, history.revision), before=True), history.replay()))
+            _print_report(mermaid(history.replay(min(1, history.revision), before=True), history.replay()))
         else:
             only = events if filtered else None
-            _print(markdown_report(history, only) if form == "markdown" else text_report(history, only))
+            _print_report(markdown_report(history, only) if form == "markdown" else text_report(history, only))
 
 
 def show_calibration(place: str, run: str | None, *, trigger: str | None, decision: str | None, as_json: bool) -> None:
     """Print how far confidence could be trusted, in a run or in all of them, and what each source claims."""
-    _check("trigger", trigger, get_args(TriggerKind))
-    _check("decision", decision, get_args(DecisionKind))
-    with looking_into(place) as store:
-        histories = [_history(store, run)] if run is not None else list(_histories(store))
+    _check_option("trigger", trigger, get_args(TriggerKind))
+    _check_option("decision", decision, get_args(DecisionKind))
+    with existing_store(place) as store:
+        histories = [_load_history(store, run)] if run is not None else list(_readable_histories(store))
     wanted: list[ReplanEvent] = []
     for history in histories:
         wanted += history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
     parts = {of: calibrate(wanted, of=of) for of in _PREDICTIONS}
     sources = calibrate_sources(wanted)
     if as_json:
-        by_part, by_source = ({name: _in_json(found) for name, found in some.items()} for some in (parts, sources))
-        show_json({"runs": len(histories), "calibration": by_part, "sources": by_source})
+        by_part, by_source = (
+            {name: _calibration_json(found) for name, found in some.items()} for some in (parts, sources)
+        )
+        print_json({"runs": len(histories), "calibration": by_part, "sources": by_source})
         return
     tables = [calibration_lines(parts["total"])]
     tables += [
         calibration_lines(found, f"what {source or 'a nameless source'} claims") for source, found in sources.items()
     ]
-    where = f"run {histories[0].run}" if run is not None else count(len(histories), "run")
-    _print("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
+    where = f"run {histories[0].run}" if run is not None else pluralise(len(histories), "run")
+    _print_report("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
 
 
-def explain(place: str, words: Sequence[str], *, as_json: bool) -> None:
+def show_explanation(place: str, words: Sequence[str], *, as_json: bool) -> None:
     """Print why a revision was made, or why a replan made none."""
-    with looking_into(place) as store:
+    with existing_store(place) as store:
         run, rest = split_run(words, store)
         if len(rest) > 1:
             fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
-        history = _history(store, run)
-        entry = _entry(history, rest[0]) if rest else _last(history, place)
+        history = _load_history(store, run)
+        entry = _find_entry(history, rest[0]) if rest else _last_entry(history, place)
         if as_json:
             shown = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
-            effect = effects(history, [entry.after])[entry.after] if entry.after is not None else ""
-            show_json({"run": history.run, **shown, "diff": effect.splitlines()})
+            effect = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
+            print_json({"run": history.run, **shown, "diff": effect.splitlines()})
         else:
-            _print(why_report(history, entry))
+            _print_report(why_report(history, entry))
 
 
-def show_difference(place: str, words: Sequence[str], *, as_json: bool) -> None:
+def show_diff(place: str, words: Sequence[str], *, as_json: bool) -> None:
     """Print what differs between two revisions."""
-    with looking_into(place) as store:
+    with existing_store(place) as store:
         run, rest = split_run(words, store)
         if len(rest) > 2:
             fail(f"expected a run and two revisions, got {len(words)} words: {' '.join(words)}")
-        history = _history(store, run)
-        numbers = [_revision(history, word) for word in rest]
+        history = _load_history(store, run)
+        numbers = [_parse_revision(history, word) for word in rest]
         before, after = numbers if len(numbers) == 2 else (max(0, numbers[0] - 1), numbers[0]) if numbers else (0, None)
         found = history.diff(before, history.revision if after is None else after)
         if as_json:
-            show_json({"run": history.run, **found.to_json()})
+            print_json({"run": history.run, **found.to_json()})
             return
-        _print(f"run {history.run}: revision {found.before} → {found.after}\n{str(found) or 'no difference'}\n")
+        _print_report(f"run {history.run}: revision {found.before} → {found.after}\n{str(found) or 'no difference'}\n")
 
 
-def _histories(store: RunStore) -> Iterator[ReplanHistory]:
+def _readable_histories(store: RunStore) -> Iterator[ReplanHistory]:
     """The histories of all runs; one that cannot be read is said to be left out."""
     for info in store.runs():
         try:
             if info.records:
-                yield _history(store, info.run)
+                yield _load_history(store, info.run)
         except JournalCorrupt as error:
-            say(f"run {info.run!r} is left out: {error}")
+            print_message(f"run {info.run!r} is left out: {error}")
 
 
-def _history(store: RunStore, run: str | None) -> ReplanHistory:
-    return ReplanHistory.of(store, find_run(store, run).run, max_events=EVERYTHING)
+def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
+    return ReplanHistory.of(store, find_run(store, run).run, max_events=MAX_REPLANS)
 
 
-def _check(option: str, value: str | None, known: Sequence[str]) -> None:
+def _check_option(option: str, value: str | None, known: Sequence[str]) -> None:
     if value is not None and value not in known:
         hint = did_you_mean(value, known)
         fail(
@@ -134,21 +136,21 @@ def _check(option: str, value: str | None, known: Sequence[str]) -> None:
         )
 
 
-def _entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
+def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
     if word.startswith("r"):
         found = next((event for event in history.events if event.replan == word), None)
         if found is None:
             have = ", ".join(event.replan for event in history.events[-8:]) or "none"
             refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {have}")
         return found
-    number = _revision(history, word)
+    number = _parse_revision(history, word)
     entry = history.entry(number)
     if entry is None:
         refuse(f"revision 0 is the plan as it was given; run {history.run!r} has revisions 0 to {history.revision}")
     return entry
 
 
-def _revision(history: ReplanHistory, word: str) -> int:
+def _parse_revision(history: ReplanHistory, word: str) -> int:
     if not word.isdecimal():
         fail(f"{word!r} is no revision; expected a number from 0 to {history.revision}")
     if int(word) > history.revision:
@@ -156,27 +158,29 @@ def _revision(history: ReplanHistory, word: str) -> int:
     return int(word)
 
 
-def _last(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
+def _last_entry(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
     if not history.entries:
-        _nothing(history, place)
+        _refuse_without_replans(history, place)
     return history.entries[-1]
 
 
-def _nothing(history: ReplanHistory, place: str) -> NoReturn:
+def _refuse_without_replans(history: ReplanHistory, place: str) -> NoReturn:
     stands = f"{history.status}: {history.reason}" if history.reason else history.status
-    count = len(history.dropped)
+    count = len(history.dropped_triggers)
     dropped = (
-        f"; {count} trigger{'s' * (count != 1)} dropped: {command(place, 'history', history.run)}" if count else ""
+        f"; {count} trigger{'s' * (count != 1)} dropped: {command_line(place, 'history', history.run)}" if count else ""
     )
     refuse(f"nothing was replanned in run {history.run!r}, which is {stands}{dropped}")
 
 
-def _in_json(found: Calibration) -> JsonObject:
+def _calibration_json(found: Calibration) -> JsonObject:
     return {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
 
 
-def _print(text: str) -> None:
+def _print_report(text: str) -> None:
     """Print a report as it is; what is gone red and what is new green, where there are colours."""
     out = console()
     for line in text.rstrip("\n").split("\n"):
-        out.print(line, style=_STYLES.get(line.strip()[:1], "") if line[2:3].strip() in ("", *_STYLES) else "")
+        out.print(
+            line, style=_DIFF_STYLES.get(line.strip()[:1], "") if line[2:3].strip() in ("", *_DIFF_STYLES) else ""
+        )

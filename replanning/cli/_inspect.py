@@ -10,11 +10,13 @@ import typer
 
 from replanning.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 
-LOOKING: Final = "Look at runs"
-DECIDING: Final = "Decide about runs"
+INSPECT_PANEL: Final = "Look at runs"
+DECISION_PANEL: Final = "Decide about runs"
 
 
-EXITS: Final = "0 done · 1 what is asked about is not there, or was refused · 2 wrong usage, file or store"
+INSPECT_EXIT_CODES_HELP: Final = (
+    "0 done · 1 what is asked about is not there, or was refused · 2 wrong usage, file or store"
+)
 EXAMPLES: Final = {
     "status": ["status", "status 20250131-120000-1a2b3c", "status latest --json"],
     "history": [
@@ -40,7 +42,7 @@ EXAMPLES: Final = {
 }
 
 
-class Format(StrEnum):
+class HistoryFormat(StrEnum):
     """How a history is written."""
 
     TEXT = "text"
@@ -49,11 +51,11 @@ class Format(StrEnum):
     MERMAID = "mermaid"
 
 
-RunsArgument = Annotated[
+OptionalRunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default the newest."),
 ]
-OpenArgument = Annotated[
+PendingRunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", show_default=False, help="The id of a run, or how it begins; by default all runs."),
 ]
@@ -76,18 +78,18 @@ WaitOption = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_run_commands(app: typer.Typer) -> None:
     """Give an application the commands of this module."""
     for looking in (status, history, why, diff, pending):
-        app.command(rich_help_panel=LOOKING, epilog=_epilog(looking.__name__))(looking)
+        app.command(rich_help_panel=INSPECT_PANEL, epilog=_epilog(looking.__name__))(looking)
     app.command("questions", hidden=True)(pending)
     for deciding in (approve, reject, modify, request):
-        app.command(rich_help_panel=DECIDING, epilog=_epilog(deciding.__name__))(deciding)
+        app.command(rich_help_panel=DECISION_PANEL, epilog=_epilog(deciding.__name__))(deciding)
 
 
 def _epilog(name: str) -> str:
     examples = [f"replanning {line}" for line in EXAMPLES[name]]
-    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", EXITS])
+    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", INSPECT_EXIT_CODES_HELP])
 
 
 def status(
@@ -110,9 +112,9 @@ def status(
 
 
 def history(
-    run: RunsArgument = None,
+    run: OptionalRunArgument = None,
     *,
-    form: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TEXT,
+    form: Annotated[HistoryFormat, typer.Option("--format", help="How to write it.")] = HistoryFormat.TEXT,
     trigger: Annotated[
         str | None, typer.Option("--trigger", metavar="KIND", help="Only replans because of this, as task-failed.")
     ] = None,
@@ -135,9 +137,9 @@ def history(
     """
     from replanning.cli._histories import show_calibration, show_history
 
-    chosen = Format.JSON if as_json else form
+    chosen = HistoryFormat.JSON if as_json else form
     if calibration:
-        show_calibration(store, run, trigger=trigger, decision=decision, as_json=chosen is Format.JSON)
+        show_calibration(store, run, trigger=trigger, decision=decision, as_json=chosen is HistoryFormat.JSON)
     else:
         show_history(store, run, chosen.value, trigger=trigger, decision=decision)
 
@@ -156,9 +158,9 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Explain a revision on one screen: cause, candidates with their scores, what was rejected, rule, and difference."""
-    from replanning.cli._histories import explain
+    from replanning.cli._histories import show_explanation
 
-    explain(store, what or [], as_json=as_json)
+    show_explanation(store, what or [], as_json=as_json)
 
 
 def diff(
@@ -176,12 +178,12 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show what differs between two revisions of a run's plan."""
-    from replanning.cli._histories import show_difference
+    from replanning.cli._histories import show_diff
 
-    show_difference(store, what or [], as_json=as_json)
+    show_diff(store, what or [], as_json=as_json)
 
 
-def pending(run: OpenArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def pending(run: PendingRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show the questions that wait for a person, what one can choose, and what each choice changes."""
     from replanning.cli._standings import show_questions
 
@@ -201,10 +203,10 @@ def approve(
     as_json: JsonOption = False,
 ) -> None:
     """Agree to a change that a run asks about."""
-    from replanning.cli._answers import Reply, answer
+    from replanning.cli._answers import AnswerOptions, answer_question
 
-    reply = Reply("approve", by, comment, choice=choice)
-    answer(store, question, reply, wait, as_json=as_json)
+    reply = AnswerOptions("approve", by, comment, choice=choice)
+    answer_question(store, question, reply, wait, as_json=as_json)
 
 
 def reject(
@@ -217,9 +219,9 @@ def reject(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse every change that a run asks about: the plan is kept as it is."""
-    from replanning.cli._answers import Reply, answer
+    from replanning.cli._answers import AnswerOptions, answer_question
 
-    answer(store, question, Reply("reject", by, comment), wait, as_json=as_json)
+    answer_question(store, question, AnswerOptions("reject", by, comment), wait, as_json=as_json)
 
 
 def modify(
@@ -238,10 +240,10 @@ def modify(
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question with changes of your own."""
-    from replanning.cli._answers import Reply, answer, read_changes
+    from replanning.cli._answers import AnswerOptions, answer_question, read_changes
 
-    reply = Reply("modify", by, comment, changes=read_changes(str(changes)))
-    answer(store, question, reply, wait, as_json=as_json)
+    reply = AnswerOptions("modify", by, comment, changes=read_changes(str(changes)))
+    answer_question(store, question, reply, wait, as_json=as_json)
 
 
 def request(
@@ -271,7 +273,7 @@ def request(
 
     With another goal, the plan is changed where what is left of it does not reach that.
     """
-    from replanning.cli._answers import Wish, ask_to_replan, wanted_goal
+    from replanning.cli._answers import RequestOptions, parse_goal_change, post_replan_request
 
-    wish = Wish(task or [], wanted_goal(goal, goal_fact or []), by)
-    ask_to_replan(store, what, wish, wait, as_json=as_json)
+    wish = RequestOptions(task or [], parse_goal_change(goal, goal_fact or []), by)
+    post_replan_request(store, what, wish, wait, as_json=as_json)

@@ -10,11 +10,11 @@ import anyio
 import typer
 
 from replanning._errors import Problem, SettingsError
-from replanning.cli._notifying import Telling, made_of
-from replanning.cli._output import say
+from replanning.cli._notifying import IssueNotifier, create_exporter
+from replanning.cli._output import print_message
 
 if TYPE_CHECKING:
-    from replanning.cli._task import Task
+    from replanning.cli._task import SolveRequest
     from replanning.planning import TaskRequest
     from replanning.planning._steering import Issue
 
@@ -35,7 +35,7 @@ NoCommentOption = Annotated[
 
 def read_issue(
     issue: str, tools: Path | None, llm: str | None, *, quiet: bool, comment: bool
-) -> tuple[Task, tuple[str, ...]]:
+) -> tuple[SolveRequest, tuple[str, ...]]:
     """What an issue asks for, and where people are told of it and heard, as `--notify` names it.
 
     Raises:
@@ -43,34 +43,34 @@ def read_issue(
         PlanError: the file of tools cannot be read, or its tools are not valid.
         ForgeError: the issue cannot be read.
     """
-    from replanning.cli._task import read_task
+    from replanning.cli._task import read_solve_request
 
-    task = read_task(issue, None, tools, llm, quiet=quiet)
-    forge, family = _forge(issue)
-    if comment and (problem := forge.cannot_write()):
+    task = read_solve_request(issue, None, tools, llm, quiet=quiet)
+    forge, family = _issue_forge(issue)
+    if comment and (problem := forge.write_error()):
         hint = f"{problem}; to only read the issue, use --no-comment"
         raise SettingsError([Problem("--issue", hint)])
     if not quiet:
-        say(f"reading {issue.strip()}")
-    request, known = anyio.run(_read, forge)
-    found = replace(task, request=request, known=known)
+        print_message(f"reading {issue.strip()}")
+    request, known = anyio.run(_fetch_request, forge)
+    found = replace(task, request=request, seen_comments=known)
     return found, (f"{family}={request.issue_id}",) if comment else ()
 
 
-def _forge(issue: str) -> tuple[Issue, str]:
+def _issue_forge(issue: str) -> tuple[Issue, str]:
     """The forge that has an issue, and its name."""
     from replanning.planning._steering import Issue
 
     text = issue.strip()
     gitlab = text.startswith("gitlab:") or "!" in text or "/-/" in text
     family = "gitlab" if gitlab else "github"
-    exporter = made_of(family, text, "--issue")  # forges come in as the exporters that write there
-    if not (isinstance(exporter, Telling) and isinstance(exporter.forge, Issue)):
+    exporter = create_exporter(family, text, "--issue")  # forges come in as the exporters that write there
+    if not (isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue)):
         raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])
     return exporter.forge, family
 
 
-async def _read(forge: Issue) -> tuple[TaskRequest, tuple[str, ...]]:
+async def _fetch_request(forge: Issue) -> tuple[TaskRequest, tuple[str, ...]]:
     try:
         known = tuple(comment.id for comment in await forge.comments())
         return await forge.issue(), known

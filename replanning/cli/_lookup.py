@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from replanning._answers import not_open
-from replanning._errors import ChangeRefused, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun, UnknownTask
+from replanning._answers import closed_error
+from replanning._errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun, UnknownTask
 from replanning._ids import QuestionId
 from replanning._wording import did_you_mean
 from replanning.cli._options import DEFAULT_STORE, ExitCode, fail
 from replanning.cli._stores import open_store
-from replanning.history._standing import replayed
+from replanning.history._standing import replay_records
 
 if TYPE_CHECKING:
     from replanning.interfaces import Question, RunInfo, RunStore
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 LATEST: Final = "latest"
 """Names the newest run."""
 
-_REVISION: Final = re.compile(r"r?[0-9]{1,6}")
-_QUESTION: Final = re.compile(r"(.*)\.(q[0-9]+)")
-_NOT_THERE: Final = (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRefused)
+_REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
+_QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
+_LOOKUP_ERRORS: Final = (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected)
 
 
 def refuse(message: str) -> NoReturn:
@@ -34,12 +34,12 @@ def refuse(message: str) -> NoReturn:
 
 
 @contextmanager
-def looking_into(place: str) -> Iterator[RunStore]:
+def existing_store(place: str) -> Iterator[RunStore]:
     """The store at a place, which must exist; what is not in it ends the command with a sentence."""
     store = open_store(place, must_exist=True)
     try:
         yield store
-    except _NOT_THERE as error:
+    except _LOOKUP_ERRORS as error:
         refuse(str(error))
     finally:
         store.close()
@@ -65,26 +65,26 @@ def find_run(store: RunStore, wanted: str | None) -> RunInfo:
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
     """The run and the revisions that words name; the run may be left out."""
-    if not words or (_REVISION.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())):
+    if not words or (_REVISION_PATTERN.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())):
         return None, list(words)
     return words[0], list(words[1:])
 
 
 def find_question(store: RunStore, wanted: str | None) -> Question:
     """The open question with an id, or of a run that has only one; when none is named, the only one there is."""
-    named = _QUESTION.fullmatch(wanted) if wanted is not None else None
+    named = _QUESTION_PATTERN.fullmatch(wanted) if wanted is not None else None
     if wanted is None:
-        found = [question for _, questions in open_by_run(store, None) for question in questions]
+        found = [question for _, questions in open_questions_by_run(store, None) for question in questions]
         where = "no run has an open question"
     else:
         info = find_run(store, named[1] if named else wanted)
-        found = [question for _, questions in open_by_run(store, info.run) for question in questions]
+        found = [question for _, questions in open_questions_by_run(store, info.run) for question in questions]
         where = f"run {info.run!r} has no open question"
         if named is not None:
             asked = QuestionId(f"{info.run}.{named[2]}")
             found = [question for question in found if question.id == asked]
             if not found:
-                raise not_open(asked, replayed(store.read(info.run)).ledger)
+                raise closed_error(asked, replay_records(store.read(info.run)).ledger)
     if not found:
         refuse(where)
     if len(found) > 1:
@@ -92,7 +92,7 @@ def find_question(store: RunStore, wanted: str | None) -> Question:
     return found[0]
 
 
-def open_by_run(store: RunStore, run: str | None) -> Iterator[tuple[RunInfo, list[Question]]]:
+def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[tuple[RunInfo, list[Question]]]:
     """The runs, or the one, that may have open questions, with these."""
     from replanning.history import open_questions
 
@@ -101,13 +101,13 @@ def open_by_run(store: RunStore, run: str | None) -> Iterator[tuple[RunInfo, lis
             yield info, open_questions(store.read(info.run))
 
 
-def command(place: str, *words: str) -> str:
+def command_line(place: str, *words: str) -> str:
     """A command line to be copied, for the store that is used."""
     where = [] if place == DEFAULT_STORE else ["--store", place]
     return shlex.join(["replanning", *words, *where])
 
 
-def me(name: str | None) -> str:
+def user_name(name: str | None) -> str:
     """Who decides: the name given, or whoever is logged in."""
     if name is not None:
         return name

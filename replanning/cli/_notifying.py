@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_check
 import typer
 
 from replanning._errors import Problem, SettingsError
-from replanning._plugins import load
+from replanning._plugins import load_plugin
 
 if TYPE_CHECKING:
     from replanning.interfaces import Exporter
@@ -19,7 +19,7 @@ FORGES: Final = ("github", "gitlab")
 
 
 @runtime_checkable
-class Accountable(Protocol):
+class DeliveryReporter(Protocol):
     """An exporter that says what it could not send."""
 
     @property
@@ -29,16 +29,16 @@ class Accountable(Protocol):
 
 
 @runtime_checkable
-class Posting(Protocol):
+class WriteChecker(Protocol):
     """An exporter that finds out beforehand whether it can write."""
 
-    def cannot_write(self) -> str:
+    def write_error(self) -> str:
         """Why nothing can be written; empty where it can be."""
         ...
 
 
 @runtime_checkable
-class Telling(Protocol):
+class IssueNotifier(Protocol):
     """An exporter that tells people of a run, and how they answer."""
 
     hint: str
@@ -70,45 +70,45 @@ def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
     """
     found: dict[tuple[str, str], Exporter] = {}
     for target in targets:
-        exporter = _notifier(target.strip())
-        if isinstance(exporter, Posting) and (problem := exporter.cannot_write()):
+        exporter = _create_notifier(target.strip())
+        if isinstance(exporter, WriteChecker) and (problem := exporter.write_error()):
             raise SettingsError([Problem("--notify", problem)])
-        found.setdefault(_place(exporter), exporter)
+        found.setdefault(_target_key(exporter), exporter)
     return list(found.values())
 
 
-def _place(exporter: Exporter) -> tuple[str, str]:
+def _target_key(exporter: Exporter) -> tuple[str, str]:
     """Where an exporter writes, however that was written; forges, other than files, do not tell capitals apart."""
     place = str(getattr(exporter, "endpoint", ""))
     return exporter.name, place.lower() if exporter.name in FORGES else os.path.realpath(place)
 
 
-def unsent(exporters: Sequence[Exporter]) -> list[str]:
+def delivery_problems(exporters: Sequence[Exporter]) -> list[str]:
     """What exporters did not get to where it belongs, each in a sentence; once they are closed, that is final."""
-    return [one.problem for one in exporters if isinstance(one, Accountable) and one.problem]
+    return [one.problem for one in exporters if isinstance(one, DeliveryReporter) and one.problem]
 
 
-def _notifier(target: str) -> Exporter:
+def _create_notifier(target: str) -> Exporter:
     name, _, place = target.partition("=")
     if target == "console":
-        console: Exporter = load("exporters", "notices-console")()
+        console: Exporter = load_plugin("exporters", "notices-console")()
         return console
     if not target:
         raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
     if place and name not in FORGES and name.isidentifier():  # rather a slip than the name of a file
         known = f"there is {' and '.join(f'{forge}=…' for forge in FORGES)}"
         raise SettingsError([Problem("--notify", f"{name!r} is no forge; {known}; for a file write {'./' + target!r}")])
-    return made_of(name if name in FORGES else "notices", place if name in FORGES else target, "--notify")
+    return create_exporter(name if name in FORGES else "notices", place if name in FORGES else target, "--notify")
 
 
-def made_of(name: str, target: str, option: str) -> Exporter:
+def create_exporter(name: str, target: str, option: str) -> Exporter:
     """The exporter of that name for what an option says behind it.
 
     Raises:
         SettingsError: it says nothing that there is.
         PluginError: the exporter cannot be loaded.
     """
-    plugin: Any = load("exporters", name)  # `from_target` is optional
+    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
     try:
         exporter: Exporter = plugin.from_target(target)
     except SettingsError as error:

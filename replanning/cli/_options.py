@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     """The run was stopped at once by a second Ctrl-C; it can be resumed."""
 
 
-class Asking(StrEnum):
+class AskMode(StrEnum):
     """Who is asked where a person must decide."""
 
     CONSOLE = "console"
@@ -58,7 +58,7 @@ SettingsOption = Annotated[
 ]
 
 
-def as_text(words: str, option: str) -> str:
+def decode_argument(words: str, option: str) -> str:
     """Words of the command line, which are taken for UTF-8 whatever the locale is.
 
     Raises:
@@ -72,7 +72,7 @@ def as_text(words: str, option: str) -> str:
 
 def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
     """Say on standard error what is wrong, and end."""
-    from replanning.cli._output import say
+    from replanning.cli._output import print_message
 
-    say(f"error: {message}")
+    print_message(f"error: {message}")
     raise typer.Exit(code)

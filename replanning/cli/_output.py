@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from replanning._errors import Problem
 
-WIDTH: Final = 120
+NON_TTY_WIDTH: Final = 120
 """Characters to a line of a table in a file or pipe."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def prepare_streams() -> None:
@@ -36,33 +36,33 @@ def console(*, error: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if error else sys.stdout
-    width = None if stream.isatty() else WIDTH
+    width = None if stream.isatty() else NON_TTY_WIDTH
     return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def show(renderable: RenderableType) -> None:
+def print_result(renderable: RenderableType) -> None:
     """Print a result on standard output."""
     console().print(renderable)
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print something about the work on standard error; that it cannot be read there is no reason to stop the work."""
     with suppress(OSError):
-        sys.stderr.write(f"{plain(text)}\n")
+        sys.stderr.write(f"{escape_control(text)}\n")
         sys.stderr.flush()
 
 
-def show_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print a result as JSON on standard output; in ASCII, which every program reads."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     sys.stdout.flush()
 
 
-def in_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """Problems for `show_json`."""
+def problems_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Problems for `print_json`."""
     return [{"place": problem.place, "message": problem.message} for problem in problems]
 
 
-def plain(text: str) -> str:
+def escape_control(text: str) -> str:
     """Text from tools and plans without what would steer the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+    return _CONTROL_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))

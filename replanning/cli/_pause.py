@@ -5,9 +5,9 @@ from __future__ import annotations
 from replanning._clock import SystemClock
 from replanning._errors import NotRunning
 from replanning._redaction import Redactor
-from replanning.cli._lookup import find_run, looking_into, me
-from replanning.cli._output import show, show_json
-from replanning.interfaces import Message
+from replanning.cli._lookup import existing_store, find_run, user_name
+from replanning.cli._output import print_json, print_result
+from replanning.interfaces import InboxMessage
 
 
 def pause_run(wanted: str, reason: str, place: str, *, as_json: bool) -> None:
@@ -19,14 +19,16 @@ def pause_run(wanted: str, reason: str, place: str, *, as_json: bool) -> None:
         place: the store.
         as_json: whether the answer is for a program.
     """
-    with looking_into(place) as store:
+    with existing_store(place) as store:
         info = find_run(store, wanted)
         if info.status != "running":
             raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
-        by = me(None)
-        message = Message("pause", SystemClock().now(), by, {"reason": Redactor().text(reason) or f"{by} asked for it"})
+        by = user_name(None)
+        message = InboxMessage(
+            "pause", SystemClock().now(), by, {"reason": Redactor().text(reason) or f"{by} asked for it"}
+        )
         store.post(info.run, message)
     if as_json:
-        show_json({"run": info.run, "asked": "pause"})
+        print_json({"run": info.run, "asked": "pause"})
     else:
-        show(f"Asked for run {info.run} to be paused; it stops when what runs has finished.")
+        print_result(f"Asked for run {info.run} to be paused; it stops when what runs has finished.")

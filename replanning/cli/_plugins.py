@@ -11,22 +11,22 @@ from typing import Final
 import anyio
 
 from replanning import Environment, Settings
-from replanning._asked import ALTERNATIVES, REPAIR
+from replanning._asked import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning._errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
-from replanning._llms import AUTO, clients_for, is_llm
-from replanning._plugins import GROUPS, installed, load
+from replanning._llms import AUTO, create_clients, is_llm
+from replanning._plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning._redaction import Redactor
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, plain, say, show_json
+from replanning.cli._output import console, escape_control, print_json, print_message
 from replanning.cli._settings import read_settings
 from replanning.llm import LLMOptions, LLMProvider
 
-MODEL: Final = "language model"
-_QUESTION: Final = "Answer with the single word yes."
+LANGUAGE_MODEL: Final = "language model"
+_PROBE_PROMPT: Final = "Answer with the single word yes."
 
 
 @dataclass(frozen=True, slots=True)
-class Plugin:
+class PluginStatus:
     """One entry point, and what became of it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plugin:
     @property
     def details(self) -> str:
         """What is known of it, in words."""
-        if self.kind != MODEL or self.state == "broken":
+        if self.kind != LANGUAGE_MODEL or self.state == "broken":
             return self.problem or self.value
         parts = [self.model or "no model", f"at {self.address}" if self.address else ""]
         parts += [f"key in {self.key}" if self.key in os.environ and self.key not in self.problem else "", self.problem]
@@ -78,24 +78,26 @@ def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> int:
         SettingsError: the settings are not valid, or contradict one another.
     """
     loaded = read_settings(settings)
-    chosen = _chosen(loaded)
+    chosen = _selected_clients(loaded)
     used: dict[str, list[str]] = {
-        "providers": _providers(loaded),
+        "providers": _used_providers(loaded),
         "triggers": list(loaded.triggers),
         "stores": ["sqlite"],
     }
-    points = [(group, point, used.get(group, [])) for group in GROUPS for point in installed(group).values()]
-    found = [_look_at(group, point, names, chosen, loaded) for group, point, names in points]
-    plugins = anyio.run(_asked, found) if check else [plugin for plugin, _ in found]
-    plugins += _missing(loaded)
+    points = [
+        (group, point, used.get(group, [])) for group in PLUGIN_GROUPS for point in installed_plugins(group).values()
+    ]
+    found = [_inspect_plugin(group, point, names, chosen, loaded) for group, point, names in points]
+    plugins = anyio.run(_probe_models, found) if check else [plugin for plugin, _ in found]
+    plugins += _missing_plugins(loaded)
     if as_json:
-        show_json([asdict(plugin) for plugin in plugins])
+        print_json([asdict(plugin) for plugin in plugins])
     else:
         _show_table(plugins)
-    return int(ExitCode.FAILED if check and not _answered(plugins) else ExitCode.OK)
+    return int(ExitCode.FAILED if check and not _models_respond(plugins) else ExitCode.OK)
 
 
-def _answered(plugins: list[Plugin]) -> bool:
+def _models_respond(plugins: list[PluginStatus]) -> bool:
     """Whether a language model has answered, and each that runs would use."""
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     return any(answer for _, answer in answers) and ("used", False) not in answers
@@ -104,30 +106,32 @@ def _answered(plugins: list[Plugin]) -> bool:
 # What a run would use
 
 
-def _named(settings: Settings) -> list[str]:
+def _configured_names(settings: Settings) -> list[str]:
     """The names in the settings, one by one."""
     return [part for name in settings.provider for part in name.split(",")]
 
 
-def _providers(settings: Settings) -> list[str]:
-    return [REPAIR if name == AUTO else name.partition(":")[0] for name in _named(settings)]
+def _used_providers(settings: Settings) -> list[str]:
+    return [REPAIR_PLUGIN if name == AUTO else name.partition(":")[0] for name in _configured_names(settings)]
 
 
-def _missing(settings: Settings) -> list[Plugin]:
-    known = installed("providers")
-    wanted = [*_providers(settings), *(name.partition(":")[0] for name in settings.llm.fallback)]
+def _missing_plugins(settings: Settings) -> list[PluginStatus]:
+    known = installed_plugins("providers")
+    wanted = [*_used_providers(settings), *(name.partition(":")[0] for name in settings.llm.fallback)]
     problem = "the settings name it, but it is not installed"
     return [
-        Plugin("providers", name, "", "", "missing", problem) for name in dict.fromkeys(wanted) if name not in known
+        PluginStatus("providers", name, "", "", "missing", problem)
+        for name in dict.fromkeys(wanted)
+        if name not in known
     ]
 
 
-def _chosen(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
+def _selected_clients(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
     """The language models that a run would ask, by name, with whether they are used or a fallback."""
     found: dict[str, tuple[LLMProvider, str]] = {}
     for name in settings.provider:
         try:
-            clients = clients_for(name, settings=settings) if name == AUTO or is_llm(name) else []
+            clients = create_clients(name, settings=settings) if name == AUTO or is_llm(name) else []
         except (NoLLMProvider, PluginError):
             continue  # seen below, plugin by plugin
         for number, client in enumerate(clients):
@@ -135,22 +139,24 @@ def _chosen(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
     return found
 
 
-def _look_at(
+def _inspect_plugin(
     group: str,
     point: EntryPoint,
     used: list[str],
     chosen: Mapping[str, tuple[LLMProvider, str]],
     settings: Settings,
-) -> tuple[Plugin, LLMProvider | None]:
+) -> tuple[PluginStatus, LLMProvider | None]:
     package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-    plugin = Plugin(group, point.name, package, point.value, "available")
+    plugin = PluginStatus(group, point.name, package, point.value, "available")
     try:
         if group == "providers" and is_llm(point.name):
-            client, state = chosen.get(point.name) or (_client(point.name, settings), "available")
-            return _model(replace(plugin, state=state), client), client
-        _make(group, point.name)
+            client, state = chosen.get(point.name) or (_create_client(point.name, settings), "available")
+            return _with_model_details(replace(plugin, state=state), client), client
+        _instantiate(group, point.name)
     except PluginError as error:
-        return replace(plugin, state="unavailable" if _loads(group, point.name) else "broken", problem=str(error)), None
+        return replace(
+            plugin, state="unavailable" if _can_load(group, point.name) else "broken", problem=str(error)
+        ), None
     except SettingsError as error:  # it works, and must be told more, such as below which issue it is to write
         return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
     except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown
@@ -158,20 +164,20 @@ def _look_at(
     return replace(plugin, state="used" if point.name in used else "available"), None
 
 
-def _loads(group: str, name: str) -> bool:
+def _can_load(group: str, name: str) -> bool:
     """Whether a plugin is there as a whole; what it still lacks, it says when it is made."""
     try:
-        load(group, name)
+        load_plugin(group, name)
     except PluginError:
         return False
     return True
 
 
-def _make(group: str, name: str) -> None:
+def _instantiate(group: str, name: str) -> None:
     """Make what a plugin registers, to see whether that works."""
-    plugin = load(group, name)
+    plugin = load_plugin(group, name)
     if group in ("providers", "triggers"):
-        if name != ALTERNATIVES:  # that is made of a language model
+        if name != LLM_PROVIDER_PLUGIN:  # that is made of a language model
             plugin()
     elif group == "exporters":
         anyio.run(plugin().aclose)
@@ -180,17 +186,17 @@ def _make(group: str, name: str) -> None:
 # Language models
 
 
-def _client(name: str, settings: Settings) -> LLMProvider:
+def _create_client(name: str, settings: Settings) -> LLMProvider:
     """A language model that no run would ask: as it would be, named without a model and an address of its own."""
     own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
-    return clients_for(name, settings=settings.model_copy(update={"llm": own}))[0]
+    return create_clients(name, settings=settings.model_copy(update={"llm": own}))[0]
 
 
-def _model(plugin: Plugin, client: LLMProvider) -> Plugin:
-    problem = client.unavailable()
+def _with_model_details(plugin: PluginStatus, client: LLMProvider) -> PluginStatus:
+    problem = client.unavailable_reason()
     return replace(
         plugin,
-        kind=MODEL,
+        kind=LANGUAGE_MODEL,
         state="unavailable" if problem else plugin.state,
         problem=problem,
         model=client.model,
@@ -199,12 +205,12 @@ def _model(plugin: Plugin, client: LLMProvider) -> Plugin:
     )
 
 
-async def _asked(found: list[tuple[Plugin, LLMProvider | None]]) -> list[Plugin]:
+async def _probe_models(found: list[tuple[PluginStatus, LLMProvider | None]]) -> list[PluginStatus]:
     """The plugins, those that are language models asked whether they answer, all at once."""
     results = [plugin for plugin, _ in found]
 
     async def ask(number: int, client: LLMProvider) -> None:
-        results[number] = await _answer(results[number], client)
+        results[number] = await _probe_model(results[number], client)
 
     wanted = [
         (number, client)
@@ -212,18 +218,18 @@ async def _asked(found: list[tuple[Plugin, LLMProvider | None]]) -> list[Plugin]
         if client is not None and plugin.state != "unavailable"
     ]
     if wanted:
-        say(f"asking whether they answer: {', '.join(client.name for _, client in wanted)}")
+        print_message(f"asking whether they answer: {', '.join(client.name for _, client in wanted)}")
     async with anyio.create_task_group() as group:
         for number, client in wanted:
             group.start_soon(ask, number, client)
     return results
 
 
-async def _answer(plugin: Plugin, client: LLMProvider) -> Plugin:
+async def _probe_model(plugin: PluginStatus, client: LLMProvider) -> PluginStatus:
     clock = Environment().clock
     began = clock.now()
     try:
-        await client.complete(_QUESTION, LLMOptions(max_tokens=16, tries=1))
+        await client.complete(_PROBE_PROMPT, LLMOptions(max_tokens=16, max_attempts=1))
     except ReplanningError as error:
         return replace(plugin, answers=False, problem=str(error).removeprefix(f"{client.name}: "))
     finally:
@@ -231,7 +237,7 @@ async def _answer(plugin: Plugin, client: LLMProvider) -> Plugin:
     return replace(plugin, answers=True, seconds=round(clock.now() - began, 3))
 
 
-def _show_table(plugins: list[Plugin]) -> None:
+def _show_table(plugins: list[PluginStatus]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -243,5 +249,5 @@ def _show_table(plugins: list[Plugin]) -> None:
     for plugin in plugins:
         state = "no answer" if plugin.answers is False else plugin.state
         style = "red" if plugin.answers is False else styles.get(plugin.state, "")
-        table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, plain(plugin.details))
+        table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
     console().print(table)

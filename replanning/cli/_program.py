@@ -17,7 +17,7 @@ from replanning.cli._options import ExitCode, fail
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class _PlainFlags:
+class _FlagMetavarMixin:
     """Shows no type behind options that take no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # typer does not export the types
@@ -29,11 +29,11 @@ class _PlainFlags:
         return params
 
 
-class Command(_PlainFlags, TyperCommand):
+class Command(_FlagMetavarMixin, TyperCommand):
     """A command of the program."""
 
 
-class Commands(_PlainFlags, TyperGroup):
+class CommandGroup(_FlagMetavarMixin, TyperGroup):
     """Says what is wrong in a sentence, where a traceback would help nobody."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer does not export the types
@@ -48,7 +48,7 @@ class Commands(_PlainFlags, TyperGroup):
         try:
             return super().invoke(ctx)
         except ReplanningError as error:
-            fail(_said(error))
+            fail(_error_message(error))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
                 raise
@@ -66,22 +66,22 @@ class Program(typer.Typer):
         register = super().command
 
         def registered(function: FunctionT) -> FunctionT:
-            return register(*args, **{"cls": Command, "help": _paragraphs(function), **named})(function)
+            return register(*args, **{"cls": Command, "help": _help_text(function), **named})(function)
 
         return registered
 
 
-def _paragraphs(function: Callable[..., Any]) -> str:
+def _help_text(function: Callable[..., Any]) -> str:
     """What a docstring says, a line for each paragraph: the lines of the source are no lines of the help."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
 
 
-def _said(error: ReplanningError) -> str:
+def _error_message(error: ReplanningError) -> str:
     """What an error says; what is wrong with the command line itself is no matter of the settings."""
     problems = error.problems if isinstance(error, SettingsError) else ()
-    written = bool(problems) and all(_is_argument(problem.place) for problem in problems)
+    written = bool(problems) and all(_is_argument_name(problem.place) for problem in problems)
     return "; ".join(map(str, problems)) if written else str(error)
 
 
-def _is_argument(place: str) -> bool:
+def _is_argument_name(place: str) -> bool:
     return place.startswith("--") or (place.isalpha() and place.isupper())

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from replanning.cli._carrying import paragraphs
-from replanning.cli._inspect import LOOKING
+from replanning.cli._inspect import INSPECT_PANEL
 from replanning.cli._options import JsonOption, SettingsOption
 
 if TYPE_CHECKING:
     from replanning._planning_settings import HistorySettings
     from replanning.planning import PrunedTask
 
-NAME: Final = "history prune"
+COMMAND_NAME: Final = "history prune"
 
 
 def prune(
@@ -42,30 +42,32 @@ def prune(
     kept = history.retention_days if days is None else days
     store = PlanningHistoryStore(history.directory)
     pruned = store.prune(kept, history.archive_directory, dry_run=dry_run)
-    _report(history, pruned, kept, dry_run=dry_run, as_json=as_json)
+    _print_pruned(history, pruned, kept, dry_run=dry_run, as_json=as_json)
 
 
-def _report(history: HistorySettings, pruned: list[PrunedTask], days: float, *, dry_run: bool, as_json: bool) -> None:
-    from replanning.cli._output import plain, say, show, show_json
+def _print_pruned(
+    history: HistorySettings, pruned: list[PrunedTask], days: float, *, dry_run: bool, as_json: bool
+) -> None:
+    from replanning.cli._output import escape_control, print_json, print_message, print_result
 
     if as_json:
         places = {"directory": history.directory, "archive_directory": history.archive_directory}
-        show_json({**places, "days": days, "dry_run": dry_run, "pruned": [asdict(one) for one in pruned]})
+        print_json({**places, "days": days, "dry_run": dry_run, "pruned": [asdict(one) for one in pruned]})
         return
     for one in pruned:
         about, where = f" of {one.issue_id}" if one.issue_id else "", f": {one.archived}" if one.archived else ""
-        show(plain(f"{one.task_uuid}{about}, finished {one.finished[:10]}{where}"))
+        print_result(escape_control(f"{one.task_uuid}{about}, finished {one.finished[:10]}{where}"))
     done = "moved" if history.archive_directory else "removed"
     said = f"would be {done}" if dry_run else done
     runs = f"{len(pruned)} run{'s' * (len(pruned) != 1)}"
-    say(f"{history.directory}: {runs} finished more than {days:g} days ago {said}")
+    print_message(f"{history.directory}: {runs} finished more than {days:g} days ago {said}")
 
 
 def add_prune_command(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command(
-        NAME,
-        rich_help_panel=LOOKING,
+        COMMAND_NAME,
+        rich_help_panel=INSPECT_PANEL,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning history prune --dry-run",

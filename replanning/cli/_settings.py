@@ -14,7 +14,7 @@ from replanning._errors import Problem, SettingsError
 from replanning._opening import redactor_for
 from replanning._plan import JsonValue
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, in_json, plain, say, show, show_json
+from replanning.cli._output import console, escape_control, print_json, print_message, print_result, problems_json
 
 
 def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
@@ -50,11 +50,11 @@ def show_settings(path: str | None, *, only_changed: bool, as_json: bool) -> Non
             key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
             for key, value in found.items()
         }
-        warnings = in_json(loaded.warnings)
-        show_json({"file": _name(loaded), "settings": rows, "warnings": warnings})
+        warnings = problems_json(loaded.warnings)
+        print_json({"file": _file_name(loaded), "settings": rows, "warnings": warnings})
     else:
         _warn(loaded.warnings)
-        _show_lines(found, loaded)
+        _print_settings(found, loaded)
 
 
 def check_settings(path: str | None, *, as_json: bool) -> int:
@@ -64,47 +64,47 @@ def check_settings(path: str | None, *, as_json: bool) -> int:
     try:
         loaded = load_settings(path)
         warnings = [warning for warning in loaded.warnings if warning not in problems]
-        name, told = _name(loaded), len(loaded.sources)
+        name, told = _file_name(loaded), len(loaded.sources)
     except SettingsError as error:
         problems = [*error.problems, *problems]
     if as_json:
-        show_json(
+        print_json(
             {
                 "file": name,
                 "valid": not problems,
-                "problems": in_json(problems),
-                "warnings": in_json(warnings),
+                "problems": problems_json(problems),
+                "warnings": problems_json(warnings),
             }
         )
     elif problems:
-        say(f"error: {SettingsError(problems)}")
+        print_message(f"error: {SettingsError(problems)}")
     else:
-        show(f"{name or 'no settings file'}: nothing is wrong; {told} setting{'s' * (told != 1)} given")
+        print_result(f"{name or 'no settings file'}: nothing is wrong; {told} setting{'s' * (told != 1)} given")
         _warn(warnings)
     return int(ExitCode.USAGE if problems else ExitCode.OK)
 
 
 def _warn(warnings: Sequence[Problem]) -> None:
     for warning in warnings:
-        say(f"warning: {warning}")
+        print_message(f"warning: {warning}")
 
 
-def _name(loaded: LoadedSettings) -> str | None:
+def _file_name(loaded: LoadedSettings) -> str | None:
     return None if loaded.file is None else str(loaded.file)
 
 
-def _show_lines(found: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
+def _print_settings(found: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
     from rich.text import Text
 
     out = console()
     for key, value in found.items():
         kind, place = loaded.kind(key), loaded.sources.get(key, "")
         source = f"file {place}" if kind == "file" else place or kind
-        line = Text(f"{key}: {plain(_in_words(value))}", "" if kind == "default" else "bold")
-        out.print(line.append(f"  # {plain(source)}", "dim"))
+        line = Text(f"{key}: {escape_control(_format_value(value))}", "" if kind == "default" else "bold")
+        out.print(line.append(f"  # {escape_control(source)}", "dim"))
 
 
-def _in_words(value: JsonValue) -> str:
+def _format_value(value: JsonValue) -> str:
     if isinstance(value, str):
         return value
     return "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from replanning import Plan, ReplanningEngine
-from replanning._asked import REPAIR
+from replanning._asked import REPAIR_PLUGIN
 from replanning._errors import PlanError, Problem, SettingsError
 from replanning._llms import AUTO, is_llm
 from replanning.cli._options import ExitCode
-from replanning.cli._output import console, plain, show_json
+from replanning.cli._output import console, escape_control, print_json
 from replanning.cli._plans import read_plan
 from replanning.cli._run import provider_names
 from replanning.cli._settings import read_settings
-from replanning.testing import FaultSchedule, SimulationReport, Spread, simulate
+from replanning.testing import Distribution, FaultSchedule, SimulationReport, simulate
 
 
 def simulate_plan(
@@ -45,27 +45,27 @@ def simulate_plan(
     """
     plan = read_plan(path)
     loaded = read_settings(settings)
-    engine = partial(ReplanningEngine, _without_models(provider_names(providers, loaded)), settings=loaded)
-    chances = {kind: _chances(kind, given) for kind, given in faults.items()}
-    schedule = _schedule(plan, chances)
+    engine = partial(ReplanningEngine, _simulation_providers(provider_names(providers, loaded)), settings=loaded)
+    chances = {kind: _parse_chances(kind, given) for kind, given in faults.items()}
+    schedule = _fault_schedule(plan, chances)
     report = simulate(plan, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=workers)
     if as_json:
-        show_json(report.document())
+        print_json(report.document())
     else:
-        _show(report, plan)
+        _print_simulation(report, plan)
     return int(ExitCode.OK if report.success_rate == 1 and not report.broken else ExitCode.FAILED)
 
 
-def _without_models(names: Sequence[str]) -> list[str]:
+def _simulation_providers(names: Sequence[str]) -> list[str]:
     """Who is asked in a simulation: no language models, which know no virtual time, and cost."""
     models = [name for name in names if is_llm(name)]
     if models:
         message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; say repair"
         raise SettingsError([Problem("--replan-provider", message)])
-    return [REPAIR if name == AUTO else name for name in names]
+    return [REPAIR_PLUGIN if name == AUTO else name for name in names]
 
 
-def _chances(kind: str, given: Sequence[str]) -> dict[str, float]:
+def _parse_chances(kind: str, given: Sequence[str]) -> dict[str, float]:
     chances: dict[str, float] = {}
     problems: list[Problem] = []
     for text in given:
@@ -81,7 +81,7 @@ def _chances(kind: str, given: Sequence[str]) -> dict[str, float]:
     return chances
 
 
-def _schedule(plan: Plan, chances: Mapping[str, Mapping[str, float]]) -> FaultSchedule:
+def _fault_schedule(plan: Plan, chances: Mapping[str, Mapping[str, float]]) -> FaultSchedule:
     """What goes wrong; where that does not suit the plan, an option is at fault and not the plan."""
     schedule = FaultSchedule(fail=chances["fail"], flaky=chances["flaky"], hang=chances["hang"])
     try:
@@ -95,29 +95,31 @@ def _schedule(plan: Plan, chances: Mapping[str, Mapping[str, float]]) -> FaultSc
     return schedule
 
 
-def _show(report: SimulationReport, plan: Plan) -> None:
+def _print_simulation(report: SimulationReport, plan: Plan) -> None:
     out = console()
     count = len(report.runs)
     good = report.success_rate == 1
-    out.print(f"{plain(report.plan)}: {count} simulated runs of {len(plan.tasks)} tasks, nothing was really done")
+    out.print(
+        f"{escape_control(report.plan)}: {count} simulated runs of {len(plan.tasks)} tasks, nothing was really done"
+    )
     out.print(f"  {report.success_rate:.1%} succeeded", style="bold green" if good else "bold red")
     for status, number in report.statuses.items():
         out.print(f"    {number:6} {status}")
-    out.print(f"  took       {_in_words(report.makespan, ' s')}")
-    out.print(f"  revisions  {_in_words(report.revisions)}")
-    out.print(f"  questions  {_in_words(report.questions)}")
+    out.print(f"  took       {_format_spread(report.makespan, ' s')}")
+    out.print(f"  revisions  {_format_spread(report.revisions)}")
+    out.print(f"  questions  {_format_spread(report.questions)}")
     for title, found in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
         if found:
             out.print(f"\n{title}", style="bold")
             for name, number in list(found.items())[:10]:
-                out.print(f"  {number:6} {plain(name)}")
+                out.print(f"  {number:6} {escape_control(name)}")
     if report.broken:
         out.print("\nPromises of the engine that were broken; please report this with the plan", style="bold red")
         for promise in report.broken[:10]:
-            out.print(f"  {plain(promise)}")
+            out.print(f"  {escape_control(promise)}")
 
 
-def _in_words(spread: Spread | None, unit: str = "") -> str:
+def _format_spread(spread: Distribution | None, unit: str = "") -> str:
     if spread is None:
         return "-"
     return f"{spread.median:g}{unit} (median), {spread.least:g} to {spread.most:g}{unit}"

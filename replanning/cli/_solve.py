@@ -16,49 +16,63 @@ from replanning._ids import RunId
 from replanning._llms import AUTO, create_llm_provider
 from replanning._opening import redactor_for
 from replanning._records import Record
-from replanning.cli._context import TellingShell
-from replanning.cli._gate import gate_for
-from replanning.cli._hearing import is_heard, steerings
+from replanning.cli._context import ContextShell
+from replanning.cli._gate import create_gate
+from replanning.cli._hearing import accepts_comments, create_steerings
 from replanning.cli._narrator import Line
-from replanning.cli._notifying import open_notifiers, unsent
+from replanning.cli._notifying import delivery_problems, open_notifiers
 from replanning.cli._options import ExitCode
-from replanning.cli._output import plain, say, show_json
-from replanning.cli._planning_history import check_run, conclude, history_of, unfinished, with_earlier
-from replanning.cli._progress import Display, display_for
-from replanning.cli._render import Summary, as_json
-from replanning.cli._run import RunOptions, _find, _story, discovered, pairs, report, stopping_signals
+from replanning.cli._output import escape_control, print_json, print_message
+from replanning.cli._planning_history import (
+    check_continuable,
+    create_history_exporter,
+    find_unfinished_run,
+    record_completion,
+    with_past_executions,
+)
+from replanning.cli._progress import Display, create_display
+from replanning.cli._render import RunSummary, summary_json
+from replanning.cli._run import (
+    RunOptions,
+    _find_run,
+    _load_run_details,
+    discover_tools,
+    parse_context_options,
+    report_run,
+    stop_signals,
+)
 from replanning.cli._settings import read_settings
-from replanning.cli._stores import may_hold_runs, open_store
-from replanning.cli._task import Task
-from replanning.cli._telling import phases_apart, teller
-from replanning.cli._tracing import open_trace, place_of
+from replanning.cli._stores import open_store, store_may_exist
+from replanning.cli._task import SolveRequest
+from replanning.cli._telling import planning_listener, separate_phases
+from replanning.cli._tracing import open_trace_exporter, trace_location
 from replanning.events import PlanningNoted, RunOpened
 from replanning.interfaces import JsonObject, RunStore
 from replanning.llm import LLMProvider
 from replanning.planning import PlanningCoordinator, TaskRequest, request_of
-from replanning.planning._steps import is_loop, phase_of, use_of
+from replanning.planning._steps import describe_tool_use, is_tool_loop, phase_of
 from replanning.tools import ToolExecutor
 
-_MODEL: Final = "model"
+_MODEL_NOTE: Final = "model"
 """What is noted of a run whose language model the command line names."""
 
 
-def solve(task: Task, options: RunOptions, *, run_id: str | None = None) -> int:
+def solve(task: SolveRequest, options: RunOptions, *, run_id: str | None = None) -> int:
     """Take a goal to its end, print how it came out, and return the exit code.
 
     Raises:
         ReplanningError: it cannot be started.
     """
     settings = read_settings(options.settings, quiet=options.quiet)
-    run, named = _continued(task.request, run_id, settings, options.store)
+    run, named = _existing_run(task.request, run_id, settings, options.store)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         return planning.execute_with_planning(run)
 
-    return _solved(replace(task, llm=task.llm or named), options, settings, start)
+    return _solve_and_report(replace(task, llm=task.llm or named), options, settings, start)
 
 
-def _continued(
+def _existing_run(
     request: TaskRequest, run_id: str | None, settings: Settings, place: str
 ) -> tuple[str | None, str | None]:
     """The run that is meant, where one is, and the language model that was named for it, where it has begun.
@@ -68,17 +82,17 @@ def _continued(
         NotRunning: it was given up.
         StoreError: its store cannot be read.
     """
-    if not may_hold_runs(place):
+    if not store_may_exist(place):
         return run_id, None
     store = open_store(place)
     try:
         if run_id is not None:
-            check_run(run_id, request, settings, store)
-        run = run_id or unfinished(request, settings, store)
+            check_continuable(run_id, request, settings, store)
+        run = run_id or find_unfinished_run(request, settings, store)
         if run_id is None and run is not None:
-            say(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
+            print_message(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
         begun = any(info.run == run for info in store.runs())
-        return run, _named_model(store.read(RunId(run))) if run is not None and begun else None
+        return run, _recorded_model(store.read(RunId(run))) if run is not None and begun else None
     finally:
         store.close()
 
@@ -91,33 +105,33 @@ def resume_solving(run: str, options: RunOptions, revision: int | None = None) -
     """
     store = open_store(options.store, must_exist=True)
     try:
-        info = _find(store, run)
+        info = _find_run(store, run)
         opened = next(iter(store.read(info.run))).body
         if not isinstance(opened, RunOpened) or not any(phase_of(task) for task in opened.plan.tasks):
             return None
-        named = _named_model(store.read(info.run))
+        named = _recorded_model(store.read(info.run))
     finally:
         store.close()
     if revision is None and info.status in ("succeeded", "aborted"):
         how = "succeeded" if info.status == "succeeded" else "was aborted"
         raise NotRunning(f"run {info.run!r} is over: it {how}; solve the goal anew, or use --from REVISION")
     request = request_of(opened.plan) or TaskRequest(goal=opened.plan.goal)
-    task = Task(request, opened.plan, next(iter(options.providers), None) or named)
+    task = SolveRequest(request, opened.plan, next(iter(options.providers), None) or named)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
         return planning.execute_with_planning(wanted)
 
-    return _solved(task, options, read_settings(options.settings, quiet=options.quiet), start)
+    return _solve_and_report(task, options, read_settings(options.settings, quiet=options.quiet), start)
 
 
-def _named_model(records: Iterable[Record]) -> str | None:
+def _recorded_model(records: Iterable[Record]) -> str | None:
     """The language model that the command line named last for a run: also who goes on with it means that one."""
-    noted = [one.body.data for one in records if isinstance(one.body, PlanningNoted) and one.body.type == _MODEL]
+    noted = [one.body.data for one in records if isinstance(one.body, PlanningNoted) and one.body.type == _MODEL_NOTE]
     return str(noted[-1].get("name")) if noted else None
 
 
-def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> int:
+def make_plan(task: SolveRequest, options: RunOptions, *, save: Path | None = None) -> int:
     """Only plan: print the plan, or write it into a file; returns the exit code.
 
     Raises:
@@ -126,16 +140,16 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
     plans: list[Plan | None] = []
     asked: list[str] = []
     if save is not None:
-        _check_place(save)
+        _check_writable(save)
 
     async def start(planning: PlanningCoordinator) -> None:
         plans.append(await planning.make_plan())
         asked.extend(question.text for question in planning.engine.pending(planning.result.run))
 
     settings = read_settings(options.settings, quiet=options.quiet)
-    summary, _ = _carry_out(task, options, settings, start, {})
+    summary, _ = _run_planning(task, options, settings, start, {})
     if plans and plans[0] is not None:
-        _hand_over(plans[0], save, as_json=options.json)
+        _write_plan(plans[0], save, as_json=options.json)
         return int(ExitCode.OK)
     result, reason = summary.result, summary.result.reason
     if asked:
@@ -144,12 +158,12 @@ def make_plan(task: Task, options: RunOptions, *, save: Path | None = None) -> i
         )
         reason = f"a person must decide: {'; '.join(asked)} ({where})"
     if options.json:
-        show_json({"plan": None, "status": result.status, "reason": reason})
-    say(f"error: there is no plan: {reason}")
+        print_json({"plan": None, "status": result.status, "reason": reason})
+    print_message(f"error: there is no plan: {reason}")
     return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
 
 
-def _check_place(save: Path) -> None:
+def _check_writable(save: Path) -> None:
     """Find out before a model is asked, and paid, whether a file can be written.
 
     Raises:
@@ -166,41 +180,45 @@ def _check_place(save: Path) -> None:
         raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
 
 
-def _hand_over(plan: Plan, save: Path | None, *, as_json: bool) -> None:
-    dangerous = _dangerous(plan)
+def _write_plan(plan: Plan, save: Path | None, *, as_json: bool) -> None:
+    dangerous = _dangerous_uses(plan)
     if dangerous:
-        say(f"note: the plan uses tools that may do harm: {'; '.join(dangerous)}; run asks nobody about that again")
+        print_message(
+            f"note: the plan uses tools that may do harm: {'; '.join(dangerous)}; run asks nobody about that again"
+        )
     if save is not None:
         try:
             save.write_text(plan.to_json() if save.suffix == ".json" else plan.to_yaml(), encoding="utf-8")
         except OSError as error:
             raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
-        say(f"the plan is in {save}; replanning run {save} carries it out")
+        print_message(f"the plan is in {save}; replanning run {save} carries it out")
     if as_json:
         document = plan.model_dump(mode="json", exclude_defaults=True)
-        show_json({"plan": document, "status": "planned", "dangerous": dangerous})
+        print_json({"plan": document, "status": "planned", "dangerous": dangerous})
     elif save is None:
-        print(plain(plan.to_yaml()), end="")  # noqa: T201 # the result
+        print(escape_control(plan.to_yaml()), end="")  # noqa: T201 # the result
 
 
-def _dangerous(plan: Plan) -> list[str]:
+def _dangerous_uses(plan: Plan) -> list[str]:
     """The uses of tools in a plan that may do harm, in words."""
     tools = {tool.name for tool in plan.tools if tool.dangerous}
     bodies = [body for task in plan.tasks for body in (task, *task.fallbacks)]
-    return list(dict.fromkeys(use_of(body.tool, dict(body.arguments)) for body in bodies if body.tool in tools))
+    return list(
+        dict.fromkeys(describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in tools)
+    )
 
 
-Start = Callable[[PlanningCoordinator], Awaitable[object]]
+PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
 
 
-def _solved(task: Task, options: RunOptions, settings: Settings, start: Start) -> int:
-    summary, completion = _carry_out(task, options, settings, start, pairs(options.context))
+def _solve_and_report(task: SolveRequest, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
+    summary, completion = _run_planning(task, options, settings, start, parse_context_options(options.context))
     if options.json:
-        show_json({**phases_apart(as_json(summary), summary.story.live), "completion": completion})
+        print_json({**separate_phases(summary_json(summary), summary.details.live), "completion": completion})
         return int(summary.exit_code)
     if completion is not None:
         _show_completion(completion, summary.result.reason)
-    return report(summary, json=False)
+    return report_run(summary, json=False)
 
 
 def _show_completion(completion: JsonObject, reason: str) -> None:
@@ -209,16 +227,16 @@ def _show_completion(completion: JsonObject, reason: str) -> None:
     told = summary if isinstance(summary, dict) else {}
     said = str(told.get("reason") or completion.get("comment") or "")
     if said and (said.partition(": ")[2] or said) not in reason:
-        say(f"{completion.get('status', 'done')}: {said}")
+        print_message(f"{completion.get('status', 'done')}: {said}")
     for name in ("key_outcomes", "recommendations"):
         found = told.get(name)
         for line in found if isinstance(found, list) else ():
-            say(f"  · {line}")
+            print_message(f"  · {line}")
 
 
-def _carry_out(
-    task: Task, options: RunOptions, settings: Settings, start: Start, context: JsonObject
-) -> tuple[Summary, JsonObject | None]:
+def _run_planning(
+    task: SolveRequest, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
+) -> tuple[RunSummary, JsonObject | None]:
     """Carry a run out; returns how it came out, and what planning mode has to say about that."""
     environment = Environment()
     model = create_llm_provider(
@@ -226,26 +244,26 @@ def _carry_out(
     )
     store = open_store(options.store)
     try:
-        display = display_for(environment.clock, quiet=options.quiet)
+        display = create_display(environment.clock, quiet=options.quiet)
         display.budget = settings.budget
         if not options.quiet:
             begun = task.tools.tasks  # a run that is continued stays what it was
-            loops = is_loop(task.tools) if begun else not settings.planning.enabled
+            loops = is_tool_loop(task.tools) if begun else not settings.planning.enabled
             does = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
-            say(f"{does} by {model.name} ({model.model})")
-        parts = _Parts(task, options, settings, model, store, environment, display)
-        planning, interrupted = anyio.run(_execute, parts, start, context)
-        summary = _summary(planning, options, display, store, interrupted=interrupted)
+            print_message(f"{does} by {model.name} ({model.model})")
+        parts = _PlanningContext(task, options, settings, model, store, environment, display)
+        planning, interrupted = anyio.run(_execute_planning, parts, start, context)
+        summary = _run_summary(planning, options, display, store, interrupted=interrupted)
         assert planning.run is not None
-        conclude(planning.run, settings, store, environment)
+        record_completion(planning.run, settings, store, environment)
         return summary, planning.state.completion
     finally:
         store.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    task: Task
+class _PlanningContext:
+    task: SolveRequest
     options: RunOptions
     settings: Settings
     model: LLMProvider
@@ -254,81 +272,87 @@ class _Parts:
     display: Display
 
 
-def _summary(
+def _run_summary(
     planning: PlanningCoordinator, options: RunOptions, display: Display, store: RunStore, *, interrupted: bool
-) -> Summary:
+) -> RunSummary:
     run = planning.run
     assert run is not None
-    return Summary(
+    return RunSummary(
         result=run.result,
-        story=_story(store, run),
+        details=_load_run_details(store, run),
         elapsed=display.elapsed,
         store=options.store,
         durable=store.durable,
-        resume=options.again(),
-        trace=place_of(planning.engine.exporters[0]) if options.trace else "",
+        resume_options=options.resume_options(),
+        trace_location=trace_location(planning.engine.exporters[0]) if options.trace else "",
         interrupted=interrupted,
-        unsent=unsent(planning.engine.exporters),
+        delivery_problems=delivery_problems(planning.engine.exporters),
     )
 
 
-async def _execute(parts: _Parts, start: Start, context: JsonObject) -> tuple[PlanningCoordinator, bool]:
+async def _execute_planning(
+    parts: _PlanningContext, start: PlanningStarter, context: JsonObject
+) -> tuple[PlanningCoordinator, bool]:
     """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
-    shell, timeout, most = TellingShell(), parts.settings.timeout.task, parts.settings.max_output
+    shell, timeout, most = ContextShell(), parts.settings.timeout.task, parts.settings.max_output
     tools, kinds = parts.task.tools, {"shell": shell}
     async with ToolExecutor(tools, default_timeout=timeout, output_limit=most, kinds=kinds) as work:
-        library = await discovered(work, parts.task.tools, quiet=parts.options.quiet)
+        library = await discover_tools(work, parts.task.tools, quiet=parts.options.quiet)
         if not library.tools:
             raise SettingsError([Problem("--tools", "there are no tools: none is described, and no server has any")])
-        planning = _coordinator(parts, library, work)
+        planning = _create_coordinator(parts, library, work)
 
         def watch(run: PlanRun) -> None:
-            shell.change = run.change_context
+            shell.on_change = run.change_context
             work.watch(run.change_resource)
             parts.display.watch(run)
             if context:
                 run.change_context(context)
-            if parts.task.llm not in (None, _named_model(run.records())):
-                run.note(_MODEL, {"name": parts.task.llm})
+            if parts.task.llm not in (None, _recorded_model(run.records())):
+                run.note(_MODEL_NOTE, {"name": parts.task.llm})
 
-        planning.watching = watch
+        planning.on_run_started = watch
         try:
-            return await _followed(parts, planning, start)
+            return await _run_with_signals(parts, planning, start)
         finally:
             work.watch(None)
 
 
-def _coordinator(parts: _Parts, library: Plan, work: ToolExecutor) -> PlanningCoordinator:
-    options, heard = parts.options, is_heard(parts.options)
+def _create_coordinator(parts: _PlanningContext, library: Plan, work: ToolExecutor) -> PlanningCoordinator:
+    options, heard = parts.options, accepts_comments(parts.options)
     planning = PlanningCoordinator(
         parts.settings,
         parts.model,
         library,
-        with_earlier(parts.task.request, parts.settings),
+        with_past_executions(parts.task.request, parts.settings),
         work=work,
-        gate=gate_for(options.ask, parts.store, parts.display, terminal=not options.json, heard=heard),
+        gate=create_gate(
+            options.ask, parts.store, parts.display, default_to_terminal=not options.json, remote_answers=heard
+        ),
         store=parts.store,
         exporters=[
-            *([open_trace(options.trace)] if options.trace else []),
-            history_of(parts.settings),
+            *([open_trace_exporter(options.trace)] if options.trace else []),
+            create_history_exporter(parts.settings),
             *open_notifiers(options.notify),
         ],
         environment=parts.environment,
         workers=options.workers,
-        patient=heard,
+        wait_for_answers=heard,
     )
-    planning.engine.monitor.on(object, teller(parts.display))
+    planning.engine.monitor.on(object, planning_listener(parts.display))
     return planning
 
 
-async def _followed(parts: _Parts, planning: PlanningCoordinator, start: Start) -> tuple[PlanningCoordinator, bool]:
+async def _run_with_signals(
+    parts: _PlanningContext, planning: PlanningCoordinator, start: PlanningStarter
+) -> tuple[PlanningCoordinator, bool]:
     """Carry a run out, show how it goes, and hear what stops it."""
     failure: ReplanningError | None = None
     scope = anyio.CancelScope()
     hearing = anyio.CancelScope()
-    async with parts.display.shown(), anyio.create_task_group() as group:
+    async with parts.display.active(), anyio.create_task_group() as group:
         group.start_soon(_on_signals, planning, scope)
-        group.start_soon(_hear, parts, planning, hearing)
+        group.start_soon(_listen_for_comments, parts, planning, hearing)
         try:
             with scope:
                 await start(planning)
@@ -344,20 +368,24 @@ async def _followed(parts: _Parts, planning: PlanningCoordinator, start: Start) 
     return planning, scope.cancelled_caught
 
 
-async def _hear(parts: _Parts, planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
+async def _listen_for_comments(
+    parts: _PlanningContext, planning: PlanningCoordinator, scope: anyio.CancelScope
+) -> None:
     """Hear what people write below issues, until that is no longer of use."""
-    if not is_heard(parts.options):
+    if not accepts_comments(parts.options):
         return
     display = parts.display
     with scope:
         async with anyio.create_task_group() as group:
-            for steering in steerings(planning, parts.task.known, lambda text: display.add(Line("✉", plain(text)))):
+            for steering in create_steerings(
+                planning, parts.task.seen_comments, lambda text: display.show_note(Line("✉", escape_control(text)))
+            ):
                 group.start_soon(steering.listen)
 
 
 async def _on_signals(planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
     """Pause at the first signal, and stop everything at the second."""
-    with anyio.open_signal_receiver(*stopping_signals()) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         first = True
         async for number in signals:
             if first and planning.run is not None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replanning._errors import StoreError
-from replanning._plugins import installed, load
+from replanning._plugins import installed_plugins, load_plugin
 
-_OURS: Final = ("sqlite", "jsonl", "memory")
+_BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
 
 if TYPE_CHECKING:
     from replanning.interfaces import RunStore
@@ -25,15 +25,15 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     Raises:
         StoreError: the place cannot be used, or nothing is kept there.
     """
-    name, path = _kind(place)
-    if name in _OURS and bool(path) == (name == "memory"):
+    name, path = _parse_place(place)
+    if name in _BUILTIN_STORES and bool(path) == (name == "memory"):
         expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
         raise StoreError(f"{place!r} is no place for runs; {expected} (--store says where runs are kept)")
-    if must_exist and not _may_hold_runs(name, path):
+    if must_exist and not _path_may_exist(name, path):
         what = "memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
     try:
-        made: RunStore = load("stores", name)(*([path] if path else []))
+        made: RunStore = load_plugin("stores", name)(*([path] if path else []))
     except StoreError as error:
         if type(error) is not StoreError:
             raise
@@ -41,30 +41,30 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     return made
 
 
-def may_hold_runs(place: str) -> bool:
+def store_may_exist(place: str) -> bool:
     """Whether runs may be kept at a place already; asking makes no store there.
 
     Raises:
         StoreError: the place cannot be used.
     """
-    return _may_hold_runs(*_kind(place))
+    return _path_may_exist(*_parse_place(place))
 
 
-def _may_hold_runs(name: str, path: str) -> bool:
-    return name not in _OURS or bool(path and Path(path).exists())
+def _path_may_exist(name: str, path: str) -> bool:
+    return name not in _BUILTIN_STORES or bool(path and Path(path).exists())
 
 
-def _kind(place: str) -> tuple[str, str]:
+def _parse_place(place: str) -> tuple[str, str]:
     """The name of the store plugin and its place.
 
     Raises:
         StoreError: it looks like the name of a plugin, and none is installed under it.
     """
     name, colon, rest = place.partition(":")
-    if colon and name in installed("stores"):
+    if colon and name in installed_plugins("stores"):
         return name, rest
     if len(name) > 1 and name.replace("-", "_").isidentifier() and rest:  # one letter may be a drive
-        known = ", ".join(installed("stores"))
+        known = ", ".join(installed_plugins("stores"))
         raise StoreError(f"no store {name!r} is installed; installed are: {known}; for a file write {'./' + place!r}")
     if place == "memory":
         return "memory", ""

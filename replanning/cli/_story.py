@@ -11,10 +11,10 @@ from replanning._live import LivePlan
 from replanning.events import (
     AlternativesConsidered,
     Candidate,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
-    Revised,
     RunOpened,
     TriggerEvent,
     TriggerFired,
@@ -23,41 +23,41 @@ from replanning.history._standing import held_tasks
 
 
 @dataclass(frozen=True, slots=True)
-class Chapter:
+class RevisionDetails:
     """One revision.
 
     Attributes:
         revised: what was changed, by whom and why.
         triggers: what gave rise to it.
         candidate: what was chosen, with its score; None where a person made up the changes.
-        others: how many more were considered.
+        other_candidates: how many more were considered.
         diff: what became of the tasks, in lines.
     """
 
-    revised: Revised
+    revised: PlanRevised
     triggers: tuple[TriggerEvent, ...]
     candidate: Candidate | None
-    others: int
+    other_candidates: int
     diff: str
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RunDetails:
     """How the plan was at first, what was changed, and how it came out.
 
     Attributes:
-        trace: the id of its trace.
+        trace_id: the id of its trace.
         held: the tasks of planning mode that wait for a person.
     """
 
-    original: Plan
-    chapters: tuple[Chapter, ...]
+    original_plan: Plan
+    revisions: tuple[RevisionDetails, ...]
     live: LivePlan
-    trace: str = ""
+    trace_id: str = ""
     held: frozenset[str] = frozenset()
 
 
-def story_of(records: Iterable[Record]) -> Story:
+def run_details(records: Iterable[Record]) -> RunDetails:
     """The story of a run, from its journal."""
     journal = iter(records)
     opened = next(journal).body
@@ -65,7 +65,7 @@ def story_of(records: Iterable[Record]) -> Story:
     live = LivePlan(opened.plan)
     triggers: dict[str, TriggerEvent] = {}
     candidates: dict[str, tuple[Candidate, ...]] = {}
-    chapters: list[Chapter] = []
+    chapters: list[RevisionDetails] = []
     questions: dict[QuestionId, QuestionAsked] = {}
     for record in journal:
         body = record.body
@@ -77,12 +77,12 @@ def story_of(records: Iterable[Record]) -> Story:
             questions[body.question] = body
         elif isinstance(body, QuestionAnswered):
             questions.pop(body.question, None)
-        elif isinstance(body, Revised):
+        elif isinstance(body, PlanRevised):
             known = candidates.get(body.replan or "", ())
             chosen = known[body.chosen] if body.chosen is not None and body.chosen < len(known) else None
             causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)
-            chapters.append(Chapter(body, causes, chosen, max(0, len(known) - 1), live.diff(body.changes)))
+            chapters.append(RevisionDetails(body, causes, chosen, max(0, len(known) - 1), live.diff(body.changes)))
         live.fold(record)
     trace = (opened.trace or "--").split("-")[1]
     held = frozenset(str(task.id) for task in held_tasks(live, questions.values()))
-    return Story(opened.plan, tuple(chapters), live, trace, held)
+    return RunDetails(opened.plan, tuple(chapters), live, trace, held)

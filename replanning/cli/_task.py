@@ -8,39 +8,39 @@ from pathlib import Path
 from replanning import Goal, Plan, ToolSpec
 from replanning._errors import PlanError, Problem, SettingsError
 from replanning._loading import read_document
-from replanning.cli._options import as_text
-from replanning.cli._output import say
+from replanning.cli._options import decode_argument
+from replanning.cli._output import print_message
 from replanning.planning import TaskRequest
 from replanning.tools import check_machine, check_tools
-from replanning.tools._danger import harm_of
+from replanning.tools._danger import danger_reason
 
-_SHARED = ("tools", "resources", "objects", "mcp")
+_TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
 """The sections of a file of tools; others, as a plan file has them, are passed over."""
 
-LONGEST_GOAL = 100_000
+MAX_GOAL_CHARS = 100_000
 """Characters that a goal may have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SolveRequest:
     """What is to be solved.
 
     Attributes:
         request: what is to be achieved, and the issue that says so, if there is one.
         tools: what may be used to that end; of the plan, nothing else counts.
         llm: which language model is asked; None for the one that settings state, or that is found.
-        known: the comments of the issue that the request has; None where it has none.
+        seen_comments: the comments of the issue that the request has; None where it has none.
     """
 
     request: TaskRequest
     tools: Plan
     llm: str | None = None
-    known: tuple[str, ...] | None = None
+    seen_comments: tuple[str, ...] | None = None
 
 
-def read_task(
+def read_solve_request(
     goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
-) -> Task:
+) -> SolveRequest:
     """What the command line asks for.
 
     Raises:
@@ -53,24 +53,24 @@ def read_task(
     if tools is None:
         problem = "name a YAML file whose section `tools` says what may be used, as in a plan file"
         raise SettingsError([Problem("--tools", problem)])
-    text = (_text(file, "FILE") if file is not None else as_text(goal or "", "--goal")).strip()
-    if not text or len(text) > LONGEST_GOAL:
-        problem = "is empty" if not text else f"has more than {LONGEST_GOAL} characters"
+    text = (_read_file(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")).strip()
+    if not text or len(text) > MAX_GOAL_CHARS:
+        problem = "is empty" if not text else f"has more than {MAX_GOAL_CHARS} characters"
         where, what = ("--goal", "it") if file is None else ("FILE", str(file))
         raise SettingsError([Problem(where, f"{what} {problem}")])
     plan = read_tools(tools)
     if not quiet:
         for note in check_machine(plan):
-            say(f"note: {note.message}")
+            print_message(f"note: {note.message}")
         for tool in plan.tools:
-            if tool.dangerous and (why := harm_of(tool)):
-                say(
+            if tool.dangerous and (why := danger_reason(tool)):
+                print_message(
                     f"note: a person is asked before tool {tool.name!r} is used: {why}; `dangerous: false` says otherwise"
                 )
-    return Task(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
+    return SolveRequest(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), plan, llm)
 
 
-def _text(path: Path, argument: str) -> str:
+def _read_file(path: Path, argument: str) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def _text(path: Path, argument: str) -> str:
         raise SettingsError([Problem(argument, f"{path} cannot be read: {why}")]) from error
 
 
-class _WrongTools(PlanError):
+class _InvalidTools(PlanError):
     """A file of tools is not valid; it need be no plan."""
 
     summary = "the tools are not valid"
@@ -97,28 +97,28 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         PlanError: its tools are not valid.
     """
     try:
-        return _tools_of(_text(path, argument), path, planning=planning)
+        return _parse_tools(_read_file(path, argument), path, planning=planning)
     except PlanError as error:
-        raise _WrongTools(error.problems) from None
+        raise _InvalidTools(error.problems) from None
 
 
-def _tools_of(text: str, path: Path, *, planning: bool) -> Plan:
+def _parse_tools(text: str, path: Path, *, planning: bool) -> Plan:
     document = read_document(text, format="json" if path.suffix == ".json" else "yaml", source=str(path))
     if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
         problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
         raise PlanError([Problem(str(path), problem)])
     try:
-        shared = {name: document[name] for name in _SHARED if name in document}
+        shared = {name: document[name] for name in _TOOL_SECTIONS if name in document}
         plan = Plan.model_validate({"goal": {"objective": ""}, **shared})
     except PlanError as error:
         raise PlanError([Problem(f"{path} {one.place}", one.message) for one in error.problems]) from None
     if problems := check_tools(plan):
         raise PlanError(problems)
     wary = planning or not document.get("tasks")
-    return plan.model_copy(update={"tools": tuple(map(_wary, plan.tools))}) if wary else plan
+    return plan.model_copy(update={"tools": tuple(map(_mark_dangerous, plan.tools))}) if wary else plan
 
 
-def _wary(tool: ToolSpec) -> ToolSpec:
+def _mark_dangerous(tool: ToolSpec) -> ToolSpec:
     """A tool that counts as dangerous by what it is, where the file does not say whether it does."""
-    doubtful = "dangerous" not in tool.model_fields_set and harm_of(tool)
+    doubtful = "dangerous" not in tool.model_fields_set and danger_reason(tool)
     return tool.model_copy(update={"dangerous": True}) if doubtful else tool

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from replanning.cli._carrying import PLANS, paragraphs
+from replanning.cli._carrying import PLAN_PANEL, paragraphs
 from replanning.cli._options import JsonOption
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")]
+ToolsFileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")
+]
 
 
-def tools(file: FileArgument, *, as_json: JsonOption = False) -> None:
+def tools(file: ToolsFileArgument, *, as_json: JsonOption = False) -> None:
     """List the tools of a plan or of a file of tools, with those that its MCP servers have.
 
     The servers are started to ask them, and ended again; no tool is used.
@@ -27,7 +29,7 @@ def tools(file: FileArgument, *, as_json: JsonOption = False) -> None:
 def add_tool_commands(app: typer.Typer) -> None:
     """Add the commands to the program."""
     app.command(
-        rich_help_panel=PLANS,
+        rich_help_panel=PLAN_PANEL,
         epilog=paragraphs(
             "[bold]Examples[/bold]",
             "replanning tools plan.yaml",

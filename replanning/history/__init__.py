@@ -1,6 +1,6 @@
 """The journal of a run, the stores that keep it, and the history and reports drawn from it."""
 
-from replanning._errors import Unstorable
+from replanning._errors import RecordNotSerializable
 from replanning.history._diff import FieldChange, PlanDiff, TaskChange
 from replanning.history._history import ReplanHistory
 from replanning.history._jsonl import JsonlStore
@@ -14,16 +14,15 @@ from replanning.history._metrics import (
     ReplanMetrics,
     calibrate,
     calibrate_sources,
-    measure,
+    compute_metrics,
 )
-from replanning.history._owner import is_free, owner_id
-from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
+from replanning.history._owner import is_lease_free, owner_id
+from replanning.history._replans import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history._reports import text_report, why_report
 from replanning.history._sqlite import SqliteStore
-from replanning.history._standing import HeldTask, RunningTask, RunStanding, open_questions, standing
+from replanning.history._standing import HeldTask, RunningTask, RunStatusReport, open_questions, run_status
 
 __all__ = [
-    "Asked",
     "Bin",
     "Calibration",
     "DroppedTrigger",
@@ -35,23 +34,24 @@ __all__ = [
     "PlanDiff",
     "PlanEdit",
     "Prediction",
+    "QuestionEntry",
+    "RecordNotSerializable",
     "ReplanEvent",
     "ReplanHistory",
     "ReplanMetrics",
-    "RunStanding",
+    "RunStatusReport",
     "RunningTask",
     "SqliteStore",
     "TaskChange",
-    "Unstorable",
     "calibrate",
     "calibrate_sources",
-    "is_free",
+    "compute_metrics",
+    "is_lease_free",
     "markdown_report",
-    "measure",
     "mermaid",
     "open_questions",
     "owner_id",
-    "standing",
+    "run_status",
     "text_report",
     "why_report",
 ]

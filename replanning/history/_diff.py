@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning._changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
-from replanning._draft import telling_fields
+from replanning._draft import display_fields
 from replanning._plan import Goal, JsonObject, JsonValue, Plan, Task, ToolSpec
-from replanning.history._words import change_line, plain
+from replanning.history._words import change_line, printable_line
 
 _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
 """Changes that show in the states of tasks and not, or not only, in the document."""
@@ -24,7 +24,7 @@ class FieldChange(NamedTuple):
     after: JsonValue
 
     def __str__(self) -> str:
-        return f"{self.name}: {_shown(self.before)} → {_shown(self.after)}"
+        return f"{self.name}: {_value_text(self.before)} → {_value_text(self.after)}"
 
 
 class TaskChange(NamedTuple):
@@ -65,12 +65,12 @@ class PlanDiff:
         return any(differing)
 
     def __str__(self) -> str:
-        lines = [f"- {_line(task)}" for task in self.removed]
-        lines += [f"+ {_line(task)}" for task in self.added]
-        lines += [f"~ {plain(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
-        lines += [f"~ {plain(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
-        lines += [f"~ {plain(f'context.{change}')}" for change in self.context]
-        lines += [f"~ {plain(f'goal.{change}')}" for change in self.goal]
+        lines = [f"- {_task_line(task)}" for task in self.removed]
+        lines += [f"+ {_task_line(task)}" for task in self.added]
+        lines += [f"~ {printable_line(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
+        lines += [f"~ {printable_line(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
+        lines += [f"~ {printable_line(f'context.{change}')}" for change in self.context]
+        lines += [f"~ {printable_line(f'goal.{change}')}" for change in self.goal]
         undone = "undone: " if self.after < self.before else ""
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
         return "\n".join(lines)
@@ -80,17 +80,17 @@ class PlanDiff:
         return {
             "before": self.before,
             "after": self.after,
-            "removed": [_document(task) for task in self.removed],
-            "added": [_document(task) for task in self.added],
-            "changed": [_changed(task) for task in self.changed],
-            "tools": [_changed(tool) for tool in self.tools],
+            "removed": [_json_document(task) for task in self.removed],
+            "added": [_json_document(task) for task in self.added],
+            "changed": [_item_change_json(task) for task in self.changed],
+            "tools": [_item_change_json(tool) for tool in self.tools],
             "context": [change._asdict() for change in self.context],
             "goal": [change._asdict() for change in self.goal],
             "acts": [change_json(act) for act in self.acts],
         }
 
 
-def compare(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
+def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
     """The difference of two plans.
 
     Args:
@@ -105,10 +105,10 @@ def compare(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Seq
         *numbers,
         removed=tuple(task for task_id, task in old.items() if task_id not in new),
         added=tuple(task for task_id, task in new.items() if task_id not in old),
-        changed=_both(old, new),
-        tools=_both({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
-        context=_fields(before.context, after.context),
-        goal=_fields(_document(before.goal), _document(after.goal)),
+        changed=_changed_items(old, new),
+        tools=_changed_items({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
+        context=_field_changes(before.context, after.context),
+        goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
     )
 
@@ -118,37 +118,37 @@ def change_json(change: PlanChange) -> JsonObject:
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 
-def _line(task: Task) -> str:
-    rest = ", ".join(f"{name}: {_shown(value)}" for name, value in telling_fields(task).items())
-    return plain(f"{task.id}: {rest}" if rest else task.id)
+def _task_line(task: Task) -> str:
+    rest = ", ".join(f"{name}: {_value_text(value)}" for name, value in display_fields(task).items())
+    return printable_line(f"{task.id}: {rest}" if rest else task.id)
 
 
-def _both(
+def _changed_items(
     old: Mapping[str, Task] | Mapping[str, ToolSpec], new: Mapping[str, Task] | Mapping[str, ToolSpec]
 ) -> tuple[TaskChange, ...]:
     pairs: Iterable[tuple[str, Task | ToolSpec, Task | ToolSpec]] = (
         (name, before, new[name]) for name, before in old.items() if name in new
     )
     return tuple(
-        TaskChange(name, _fields(_document(before), _document(after)))
+        TaskChange(name, _field_changes(_json_document(before), _json_document(after)))
         for name, before, after in pairs
         if before != after
     )
 
 
-def _document(thing: Task | ToolSpec | Goal) -> JsonObject:
+def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
     document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
     return document
 
 
-def _fields(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> tuple[FieldChange, ...]:
+def _field_changes(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> tuple[FieldChange, ...]:
     names = dict.fromkeys([*old, *new])
     return tuple(FieldChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def _changed(thing: TaskChange) -> JsonObject:
+def _item_change_json(thing: TaskChange) -> JsonObject:
     return {"id": thing.id, "fields": [change._asdict() for change in thing.fields]}
 
 
-def _shown(value: JsonValue) -> str:
+def _value_text(value: JsonValue) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)

@@ -11,54 +11,54 @@ from replanning._errors import JournalCorrupt
 from replanning._plan import JsonObject, JsonValue
 from replanning._records import Candidate, Record, RunOpened
 from replanning._triggers import Trigger
-from replanning._wording import shown
+from replanning._wording import brief_repr
 from replanning.history._diff import change_json
 from replanning.history._metrics import ReplanMetrics
 from replanning.history._replans import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
-from replanning.history._rules import decode, encode
-from replanning.history._words import iso
+from replanning.history._rules import decode_body, encode_body
+from replanning.history._words import format_iso_time
 
 if TYPE_CHECKING:
     from replanning.history._history import ReplanHistory
 
 FORMAT: Final = "replanning-history"
-VERSION: Final = 1
+FORMAT_VERSION: Final = 1
 
-MAX_SIZE: Final = 512 * 1024 * 1024
+MAX_IMPORT_CHARS: Final = 512 * 1024 * 1024
 """Longest text that is imported, in characters."""
 
-_FAR: Final = 1e18
+_MAX_EPOCH_SECONDS: Final = 1e18
 
 
-def export(history: ReplanHistory) -> JsonObject:
+def history_json(history: ReplanHistory) -> JsonObject:
     """The whole history: figures, entries and journal."""
-    document = summary(history, history.events)
+    document = summary_json(history, history.events)
     document["journal"] = [
-        {"seq": record.seq, "at": record.at, "kind": record.body.kind, "body": json.loads(encode(record))}
+        {"seq": record.seq, "at": record.at, "kind": record.body.kind, "body": json.loads(encode_body(record))}
         for record in history.records(0)
     ]
     return document
 
 
-def summary(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
+def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
     """Figures, and the entries that are asked for."""
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": FORMAT_VERSION,
         "run": history.run,
         "name": history.plan.name,
         "objective": history.goal.objective,
         "forked_from": list(history.forked_from) if history.forked_from else None,
         "status": history.status,
         "reason": history.reason,
-        "started": iso(history.started),
-        "updated": iso(history.updated),
+        "started": format_iso_time(history.started),
+        "updated": format_iso_time(history.updated),
         "revision": history.revision,
         "metrics": metrics_json(history.metrics),
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],
-        "goals": [_goal_json(edit) for edit in history.goals],
-        "dropped": [_dropped_json(dropped) for dropped in history.dropped],
+        "goals": [_goal_json(edit) for edit in history.goal_edits],
+        "dropped": [_dropped_json(dropped) for dropped in history.dropped_triggers],
     }
 
 
@@ -72,7 +72,7 @@ def event_json(event: ReplanEvent) -> JsonObject:
     asked = event.question
     return {
         "replan_id": event.replan,
-        "timestamp": iso(event.at),
+        "timestamp": format_iso_time(event.at),
         "triggers": [_trigger_json(trigger) for trigger in event.triggers],
         "candidates": [candidate_json(candidate) for candidate in event.candidates],
         "rejected": [candidate_json(candidate) for candidate in event.rejected],
@@ -97,7 +97,7 @@ def event_json(event: ReplanEvent) -> JsonObject:
 def edit_json(edit: PlanEdit) -> JsonObject:
     """An edit by hand as JSON."""
     return {
-        "timestamp": iso(edit.at),
+        "timestamp": format_iso_time(edit.at),
         "by": edit.by,
         "reason": edit.reason,
         "changes": [change_json(change) for change in edit.changes],
@@ -109,7 +109,7 @@ def edit_json(edit: PlanEdit) -> JsonObject:
 def _goal_json(edit: GoalEdit) -> JsonObject:
     goal: JsonObject = edit.goal.model_dump(mode="json", exclude_defaults=True)
     return {
-        "timestamp": iso(edit.at),
+        "timestamp": format_iso_time(edit.at),
         "by": edit.by,
         "reason": edit.reason,
         "changed": list(edit.changed),
@@ -131,11 +131,15 @@ def candidate_json(candidate: Candidate) -> JsonObject:
 
 def _trigger_json(trigger: Trigger) -> JsonObject:
     said: JsonObject = trigger.model_dump(mode="json", exclude_defaults=True, exclude={"run", "at"})
-    return {"kind": trigger.kind, "timestamp": iso(trigger.at), **said}
+    return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **said}
 
 
 def _dropped_json(dropped: DroppedTrigger) -> JsonObject:
-    return {"timestamp": iso(dropped.at), "reason": dropped.reason, "trigger": _trigger_json(dropped.trigger)}
+    return {
+        "timestamp": format_iso_time(dropped.at),
+        "reason": dropped.reason,
+        "trigger": _trigger_json(dropped.trigger),
+    }
 
 
 def import_records(text: str) -> list[Record]:
@@ -144,26 +148,26 @@ def import_records(text: str) -> list[Record]:
     Raises:
         JournalCorrupt: the text is something else, or a record of it is wrong or missing.
     """
-    document = _parsed(text)
+    document = _parse_document(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise JournalCorrupt(f"this is no exported history: its `format` is not {FORMAT!r}")
-    if document.get("version") != VERSION:
-        version = shown(document.get("version"))
+    if document.get("version") != FORMAT_VERSION:
+        version = brief_repr(document.get("version"))
         raise JournalCorrupt(
-            f"this history has version {version}, this library reads version {VERSION}; use a newer one"
+            f"this history has version {version}, this library reads version {FORMAT_VERSION}; use a newer one"
         )
     journal = document.get("journal")
     if not isinstance(journal, list) or not journal:
         raise JournalCorrupt("this history has no `journal`: it is an extract, and only a whole one can be imported")
-    records = [_record(number, entry) for number, entry in enumerate(journal, 1)]
+    records = [_parse_record(number, entry) for number, entry in enumerate(journal, 1)]
     if not isinstance(records[0].body, RunOpened):
         raise JournalCorrupt("journal[0]: a journal begins with a record of kind 'run-opened'")
     return records
 
 
-def _parsed(text: str) -> JsonValue:
-    if len(text) > MAX_SIZE:
-        raise JournalCorrupt(f"this history has more than {MAX_SIZE} characters")
+def _parse_document(text: str) -> JsonValue:
+    if len(text) > MAX_IMPORT_CHARS:
+        raise JournalCorrupt(f"this history has more than {MAX_IMPORT_CHARS} characters")
     try:
         document: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -171,18 +175,18 @@ def _parsed(text: str) -> JsonValue:
     return document
 
 
-def _record(number: int, entry: JsonValue) -> Record:
+def _parse_record(number: int, entry: JsonValue) -> Record:
     place = f"journal[{number - 1}]"
     if not isinstance(entry, dict) or not entry.keys() >= {"seq", "at", "kind", "body"}:
-        raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {shown(entry)}")
+        raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}")
     seq, at, kind, body = entry["seq"], entry["at"], entry["kind"], entry["body"]
     if seq != number or isinstance(seq, bool):
         raise JournalCorrupt(
-            f"{place}: expected record {number}, got {shown(seq)}: records are missing or out of order"
+            f"{place}: expected record {number}, got {brief_repr(seq)}: records are missing or out of order"
         )
-    if not isinstance(at, float | int) or isinstance(at, bool) or not -_FAR < at < _FAR:
-        raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {shown(at)}")
+    if not isinstance(at, float | int) or isinstance(at, bool) or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS:
+        raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}")
     try:
-        return Record(number, float(at), decode(str(kind), json.dumps(body)))
+        return Record(number, float(at), decode_body(str(kind), json.dumps(body)))
     except (ValueError, RecursionError) as error:
         raise JournalCorrupt(f"{place}: {error}") from error

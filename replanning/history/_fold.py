@@ -9,20 +9,20 @@ from typing import Any
 
 from replanning._changes import AbortRun
 from replanning._ids import QuestionId, ReplanId, RunId, TriggerId
-from replanning._observations import Charged, GoalChanged, Usage
+from replanning._observations import GoalChanged, Usage, UsageCharged
 from replanning._plan import Goal, Plan
 from replanning._records import (
     AlternativesConsidered,
     AnswerRefused,
-    Body,
     Candidate,
-    Decided,
     DecisionKind,
-    OutcomeKnown,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
-    Revised,
+    RecordBody,
     RunEnded,
     RunOpened,
     RunResumed,
@@ -31,9 +31,9 @@ from replanning._records import (
     TriggerFired,
 )
 from replanning._triggers import Trigger
-from replanning.history._metrics import ReplanMetrics, measure
-from replanning.history._replans import Asked, DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
-from replanning.history._rules import Status
+from replanning.history._metrics import ReplanMetrics, compute_metrics
+from replanning.history._replans import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history._rules import CurrentRunStatus
 
 MAX_EVENTS = 1000
 """How many replans, edits, changes of the goal and dropped triggers a history keeps, of each the newest."""
@@ -53,8 +53,8 @@ class ReplanFold:
         seq: the number of the last record.
         revision: the number of the last revision.
         edits: changes by hand, oldest first.
-        goals: changes of the goal, oldest first.
-        dropped: triggers that nothing followed from, oldest first.
+        goal_edits: changes of the goal, oldest first.
+        dropped_triggers: triggers that nothing followed from, oldest first.
     """
 
     plan: Plan
@@ -65,21 +65,21 @@ class ReplanFold:
             raise ValueError(f"max_events is how many replans are kept: at least 1, got {max_events}")
         self.run = RunId("")
         self.forked_from: tuple[RunId, int] | None = None
-        self.status: Status = "running"
+        self.status: CurrentRunStatus = "running"
         self.reason = ""
         self.started = self.updated = 0.0
         self.seq = 0
         self.revision = 0
         self.edits: deque[PlanEdit] = deque(maxlen=max_events)
-        self.goals: deque[GoalEdit] = deque(maxlen=max_events)
-        self.dropped: deque[DroppedTrigger] = deque(maxlen=max_events)
+        self.goal_edits: deque[GoalEdit] = deque(maxlen=max_events)
+        self.dropped_triggers: deque[DroppedTrigger] = deque(maxlen=max_events)
         self._max_events = max_events
         self._events: dict[ReplanId, ReplanEvent] = {}
         self._triggers: dict[TriggerId, Trigger] = {}
         self._questions: dict[QuestionId, tuple[float, ReplanId]] = {}
-        self._parked: dict[ReplanId, DecisionKind] = {}
-        self._past = ReplanMetrics()
-        self._spent = Usage()
+        self._evicted_questions: dict[ReplanId, DecisionKind] = {}
+        self._evicted_metrics = ReplanMetrics()
+        self._pending_usage = Usage()
 
     @property
     def events(self) -> tuple[ReplanEvent, ...]:
@@ -95,7 +95,7 @@ class ReplanFold:
     @property
     def metrics(self) -> ReplanMetrics:
         """Figures over the whole run, also over the replans that are no longer kept."""
-        return self._past + measure(self._events.values())
+        return self._evicted_metrics + compute_metrics(self._events.values())
 
     def fold(self, record: Record) -> None:
         """Take in a record; one that was taken in before is passed over.
@@ -109,55 +109,55 @@ class ReplanFold:
         if handler is not None:
             handler(self, record.body, record.at)
 
-    def _opened(self, body: RunOpened, at: float) -> None:
+    def _on_opened(self, body: RunOpened, at: float) -> None:
         self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
         self.goal = body.plan.goal
 
-    def _goal_changed(self, body: GoalChanged, at: float) -> None:
+    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
         self.goal = body.goal
-        self.goals.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
+        self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
 
-    def _ended(self, body: RunEnded, at: float) -> None:
+    def _on_ended(self, body: RunEnded, at: float) -> None:
         self.status, self.reason = body.status, body.reason
 
-    def _resumed(self, body: RunResumed, at: float) -> None:
+    def _on_resumed(self, body: RunResumed, at: float) -> None:
         self.status, self.reason = "running", ""
 
     # Triggers
 
-    def _fired(self, body: TriggerFired, at: float) -> None:
+    def _on_fired(self, body: TriggerFired, at: float) -> None:
         self._triggers[body.trigger.id] = body.trigger
 
     def _on_dropped(self, body: TriggerDropped, at: float) -> None:
         trigger = self._triggers.pop(body.trigger, None)
         if trigger is not None:
-            self.dropped.append(DroppedTrigger(at, trigger, body.reason))
-            self._past += ReplanMetrics(dropped=1)
+            self.dropped_triggers.append(DroppedTrigger(at, trigger, body.reason))
+            self._evicted_metrics += ReplanMetrics(dropped=1)
 
-    def _named(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
+    def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
         return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
 
     # Replans
 
-    def _charged(self, body: Charged, at: float) -> None:
+    def _on_charged(self, body: UsageCharged, at: float) -> None:
         if body.provider is not None:
-            self._spent += body.usage
+            self._pending_usage += body.usage
 
-    def _considered(self, body: AlternativesConsidered, at: float) -> None:
+    def _on_considered(self, body: AlternativesConsidered, at: float) -> None:
         # Replans are considered one after another: what was used since the last one was used for this one.
-        spent, self._spent = self._spent, Usage()
-        triggers = self._named(body.triggers)
-        self._keep(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
+        spent, self._pending_usage = self._pending_usage, Usage()
+        triggers = self._resolve_triggers(body.triggers)
+        self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
 
-    def _decided(self, body: Decided, at: float) -> None:
-        triggers = self._named(body.triggers)
+    def _on_decided(self, body: DecisionMade, at: float) -> None:
+        triggers = self._resolve_triggers(body.triggers)
         if body.decision != "ask":
             for trigger in triggers:
                 del self._triggers[trigger.id]
-        if body.replan in self._parked:
-            self._redecide(body.replan, body.decision)
-            self._past += ReplanMetrics(deciding=body.duration)
-            del self._parked[body.replan]
+        if body.replan in self._evicted_questions:
+            self._recount_decision(body.replan, body.decision)
+            self._evicted_metrics += ReplanMetrics(deciding=body.duration)
+            del self._evicted_questions[body.replan]
             return
         event = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
         question = event.question
@@ -169,114 +169,114 @@ class ReplanFold:
             rule=body.rule,
             reason=body.reason,
             by=body.by,
-            chosen=_choice(event, body.chosen),
+            chosen=_chosen_candidate(event, body.chosen),
             duration=event.duration + body.duration,
             question=question,
         )
-        self._keep(decided)
+        self._store_event(decided)
 
-    def _revised(self, body: Revised, at: float) -> None:
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
         self.revision = body.number
         if body.replan is None:
             self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
-            self._past += ReplanMetrics(edits=1)
+            self._evicted_metrics += ReplanMetrics(edits=1)
             return
         # The decision follows in a record of its own, unless the process dies or the run is forked in between.
         decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
         event = self._events.get(body.replan)
         if event is None:
-            self._past += ReplanMetrics(executed=1)
-            self._redecide(body.replan, decision)
+            self._evicted_metrics += ReplanMetrics(executed=1)
+            self._recount_decision(body.replan, decision)
             return
         applied = replace(
             event,
             decision=decision,
             reason=body.reason,
             by=body.by,
-            chosen=_choice(event, body.chosen),
+            chosen=_chosen_candidate(event, body.chosen),
             changes=body.changes,
             before=body.parent,
             after=body.number,
         )
-        self._keep(applied)
+        self._store_event(applied)
 
-    def _outcome(self, body: OutcomeKnown, at: float) -> None:
+    def _on_outcome(self, body: OutcomeRecorded, at: float) -> None:
         event = self._events.get(body.replan)
         if event is not None:
-            self._keep(replace(event, outcome="success" if body.succeeded else "failure"))
+            self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
         else:
-            self._past += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
+            self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
 
-    def _keep(self, event: ReplanEvent) -> None:
+    def _store_event(self, event: ReplanEvent) -> None:
         self._events[event.replan] = event
         if len(self._events) > self._max_events:
             oldest = self._events.pop(next(iter(self._events)))
-            self._past += measure([oldest])
+            self._evicted_metrics += compute_metrics([oldest])
             if oldest.decision == "ask":
-                self._parked[oldest.replan] = "ask"
+                self._evicted_questions[oldest.replan] = "ask"
 
-    def _redecide(self, replan: ReplanId, decision: DecisionKind) -> None:
+    def _recount_decision(self, replan: ReplanId, decision: DecisionKind) -> None:
         """Count a replan that is no longer kept under another decision than before."""
-        if (before := self._parked.get(replan)) is not None:
-            self._past += ReplanMetrics(by_decision={before: -1})
-            self._past += ReplanMetrics(by_decision={decision: 1})
-            self._parked[replan] = decision
+        if (before := self._evicted_questions.get(replan)) is not None:
+            self._evicted_metrics += ReplanMetrics(by_decision={before: -1})
+            self._evicted_metrics += ReplanMetrics(by_decision={decision: 1})
+            self._evicted_questions[replan] = decision
 
     # People
 
-    def _asked(self, body: QuestionAsked, at: float) -> None:
+    def _on_asked(self, body: QuestionAsked, at: float) -> None:
         self._questions[body.question] = (at, body.replan)
         event = self._events.get(body.replan)
         if event is not None:
-            asked = Asked(body.question, body.text, at)
-            self._keep(replace(event, decision="ask", reason=body.text, question=asked))
+            asked = QuestionEntry(body.question, body.text, at)
+            self._store_event(replace(event, decision="ask", reason=body.text, question=asked))
 
-    def _answered(self, body: QuestionAnswered, at: float) -> None:
+    def _on_answered(self, body: QuestionAnswered, at: float) -> None:
         asked_at, replan = self._questions.pop(body.question, (at, None))
         event = self._events.get(replan) if replan is not None else None
         if event is None or event.question is None:
-            self._past += ReplanMetrics(waiting=at - asked_at)
+            self._evicted_metrics += ReplanMetrics(waiting=at - asked_at)
             return
         said = replace(event.question, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
-        self._keep(replace(event, question=said))
+        self._store_event(replace(event, question=said))
 
-    def _refused(self, body: AnswerRefused, at: float) -> None:
-        self._note(body.question, f"the answer of {body.by or 'somebody'} was not taken: {body.reason}")
+    def _on_refused(self, body: AnswerRefused, at: float) -> None:
+        self._add_note(body.question, f"the answer of {body.by or 'somebody'} was not taken: {body.reason}")
 
-    def _attached(self, body: TriggerAttached, at: float) -> None:
+    def _on_attached(self, body: TriggerAttached, at: float) -> None:
         trigger = self._triggers.get(body.trigger)
         kind = trigger.kind if trigger is not None else "trigger"
-        self._note(body.question, f"{kind} {body.trigger} waits for the same answer")
+        self._add_note(body.question, f"{kind} {body.trigger} waits for the same answer")
 
-    def _note(self, question: QuestionId, note: str) -> None:
+    def _add_note(self, question: QuestionId, note: str) -> None:
         _, replan = self._questions.get(question, (0.0, None))
         event = self._events.get(replan) if replan is not None else None
         if event is not None:
-            self._keep(replace(event, notes=(*event.notes, note)))
+            self._store_event(replace(event, notes=(*event.notes, note)))
 
 
-def _choice(event: ReplanEvent, place: int | None) -> Candidate | None:
+def _chosen_candidate(event: ReplanEvent, place: int | None) -> Candidate | None:
     """The alternative at a place: a person's choice counts only those that one can choose from."""
     asked = event.question
-    among = event.considered if asked is None or not asked.verdict else event.candidates
+    among = event.all_candidates if asked is None or not asked.verdict else event.candidates
     return among[place] if place is not None and 0 <= place < len(among) else None
 
 
 _Handler = Callable[[ReplanFold, Any, float], None]
-_HANDLERS: dict[type[Body], _Handler] = {
-    RunOpened: ReplanFold._opened,
-    RunEnded: ReplanFold._ended,
-    RunResumed: ReplanFold._resumed,
-    GoalChanged: ReplanFold._goal_changed,
-    TriggerFired: ReplanFold._fired,
+_HANDLERS: dict[type[RecordBody], _Handler] = {
+    RunOpened: ReplanFold._on_opened,
+    RunEnded: ReplanFold._on_ended,
+    RunResumed: ReplanFold._on_resumed,
+    GoalChanged: ReplanFold._on_goal_changed,
+    TriggerFired: ReplanFold._on_fired,
     TriggerDropped: ReplanFold._on_dropped,
-    Charged: ReplanFold._charged,
-    AlternativesConsidered: ReplanFold._considered,
-    Decided: ReplanFold._decided,
-    Revised: ReplanFold._revised,
-    OutcomeKnown: ReplanFold._outcome,
-    QuestionAsked: ReplanFold._asked,
-    QuestionAnswered: ReplanFold._answered,
-    AnswerRefused: ReplanFold._refused,
-    TriggerAttached: ReplanFold._attached,
+    UsageCharged: ReplanFold._on_charged,
+    AlternativesConsidered: ReplanFold._on_considered,
+    DecisionMade: ReplanFold._on_decided,
+    PlanRevised: ReplanFold._on_revised,
+    OutcomeRecorded: ReplanFold._on_outcome,
+    QuestionAsked: ReplanFold._on_asked,
+    QuestionAnswered: ReplanFold._on_answered,
+    AnswerRefused: ReplanFold._on_refused,
+    TriggerAttached: ReplanFold._on_attached,
 }

@@ -13,12 +13,12 @@ from replanning._ids import RunId
 from replanning._interfaces import RunStore
 from replanning._live import LivePlan
 from replanning._plan import Plan
-from replanning._records import DecisionKind, Record, Revised, RunOpened
-from replanning.history._diff import PlanDiff, compare
+from replanning._records import DecisionKind, PlanRevised, Record, RunOpened
+from replanning.history._diff import PlanDiff, diff_plans
 from replanning.history._fold import MAX_EVENTS, ReplanFold
 from replanning.history._replans import PlanEdit, ReplanEvent
 
-Source = Callable[[int], Iterable[Record]]
+RecordSource = Callable[[int], Iterable[Record]]
 """Gives the records with a number greater than the one it is called with."""
 
 
@@ -36,7 +36,7 @@ class ReplanHistory(ReplanFold):
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
 
-    def __init__(self, records: Source, *, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, records: RecordSource, *, max_events: int = MAX_EVENTS) -> None:
         super().__init__(max_events)
         self.records = records
         self.refresh()
@@ -98,11 +98,11 @@ class ReplanHistory(ReplanFold):
             until: before this time.
         """
         wanted = None if success is None else "success" if success else "failure"
-        start, end = _seconds(since), _seconds(until)
+        start, end = _epoch_seconds(since), _epoch_seconds(until)
         return tuple(
             event
             for event in self._events.values()
-            if (trigger is None or trigger in event.kinds)
+            if (trigger is None or trigger in event.trigger_kinds)
             and (decision is None or event.decision == decision)
             and (wanted is None or event.outcome == wanted)
             and (start is None or event.at >= start)
@@ -130,7 +130,7 @@ class ReplanHistory(ReplanFold):
                 assert isinstance(body, RunOpened)
                 live = LivePlan(body.plan)
             else:
-                made = isinstance(body, Revised) and body.number == revision
+                made = isinstance(body, PlanRevised) and body.number == revision
                 if made and before:
                     return live
                 live.fold(record)
@@ -139,7 +139,7 @@ class ReplanHistory(ReplanFold):
             if revision == 0:
                 return live
         if live is None or revision is not None:
-            raise self._unknown(revision)
+            raise self._unknown_revision(revision)
         return live
 
     def plan_at(self, revision: int) -> Plan:
@@ -159,20 +159,20 @@ class ReplanHistory(ReplanFold):
         first, last = sorted((before, after))
         plans: dict[int, Plan] = {}
         between: list[PlanChange] = []
-        for live, changes in self._revisions():
+        for live, changes in self._replay_revisions():
             if live.revision > first:
                 between += changes
             if live.revision in (first, last):
                 plans[live.revision] = live.document()
             if live.revision == last:
-                return compare(plans[before], plans[after], numbers=(before, after), between=between)
-        raise self._unknown(last)
+                return diff_plans(plans[before], plans[after], numbers=(before, after), between=between)
+        raise self._unknown_revision(last)
 
     def to_json(self) -> str:
         """The whole history as JSON: figures and entries to read, and the journal from which it is imported."""
-        from replanning.history._export import export
+        from replanning.history._export import history_json
 
-        return json.dumps(export(self), indent=1) + "\n"
+        return json.dumps(history_json(self), indent=1) + "\n"
 
     def to_markdown(self) -> str:
         """The history as a Markdown document, with the plan before and after as Mermaid diagrams."""
@@ -180,7 +180,7 @@ class ReplanHistory(ReplanFold):
 
         return markdown_report(self)
 
-    def _revisions(self) -> Iterator[tuple[LivePlan, tuple[PlanChange, ...]]]:
+    def _replay_revisions(self) -> Iterator[tuple[LivePlan, tuple[PlanChange, ...]]]:
         """The live plan at the moment of each revision, with the changes that led to it."""
         live: LivePlan | None = None
         for record in self.records(0):
@@ -190,12 +190,12 @@ class ReplanHistory(ReplanFold):
                 yield live, ()
             else:
                 live.fold(record)
-                if isinstance(record.body, Revised):
+                if isinstance(record.body, PlanRevised):
                     yield live, record.body.changes
 
-    def _unknown(self, revision: int | None) -> StoreError:
+    def _unknown_revision(self, revision: int | None) -> StoreError:
         return StoreError(f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}")
 
 
-def _seconds(at: datetime | float | None) -> float | None:
+def _epoch_seconds(at: datetime | float | None) -> float | None:
     return at.timestamp() if isinstance(at, datetime) else at

@@ -11,34 +11,34 @@ from typing import ClassVar, Final
 
 from replanning._errors import RunOwned
 from replanning._ids import RunId
-from replanning._interfaces import Lease, Message, Outcome, RunInfo, RunStore
-from replanning._records import Body, Record
-from replanning.history._owner import is_free
+from replanning._interfaces import InboxMessage, Lease, RunInfo, RunStore, ToolOutcome
+from replanning._records import Record, RecordBody
+from replanning.history._owner import is_lease_free
 from replanning.history._rules import (
-    Status,
-    check_new_id,
-    exists_already,
-    lost,
-    out_of_order,
+    CurrentRunStatus,
+    check_run_id,
+    lease_lost,
+    record_out_of_order,
+    run_already_exists,
+    run_title,
     status_after,
-    title,
-    unknown,
+    unknown_run,
 )
 
-_KEPT_OUTCOMES: Final = 10_000
+_MAX_OUTCOMES: Final = 10_000
 
 
 @dataclass(slots=True)
-class _Run:
+class _StoredRun:
     owner: str | None
     until: float
     created: float
     epoch: int = 1
     # Side by side and not as records: half the objects for the garbage collector to go through again and again.
     times: list[float] = field(default_factory=list)
-    bodies: list[Body] = field(default_factory=list)
-    messages: dict[int, Message] = field(default_factory=dict)
-    posted: int = 0
+    bodies: list[RecordBody] = field(default_factory=list)
+    messages: dict[int, InboxMessage] = field(default_factory=dict)
+    last_message_id: int = 0
 
 
 class MemoryStore(RunStore):
@@ -47,8 +47,8 @@ class MemoryStore(RunStore):
     durable: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._runs: dict[RunId, _Run] = {}
-        self._outcomes: deque[Outcome] = deque(maxlen=_KEPT_OUTCOMES)
+        self._runs: dict[RunId, _StoredRun] = {}
+        self._outcomes: deque[ToolOutcome] = deque(maxlen=_MAX_OUTCOMES)
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -56,18 +56,18 @@ class MemoryStore(RunStore):
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Make an empty run in memory."""
-        check_new_id(run)
+        check_run_id(run)
         with self._lock:
             if run in self._runs:
-                raise exists_already(run)
-            self._runs[run] = _Run(owner, at + ttl, at)
+                raise run_already_exists(run)
+            self._runs[run] = _StoredRun(owner, at + ttl, at)
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Own an existing run, when it is free."""
-        kept = self._known(run)
+        kept = self._existing_run(run)
         with self._lock:
-            if not is_free(kept.owner, kept.until, at):
+            if not is_lease_free(kept.owner, kept.until, at):
                 raise RunOwned(run, str(kept.owner))
             kept.epoch += 1
             kept.owner, kept.until = owner, at + ttl
@@ -76,7 +76,7 @@ class MemoryStore(RunStore):
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of a lease that is the current one."""
         with self._lock:
-            self._owned(lease).until = at + ttl
+            self._owned_run(lease).until = at + ttl
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
@@ -93,10 +93,10 @@ class MemoryStore(RunStore):
         try:
             kept = self._runs.get(lease.run)
             if kept is None or kept.epoch != lease.epoch:
-                raise lost(lease)
+                raise lease_lost(lease)
             bodies = kept.bodies
             if seq != len(bodies) + 1:
-                raise out_of_order(lease, record, len(bodies))
+                raise record_out_of_order(lease, record, len(bodies))
             bodies.append(body)
             kept.times.append(at)
         finally:
@@ -104,7 +104,7 @@ class MemoryStore(RunStore):
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """The records that there are now; those that are appended meanwhile are not among them."""
-        kept = self._known(run)
+        kept = self._existing_run(run)
         with self._lock:
             times, bodies = kept.times[after:], kept.bodies[after:]
         return map(Record, count(after + 1), times, bodies)
@@ -112,34 +112,36 @@ class MemoryStore(RunStore):
     def runs(self) -> Sequence[RunInfo]:
         """All runs; their status is found by looking back through their records."""
         with self._lock:
-            listed = [_describe(run, kept) for run, kept in self._runs.items()]
+            listed = [_run_info(run, kept) for run, kept in self._runs.items()]
         return sorted(listed, key=lambda info: info.created)[::-1]
 
-    def post(self, run: RunId, message: Message) -> None:
+    def post(self, run: RunId, message: InboxMessage) -> None:
         """Leave a message in memory: whoever owns the run is in this process."""
-        kept = self._known(run)
+        kept = self._existing_run(run)
         with self._lock:
-            kept.posted += 1
-            kept.messages[kept.posted] = replace(message, id=kept.posted)
+            kept.last_message_id += 1
+            kept.messages[kept.last_message_id] = replace(message, id=kept.last_message_id)
 
-    def inbox(self, run: RunId) -> Sequence[Message]:
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """The messages that wait, with their ids."""
         with self._lock:
-            return list(self._known(run).messages.values())
+            return list(self._existing_run(run).messages.values())
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Forget messages, as the owner."""
         with self._lock:
-            kept = self._owned(lease)
+            kept = self._owned_run(lease)
             for number in messages:
                 kept.messages.pop(number, None)
 
-    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Remember outcomes; the oldest of very many are forgotten."""
         with self._lock:
             self._outcomes.extend(outcomes)
 
-    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
         """The last outcomes of this process, the newest first."""
         with self._lock:
             newest = reversed(list(self._outcomes))
@@ -150,22 +152,22 @@ class MemoryStore(RunStore):
         )
         return list(islice(found, limit))
 
-    def _known(self, run: RunId) -> _Run:
+    def _existing_run(self, run: RunId) -> _StoredRun:
         kept = self._runs.get(run)
         if kept is None:
-            raise unknown(run, self._runs)
+            raise unknown_run(run, self._runs)
         return kept
 
-    def _owned(self, lease: Lease) -> _Run:
+    def _owned_run(self, lease: Lease) -> _StoredRun:
         kept = self._runs.get(lease.run)
         if kept is None or kept.epoch != lease.epoch:
-            raise lost(lease)
+            raise lease_lost(lease)
         return kept
 
 
-def _describe(run: RunId, kept: _Run) -> RunInfo:
+def _run_info(run: RunId, kept: _StoredRun) -> RunInfo:
     turns = map(status_after, reversed(kept.bodies))
-    status: Status = next((turn for turn in turns if turn is not None), "running")
-    name, objective = title(kept.bodies[0] if kept.bodies else None)
+    status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
+    name, objective = run_title(kept.bodies[0] if kept.bodies else None)
     updated = kept.times[-1] if kept.times else kept.created
     return RunInfo(run, name, objective, status, kept.created, updated, len(kept.bodies), kept.owner)

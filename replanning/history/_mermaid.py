@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from replanning._entries import Entry
+from replanning._entries import TaskEntry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._states import STUCK, TaskState
@@ -21,9 +21,9 @@ MAX_NODES: Final = 60
 MAX_LINKS: Final = 200
 """How many dependencies it shows: more are refused by those who draw it, and cannot be read."""
 
-_LONGEST: Final = 60
-_SAFE: Final = frozenset(" _-,/=")
-_CLASSES: Final = {
+_MAX_LABEL_CHARS: Final = 60
+_SAFE_CHARS: Final = frozenset(" _-,/=")
+_CLASS_STYLES: Final = {
     "done": "fill:#d3f9d8,stroke:#2b8a3e,color:#0b2e13",
     "running": "fill:#d0ebff,stroke:#1971c2,color:#0b2545",
     "waiting": "fill:#f1f3f5,stroke:#868e96,color:#212529",
@@ -44,51 +44,51 @@ _CLASS_OF: Final = {
 
 def mermaid(before: LivePlan, after: LivePlan) -> str:
     """One flowchart with the plan before and the plan after, side by side."""
-    lines = ["flowchart LR", *(f"  classDef {name} {style}" for name, style in _CLASSES.items())]
-    lines += _part("before", before)
-    lines += _part("after", after)
+    lines = ["flowchart LR", *(f"  classDef {name} {style}" for name, style in _CLASS_STYLES.items())]
+    lines += _subgraph_lines("before", before)
+    lines += _subgraph_lines("after", after)
     return "\n".join(lines) + "\n"
 
 
-def label(text: str) -> str:
+def escape_label(text: str) -> str:
     """A text as it may stand between the quotes of a label."""
-    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return "".join(_character(c, first=i == 0) for i, c in enumerate(short))
+    short = text if len(text) <= _MAX_LABEL_CHARS else f"{text[: _MAX_LABEL_CHARS - 1]}…"
+    return "".join(_escape_char(c, first=i == 0) for i, c in enumerate(short))
 
 
-def _character(c: str, *, first: bool) -> str:
-    if c.isalnum() or (c in _SAFE and not first):
+def _escape_char(c: str, *, first: bool) -> str:
+    if c.isalnum() or (c in _SAFE_CHARS and not first):
         return c
     return f"#{ord(c)};" if c.isprintable() else "#65533;"
 
 
-def _part(name: str, live: LivePlan) -> list[str]:
-    shown = {entry.id: f"{name}{number}" for number, entry in enumerate(_chosen(live))}
-    lines = [f'  subgraph {name}["{label(name)}: revision {live.revision}"]']
-    lines += [f"    {_node(node, live.entry(task_id))}" for task_id, node in shown.items()]
+def _subgraph_lines(name: str, live: LivePlan) -> list[str]:
+    shown = {entry.id: f"{name}{number}" for number, entry in enumerate(_visible_entries(live))}
+    lines = [f'  subgraph {name}["{escape_label(name)}: revision {live.revision}"]']
+    lines += [f"    {_node_line(node, live.entry(task_id))}" for task_id, node in shown.items()]
     left = sum(1 for _ in live) - len(shown)
     if left:
         lines.append(f'    {name}_more["… and {left} more"]:::waiting')
-    links = list(_links(live, shown))
+    links = list(_link_lines(live, shown))
     lines += [f"    {link}" for link in links[:MAX_LINKS]]
     if len(links) > MAX_LINKS:
         lines.append(f'    {name}_links["… and {len(links) - MAX_LINKS} more dependencies"]:::waiting')
     return [*lines, "  end"]
 
 
-def _node(node: str, entry: Entry) -> str:
+def _node_line(node: str, entry: TaskEntry) -> str:
     gone = entry.removed or entry.state is TaskState.REPLACED_BY_REPLAN
     kind = "replaced" if gone else _CLASS_OF.get(entry.state, "waiting")
     state = "removed" if entry.removed else "replaced" if gone else entry.state.lower().replace("_", " ")
-    tool = f"<br/>{label(entry.task.tool)}" if entry.task.tool else ""
-    return f'{node}["{label(entry.id)}{tool}<br/>{state}"]:::{kind}'
+    tool = f"<br/>{escape_label(entry.task.tool)}" if entry.task.tool else ""
+    return f'{node}["{escape_label(entry.id)}{tool}<br/>{state}"]:::{kind}'
 
 
-def _links(live: LivePlan, shown: dict[TaskId, str]) -> Iterator[str]:
+def _link_lines(live: LivePlan, shown: dict[TaskId, str]) -> Iterator[str]:
     for task_id, node in shown.items():
         entry = live.entry(task_id)
         for needed in entry.task.depends_on:
-            for dep in _followed(live, needed):
+            for dep in _resolve_replaced(live, needed):
                 if dep in shown and not entry.removed:
                     yield f"{shown[dep]} --> {node}"
         for new in entry.replaced_by:
@@ -96,7 +96,7 @@ def _links(live: LivePlan, shown: dict[TaskId, str]) -> Iterator[str]:
                 yield f"{node} -. replaced by .-> {shown[new]}"
 
 
-def _followed(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
+def _resolve_replaced(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
     """The tasks that are waited for: of a replaced one, what stands for it."""
     stack = [needed]
     while stack:
@@ -108,7 +108,7 @@ def _followed(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
             yield entry.id
 
 
-def _chosen(live: LivePlan) -> list[Entry]:
+def _visible_entries(live: LivePlan) -> list[TaskEntry]:
     """The tasks to show, in the order of the plan: all, or what was changed and what is next to it."""
     everything = list(live)
     if len(everything) <= MAX_NODES:

@@ -63,8 +63,8 @@ class ReplanMetrics:
             self.succeeded + other.succeeded,
             self.failed + other.failed,
             self.asked + other.asked,
-            _merged(self.by_trigger, other.by_trigger),
-            _merged(self.by_decision, other.by_decision),
+            _add_counts(self.by_trigger, other.by_trigger),
+            _add_counts(self.by_decision, other.by_decision),
             self.deciding + other.deciding,
             self.waiting + other.waiting,
             self.edits + other.edits,
@@ -73,7 +73,7 @@ class ReplanMetrics:
         )
 
 
-def measure(events: Iterable[ReplanEvent]) -> ReplanMetrics:
+def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """The figures of some replans; edits and dropped triggers are not among them."""
     events = tuple(events)
     return ReplanMetrics(
@@ -82,7 +82,7 @@ def measure(events: Iterable[ReplanEvent]) -> ReplanMetrics:
         succeeded=sum(event.outcome == "success" for event in events),
         failed=sum(event.outcome == "failure" for event in events),
         asked=sum(event.question is not None for event in events),
-        by_trigger=dict(Counter(kind for event in events for kind in event.kinds)),
+        by_trigger=dict(Counter(kind for event in events for kind in event.trigger_kinds)),
         by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
         deciding=sum(event.duration for event in events),
         waiting=sum(event.waited for event in events),
@@ -90,7 +90,7 @@ def measure(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     )
 
 
-def _merged(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     both = {key: first.get(key, 0) + second.get(key, 0) for key in (*first, *second)}
     return {key: number for key, number in both.items() if number}
 
@@ -141,7 +141,7 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
         bins: how many equal bins there are from 0 to 1.
     """
     foretold = ((_prediction(event.chosen, of), event.outcome) for event in events if event.chosen is not None)
-    return _compared(
+    return _calibration(
         [(p, outcome == "success") for p, outcome in foretold if p is not None and outcome != "unknown"], bins
     )
 
@@ -165,7 +165,7 @@ def _prediction(chosen: Candidate, of: Prediction) -> float | None:
     return None if chosen.score is None else float(getattr(chosen.score, of))
 
 
-def _compared(pairs: Sequence[tuple[float, bool]], bins: int) -> Calibration:
+def _calibration(pairs: Sequence[tuple[float, bool]], bins: int) -> Calibration:
     if not pairs:
         return Calibration(0, None, ())
     sorted_in: dict[int, list[tuple[float, bool]]] = {}

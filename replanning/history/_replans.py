@@ -12,11 +12,11 @@ from replanning._plan import Goal
 from replanning._records import Candidate, DecisionKind
 from replanning._triggers import Trigger
 
-Result = Literal["success", "failure", "unknown"]
+ReplanOutcome = Literal["success", "failure", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionEntry:
     """What a person was asked, and said.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReplanEvent:
     Attributes:
         at: when alternatives were considered, or refused without asking anybody; in seconds since the epoch.
         triggers: why; several when they concerned the same tasks.
-        considered: every alternative that was proposed, as it was ranked; see `candidates` and `rejected`.
+        all_candidates: every alternative that was proposed, as it was ranked; see `candidates` and `rejected`.
         notes: what providers had to say, and what befell answers.
         decision: what became of it in the end; None when the process died before anything was decided.
         rule: by which that was decided.
@@ -62,7 +62,7 @@ class ReplanEvent:
     replan: ReplanId
     at: float
     triggers: tuple[Trigger, ...] = ()
-    considered: tuple[Candidate, ...] = ()
+    all_candidates: tuple[Candidate, ...] = ()
     notes: tuple[str, ...] = ()
     decision: DecisionKind | None = None
     rule: str = ""
@@ -72,20 +72,20 @@ class ReplanEvent:
     changes: tuple[PlanChange, ...] = ()
     before: int | None = None
     after: int | None = None
-    outcome: Result = "unknown"
+    outcome: ReplanOutcome = "unknown"
     duration: float = 0.0
-    question: Asked | None = None
+    question: QuestionEntry | None = None
     spent: Usage = field(default_factory=Usage)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The alternatives one could choose from, best first, with their scores."""
-        return tuple(candidate for candidate in self.considered if not candidate.rejected)
+        return tuple(candidate for candidate in self.all_candidates if not candidate.rejected)
 
     @property
     def rejected(self) -> tuple[Candidate, ...]:
         """The alternatives that were ruled out, each with the reason."""
-        return tuple(candidate for candidate in self.considered if candidate.rejected)
+        return tuple(candidate for candidate in self.all_candidates if candidate.rejected)
 
     @property
     def executed(self) -> bool:
@@ -99,7 +99,7 @@ class ReplanEvent:
         return 0.0 if asked is None or asked.answered_at is None else asked.answered_at - asked.at
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def trigger_kinds(self) -> tuple[str, ...]:
         """The kinds of its triggers, each once."""
         return tuple(dict.fromkeys(trigger.kind for trigger in self.triggers))
 

@@ -10,23 +10,23 @@ from typing import Final, Literal
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from replanning._errors import LeaseLost, PlanError, StoreError, UnknownRun, Unstorable
+from replanning._errors import LeaseLost, PlanError, RecordNotSerializable, StoreError, UnknownRun
 from replanning._ids import RunId
 from replanning._interfaces import Lease
-from replanning._records import Body, Record, RunEnded, RunOpened, RunResumed, RunStatus, dump_body, load_body
-from replanning._wording import did_you_mean, shown
+from replanning._records import Record, RecordBody, RunEnded, RunOpened, RunResumed, RunStatus, dump_body, load_body
+from replanning._wording import brief_repr, did_you_mean
 
-Status = RunStatus | Literal["running"]
+CurrentRunStatus = RunStatus | Literal["running"]
 
-MAX_RUN_ID: Final = 200
+MAX_RUN_ID_BYTES: Final = 200
 """Longest id of a run, in bytes of UTF-8: with a suffix it still is a file name."""
 
-_TURNS: Final = (RunOpened, RunResumed, RunEnded)
-_SURELY_READABLE: Final = 400
+_STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
+_MAX_UNCHECKED_CHARS: Final = 400
 """In so many characters fit neither nesting nor a number that goes beyond what a reader takes."""
 
 
-def encode(record: Record) -> str:
+def encode_body(record: Record) -> str:
     """The JSON text of a record's body.
 
     Raises:
@@ -37,16 +37,18 @@ def encode(record: Record) -> str:
         text = dump_body(body)
         if not math.isfinite(at):
             raise ValueError(f"its time is {at}")
-        if len(text) > _SURELY_READABLE:
+        if len(text) > _MAX_UNCHECKED_CHARS:
             from_json(text)
         if "null" in text and not _is_finite(body):
             raise ValueError("a number in it is infinite or not a number")
     except (ValueError, RecursionError) as error:
-        raise Unstorable(f"record {seq} ({body.kind}) cannot be kept as JSON: {error}; nothing was written") from error
+        raise RecordNotSerializable(
+            f"record {seq} ({body.kind}) cannot be kept as JSON: {error}; nothing was written"
+        ) from error
     return text
 
 
-def to_text(value: JsonValue) -> str:
+def to_json_line(value: JsonValue) -> str:
     """The JSON text of a value that is no record: one line, and ASCII.
 
     Raises:
@@ -55,17 +57,19 @@ def to_text(value: JsonValue) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise Unstorable(f"{shown(value)} cannot be kept as JSON: {error}; nothing was written") from error
+        raise RecordNotSerializable(
+            f"{brief_repr(value)} cannot be kept as JSON: {error}; nothing was written"
+        ) from error
 
 
-def _is_finite(body: Body) -> bool:
+def _is_finite(body: RecordBody) -> bool:
     """Whether each null stands for None: what is not finite is written as null, too."""
     with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
     return with_names == to_json(body, inf_nan_mode="null", serialize_unknown=True)
 
 
-def decode(kind: str, text: str | bytes) -> Body:
-    """The body that `encode` wrote.
+def decode_body(kind: str, text: str | bytes) -> RecordBody:
+    """The body that `encode_body` wrote.
 
     Raises:
         ValueError: the text is not such a body; says in one line why.
@@ -80,58 +84,60 @@ def decode(kind: str, text: str | bytes) -> Body:
         raise ValueError(f"this is no {kind}: {error.problems[0]}") from error
 
 
-def title(body: Body | None) -> tuple[str, str]:
+def run_title(body: RecordBody | None) -> tuple[str, str]:
     """Name and objective of the run that begins with this record."""
     if not isinstance(body, RunOpened):
         return "", ""
     return body.plan.name or body.plan.id or "", body.plan.goal.objective
 
 
-def status_after(body: Body) -> Status | None:
+def status_after(body: RecordBody) -> CurrentRunStatus | None:
     """The status of a run from this record on, or None where it leaves the status as it was."""
-    if not isinstance(body, _TURNS):
+    if not isinstance(body, _STATUS_RECORDS):
         return None
     return body.status if isinstance(body, RunEnded) else "running"
 
 
-def check_new_id(run: RunId) -> None:
+def check_run_id(run: RunId) -> None:
     """Refuse ids that cannot be file names everywhere.
 
     Raises:
         StoreError: says what is wrong with it.
     """
-    if reason := _fault(run):
-        raise StoreError(f"{shown(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'")
+    if reason := _run_id_problem(run):
+        raise StoreError(
+            f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'"
+        )
 
 
-def is_possible(run: RunId) -> bool:
+def is_valid_run_id(run: RunId) -> bool:
     """Whether there can be a run with this id."""
-    return not _fault(run)
+    return not _run_id_problem(run)
 
 
-def _fault(run: str) -> str:
+def _run_id_problem(run: str) -> str:
     if not run or run.startswith("."):
         return "it is empty or begins with '.'"
     if "/" in run or "\\" in run:
         return "it has a path separator"
     if not run.isprintable():
         return "it has characters that cannot be printed"
-    if len(run.encode()) > MAX_RUN_ID:
-        return f"it is longer than {MAX_RUN_ID} bytes"
+    if len(run.encode()) > MAX_RUN_ID_BYTES:
+        return f"it is longer than {MAX_RUN_ID_BYTES} bytes"
     return ""
 
 
-def unknown(run: RunId, known: Iterable[str]) -> UnknownRun:
+def unknown_run(run: RunId, known: Iterable[str]) -> UnknownRun:
     """There is no such run, but perhaps one with a similar id."""
     return UnknownRun(run, did_you_mean(run, list(known)))
 
 
-def exists_already(run: RunId) -> StoreError:
+def run_already_exists(run: RunId) -> StoreError:
     """A run was to be created that the store holds."""
     return StoreError(f"there is a run {run!r} already; resume it, or give the new run another id")
 
 
-def lost(lease: Lease) -> LeaseLost:
+def lease_lost(lease: Lease) -> LeaseLost:
     """The lease is not the current one."""
     return LeaseLost(
         f"run {lease.run!r} is no longer owned under lease {lease.epoch} of {lease.owner}: "
@@ -139,7 +145,7 @@ def lost(lease: Lease) -> LeaseLost:
     )
 
 
-def out_of_order(lease: Lease, record: Record, last: int) -> StoreError:
+def record_out_of_order(lease: Lease, record: Record, last: int) -> StoreError:
     """A record does not follow the last one."""
     return StoreError(
         f"record {record.seq} of run {lease.run!r} does not follow record {last}, the last one; nothing was written"

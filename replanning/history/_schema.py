@@ -12,9 +12,9 @@ from replanning._errors import JournalCorrupt, StoreError
 
 Synchronous = Literal["normal", "full", "off"]
 
-_APPLICATION: Final = 0x5265506C  # "RePl": marks a file as ours
+_APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
 _BUSY_TIMEOUT: Final = 5.0
-_SWITCHES: Final = 100
+_MAX_WAL_ATTEMPTS: Final = 100
 _CHECKPOINT_PAGES: Final = 250
 """Pages in the log before they are written back: at the usual thousand, an event loop may be held for over 10 ms."""
 
@@ -63,10 +63,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 )
 """The statements that lead from each version of the schema to the next. Only ever add to them."""
 
-VERSION: Final = len(_MIGRATIONS)
+SCHEMA_VERSION: Final = len(_MIGRATIONS)
 """The version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
-_ADVICE: Final = {
+_SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
     "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
     "SQLITE_PERM": "the file may not be opened; check its permissions",
@@ -76,7 +76,7 @@ _ADVICE: Final = {
     "SQLITE_CORRUPT": "the file is damaged; restore it from a copy, or move it away and begin a new history",
     "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
 }
-_UNREADABLE: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_CORRUPT_FILE_CODES: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
@@ -92,27 +92,27 @@ def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     except OSError as error:
         raise StoreError(f"the folder of {path} cannot be made: {error.strerror}; name another path") from error
     except sqlite3.Error as error:
-        raise explained(error, path, "be opened") from error
+        raise store_error(error, path, "be opened") from error
     try:
         _migrate(connection, path)
-        _log_ahead(connection)
+        _enable_wal(connection)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     except sqlite3.Error as error:
         connection.close()
-        raise explained(error, path, "be opened") from error
+        raise store_error(error, path, "be opened") from error
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def explained(error: Exception, path: Path, doing: str) -> StoreError:
+def store_error(error: Exception, path: Path, operation: str) -> StoreError:
     """What an error of SQLite means: `{path} cannot {doing}: ...`, and what to do next."""
     name = getattr(error, "sqlite_errorname", "")
-    advice = next((advice for code, advice in _ADVICE.items() if name.startswith(code)), "")
-    kind = JournalCorrupt if name.startswith(_UNREADABLE) else StoreError
-    return kind(f"{path} cannot {doing}: {error}" + (f"; {advice}" if advice else ""))
+    advice = next((advice for code, advice in _SQLITE_ADVICE.items() if name.startswith(code)), "")
+    kind = JournalCorrupt if name.startswith(_CORRUPT_FILE_CODES) else StoreError
+    return kind(f"{path} cannot {operation}: {error}" + (f"; {advice}" if advice else ""))
 
 
 @contextmanager
@@ -130,44 +130,44 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the schema up to date, step by step and all or nothing."""
-    if _marks(connection) == (_APPLICATION, VERSION):
+    if _read_file_ids(connection) == (_APPLICATION_ID, SCHEMA_VERSION):
         return
     with transaction(connection):
         # Only now nobody else is at it: what was read before may have been half of another process's work.
-        for statements in _MIGRATIONS[_version(connection, path) :]:
+        for statements in _MIGRATIONS[_schema_version(connection, path) :]:
             for statement in statements:
                 connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """The version of the schema in the file, 0 where the file is new.
 
     Raises:
         StoreError: it is newer than this library, or the file belongs to another program.
     """
-    application, version = _marks(connection)
+    application, version = _read_file_ids(connection)
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != _APPLICATION and (application or version or tables):
+    if application != _APPLICATION_ID and (application or version or tables):
         raise StoreError(f"{path} is a database of another program; name another file for the history")
-    if version > VERSION:
+    if version > SCHEMA_VERSION:
         raise StoreError(
-            f"{path} has version {version} of the schema, and this library knows versions up to {VERSION}: "
+            f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
             "it was written by a newer version of replanning; upgrade the library, or name another file"
         )
     return version
 
 
-def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
+def _read_file_ids(connection: sqlite3.Connection) -> tuple[int, int]:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return application, version
 
 
-def _log_ahead(connection: sqlite3.Connection) -> None:
+def _enable_wal(connection: sqlite3.Connection) -> None:
     """Switch to a write-ahead log, with which reading and writing do not wait for each other."""
-    for _ in range(_SWITCHES):
+    for _ in range(_MAX_WAL_ATTEMPTS):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:

@@ -17,9 +17,9 @@ from replanning._plan import Budget
 from replanning._records import QuestionAsked, Record, RunOpened
 from replanning._settings import Settings
 from replanning._states import TaskState
-from replanning.history._owner import is_free
-from replanning.history._rules import Status
-from replanning.history._words import HELD
+from replanning.history._owner import is_lease_free
+from replanning.history._rules import CurrentRunStatus
+from replanning.history._words import HELD_FAILURE_TYPE
 
 
 class RunningTask(NamedTuple):
@@ -39,34 +39,34 @@ class HeldTask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RunStanding:
+class RunStatusReport:
     """How a run stands.
 
     Attributes:
-        status: `running`, or how the run ended or stands still.
+        status: `running_tasks`, or how the run ended or stands still.
         reason: why it ended.
         revision: the number of the last revision.
-        counts: how many tasks are in each state, of those that are part of the plan now.
-        held: the tasks of planning mode that wait for a person; their state is FAILED until there is an answer.
-        running: the tasks that are being executed.
+        task_counts: how many tasks are in each state, of those that are part of the plan now.
+        held_tasks: the tasks of planning mode that wait for a person; their state is FAILED until there is an answer.
+        running_tasks: the tasks that are being executed.
         questions: what waits for a person.
         replans: how many replans were applied.
         spent: what budgets counted; `budget` is the limit.
         elapsed: seconds that count towards the budget's wall clock.
         owner: the process that owns the run; None when nobody does.
-        alive: whether the owner can still write; None when there is none. Of a process on another machine it is
+        owner_alive: whether the owner can still write; None when there is none. Of a process on another machine it is
             taken to be so.
     """
 
     run: RunId
     name: str
     objective: str
-    status: Status
+    status: CurrentRunStatus
     reason: str
     revision: int
-    counts: Mapping[TaskState, int]
-    held: tuple[HeldTask, ...]
-    running: tuple[RunningTask, ...]
+    task_counts: Mapping[TaskState, int]
+    held_tasks: tuple[HeldTask, ...]
+    running_tasks: tuple[RunningTask, ...]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -75,20 +75,20 @@ class RunStanding:
     started: float
     updated: float
     owner: str | None
-    alive: bool | None
+    owner_alive: bool | None
 
 
-class Replayed(NamedTuple):
+class ReplayedRun(NamedTuple):
     """A journal replayed to its end."""
 
     opened: RunOpened
     live: LivePlan
     ledger: Ledger
-    first: float
-    last: float
+    started: float
+    updated: float
 
 
-def replayed(records: Iterable[Record]) -> Replayed:
+def replay_records(records: Iterable[Record]) -> ReplayedRun:
     """Replay a journal.
 
     Raises:
@@ -100,13 +100,13 @@ def replayed(records: Iterable[Record]) -> Replayed:
         raise JournalCorrupt("this journal does not begin with the opening of a run")
     opened = first.body
     live = LivePlan(opened.plan)
-    ledger = Ledger(_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+    ledger = Ledger(_run_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
     last = first.at
     for record in found:
         live.fold(record)
         ledger.fold(record)
         last = record.at
-    return Replayed(opened, live, ledger, first.at, last)
+    return ReplayedRun(opened, live, ledger, first.at, last)
 
 
 def open_questions(records: Iterable[Record]) -> list[Question]:
@@ -115,11 +115,14 @@ def open_questions(records: Iterable[Record]) -> list[Question]:
     Raises:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
-    found = replayed(records)
-    return [question_of(asked, found.opened.run, found.live, found.ledger) for asked in found.ledger.questions.values()]
+    found = replay_records(records)
+    return [
+        build_question(asked, found.opened.run, found.live, found.ledger)
+        for asked in found.ledger.open_questions.values()
+    ]
 
 
-def question_of(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
+def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
     """A question as a gate or a person gets to see it."""
     return Question(
         id=QuestionId(asked.question),
@@ -134,7 +137,7 @@ def question_of(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger
     )
 
 
-def standing(store: RunStore, info: RunInfo, now: float) -> RunStanding:
+def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
     """How a run stands.
 
     Args:
@@ -146,55 +149,59 @@ def standing(store: RunStore, info: RunInfo, now: float) -> RunStanding:
         UnknownRun: the store has no such run any more.
         JournalCorrupt: its journal cannot be read.
     """
-    opened, live, ledger, first, last = replayed(store.read(info.run))
-    ended = ledger.ended
+    opened, live, ledger, first, last = replay_records(store.read(info.run))
+    ended = ledger.run_end
     until = last if ended is not None else now
-    return RunStanding(
+    return RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
         objective=live.goal.objective,
         status="running" if ended is None else ended.status,
         reason="" if ended is None else ended.reason,
         revision=live.revision,
-        counts=_counts(live),
-        held=tuple(held_tasks(live, ledger.questions.values())),
-        running=_running(live),
-        questions=tuple(question_of(asked, info.run, live, ledger) for asked in ledger.questions.values()),
-        replans=ledger.applied,
-        spent=ledger.spending.spent,
-        budget=ledger.spending.budget,
-        elapsed=max(0.0, until - first - ledger.waiting(until)),
+        task_counts=_state_counts(live),
+        held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
+        running_tasks=_running_tasks(live),
+        questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
+        replans=ledger.applied_count,
+        spent=ledger.budget_tracker.spent,
+        budget=ledger.budget_tracker.budget,
+        elapsed=max(0.0, until - first - ledger.waiting_seconds(until)),
         started=first,
         updated=last,
         owner=info.owner,
-        alive=is_alive(info),
+        owner_alive=is_owner_alive(info),
     )
 
 
-def is_alive(info: RunInfo) -> bool | None:
+def is_owner_alive(info: RunInfo) -> bool | None:
     """Whether the owner of a run can still write; None when it has none."""
-    return None if info.owner is None else not is_free(info.owner, math.inf, 0.0)
+    return None if info.owner is None else not is_lease_free(info.owner, math.inf, 0.0)
 
 
-def _budget(opened: RunOpened) -> Budget:
+def _run_budget(opened: RunOpened) -> Budget:
     if opened.plan.budget is not None:
         return opened.plan.budget
     return Settings.model_validate(opened.settings or {}).budget
 
 
-def _running(live: LivePlan) -> tuple[RunningTask, ...]:
-    return tuple(RunningTask(e.id, e.attempts, e.started, e.deadline) for e in live if e.state is TaskState.RUNNING)
+def _running_tasks(live: LivePlan) -> tuple[RunningTask, ...]:
+    return tuple(RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING)
 
 
 def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
     """The tasks of planning mode that wait for the answers to open questions."""
     for asked in questions:
         for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
-            if entry.state is TaskState.FAILED and entry.failure is not None and entry.failure.type == HELD:
+            if (
+                entry.state is TaskState.FAILED
+                and entry.failure is not None
+                and entry.failure.type == HELD_FAILURE_TYPE
+            ):
                 yield HeldTask(entry.id, QuestionId(asked.question))
 
 
-def _counts(live: LivePlan) -> dict[TaskState, int]:
+def _state_counts(live: LivePlan) -> dict[TaskState, int]:
     counts = dict.fromkeys(TaskState, 0)
     for entry in live:
         if not entry.removed and entry.state is not TaskState.REPLACED_BY_REPLAN:

@@ -21,14 +21,14 @@ from replanning._observations import Usage
 from replanning._plan import PLANNING_KEY, Goal, Task
 from replanning._triggers import TaskFailed, TriggerEvent
 
-LONGEST: Final = 300
+MAX_LINE_CHARS: Final = 300
 """How much of a text a report shows, in characters."""
 
-HELD: Final = "PlanningHeld"
+HELD_FAILURE_TYPE: Final = "PlanningHeld"
 """The type of a failure by which a task of planning mode waits for a person; it stands so in journals."""
 
 
-def plain(text: str, limit: int = LONGEST) -> str:
+def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     """A text as one line of printable characters, cut where it is long.
 
     Names, errors and reasons come from plans, tools and people: what would steer a terminal is shown as its code.
@@ -38,7 +38,7 @@ def plain(text: str, limit: int = LONGEST) -> str:
     return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """A point in time, in UTC, as `2026-03-01 12:00:03Z`."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -46,7 +46,7 @@ def moment(at: float) -> str:
         return f"{at:g} s"
 
 
-def iso(at: float) -> str:
+def format_iso_time(at: float) -> str:
     """A point in time, in UTC, as `2026-03-01T12:00:03.250000Z`."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -54,7 +54,7 @@ def iso(at: float) -> str:
         return f"{at:g} s"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """How long something took, in the unit that fits."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
@@ -67,66 +67,70 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def edited_by(changes: Sequence[PlanChange]) -> str:
+def edit_author(changes: Sequence[PlanChange]) -> str:
     """Who changed a plan outside of replans: planning mode, which puts what it has planned into it, or a hand."""
     added = [
-        task for change in changes for task in (change.tasks if isinstance(change, ReplaceTask) else _added(change))
+        task
+        for change in changes
+        for task in (change.tasks if isinstance(change, ReplaceTask) else _added_tasks(change))
     ]
     planned = bool(added) and all(PLANNING_KEY in task.metadata for task in added)
     return "planning" if planned else "hand"
 
 
-def _added(change: PlanChange) -> tuple[Task, ...]:
+def _added_tasks(change: PlanChange) -> tuple[Task, ...]:
     return (change.task,) if isinstance(change, AddTask) else ()
 
 
-def usage(spent: Usage) -> str:
+def format_usage(spent: Usage) -> str:
     """What was used; money is in the currency of the budget."""
     more = ", and what has no known price" if spent.unpriced else ""
-    return f"{count(spent.calls, 'call')}, {count(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
+    return f"{pluralise(spent.calls, 'call')}, {pluralise(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
 
 
-def count(number: int, thing: str) -> str:
+def pluralise(number: int, thing: str) -> str:
     """`1 replan`, `2 replans`."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """A share in per cent; `unknown` where there is none."""
     return "unknown" if share is None else f"{share:.0%}"
 
 
 def is_held(trigger: TriggerEvent) -> bool:
     """Whether a task did not fail, but stopped since a person must decide something first."""
-    return isinstance(trigger, TaskFailed) and trigger.error_type == HELD
+    return isinstance(trigger, TaskFailed) and trigger.error_type == HELD_FAILURE_TYPE
 
 
-def causes(triggers: Sequence[TriggerEvent]) -> str:
+def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
     """The kinds of triggers, each once; of what waited for a person, that it did."""
     return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
 
 
-def cause(trigger: TriggerEvent) -> str:
+def trigger_cause(trigger: TriggerEvent) -> str:
     """What a trigger is about, in one line."""
     if isinstance(trigger, TaskFailed) and is_held(trigger):
         about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
-        return plain(f"task {about} needs a person's decision: {trigger.message}")
+        return printable_line(f"task {about} needs a person's decision: {trigger.message}")
     if trigger.reason:
-        return plain(trigger.reason)
+        return printable_line(trigger.reason)
     about = ", ".join(trigger.tasks[:5])
-    return plain(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+    return printable_line(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
 
 
-def because(trigger: TriggerEvent) -> str:
+def trigger_line(trigger: TriggerEvent) -> str:
     """The kind of a trigger and what it is about; of what waited for a person, only the latter."""
-    return cause(trigger) if is_held(trigger) else f"{trigger.kind}: {cause(trigger)}"
+    return trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
 
 
 def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
     """A goal in one line: what has changed in it, or its words and facts."""
     told = {name: getattr(goal, name) for name in names or ("objective", "facts")}
     parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in told.values()]
-    return plain("; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(told, parts, strict=True)))
+    return printable_line(
+        "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(told, parts, strict=True))
+    )
 
 
 def change_line(change: PlanChange) -> str:
@@ -134,11 +138,11 @@ def change_line(change: PlanChange) -> str:
     match change:
         case AddTask():
             before = f" before {', '.join(change.before)}" if change.before else ""
-            text = f"add {_new(change.task)}{before}"
+            text = f"add {_new_task_text(change.task)}{before}"
         case RemoveTask():
             text = f"remove {change.task_id}"
         case ReplaceTask():
-            text = f"replace {change.task_id} by {', '.join(map(_new, change.tasks))}"
+            text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
         case ModifyTask():
             text = (
                 f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
@@ -146,15 +150,15 @@ def change_line(change: PlanChange) -> str:
         case ReorderTasks():
             text = f"reorder {', '.join(change.order)}"
         case RetryTask():
-            text = f"run {change.task_id} again" + (f" after {span(change.delay)}" if change.delay else "")
+            text = f"run {change.task_id} again" + (f" after {format_duration(change.delay)}" if change.delay else "")
         case SkipTask():
             text = f"skip {change.task_id}" + (f": {change.reason}" if change.reason else "")
         case CancelTask():
             text = f"cancel {change.task_id}" + (f": {change.reason}" if change.reason else "")
         case _:
             text = "abort the run" + (f": {change.reason}" if change.reason else "")
-    return plain(text)
+    return printable_line(text)
 
 
-def _new(task: Task) -> str:
+def _new_task_text(task: Task) -> str:
     return f"{task.id} ({task.tool})" if task.tool else task.id

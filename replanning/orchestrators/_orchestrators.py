@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
-from replanning._engine import drive
-from replanning._interfaces import check_work
+from replanning._engine import run_workers
+from replanning._interfaces import validate_work
 from replanning.errors import NotRunning
 from replanning.interfaces import Work
 
@@ -15,7 +15,7 @@ class _Orchestrator:
     def __init__(self, work: Work, *, max_concurrency: int) -> None:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
-        check_work(work)
+        validate_work(work)
         self.work = work
         self.max_concurrency = max_concurrency
         self.engine: ReplanningEngine | None = None
@@ -37,7 +37,7 @@ class _Orchestrator:
         else:
             source = open_run(plan, settings=self.engine.settings if self.engine else Settings(), run_id=run_id)
         async with source as run:
-            await drive(run, self.work, self.max_concurrency)
+            await run_workers(run, self.work, self.max_concurrency)
         return run.result
 
     async def resume(self, run_id: str) -> RunResult:
@@ -49,7 +49,7 @@ class _Orchestrator:
         if self.engine is None:
             raise NotRunning("attach an engine with a durable store to resume runs")
         async with self.engine.resume(run_id) as run:
-            await drive(run, self.work, self.max_concurrency)
+            await run_workers(run, self.work, self.max_concurrency)
         return run.result
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from replanning.planning._building import known_arguments, missing_arguments, revised
-from replanning.planning._checking import problems_of, tasks_of
+from replanning.planning._building import missing_arguments, planned_arguments, revise_decomposition
+from replanning.planning._checking import compile_action_plan, plan_problems
 from replanning.planning._coordinator import PlanningCoordinator
-from replanning.planning._deciding import DecisionPrompts, DecisionRequest, Reply
-from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise, parse_decision
+from replanning.planning._deciding import DecisionPrompts, DecisionRequest, DecisionResponse
+from replanning.planning._decision import NormalisedDecision, ReplanDecision, decision_model, normalise, parse_decision
 from replanning.planning._history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
-from replanning.planning._journals import Journals
+from replanning.planning._journals import RunJournals
 from replanning.planning._limits import (
-    Cause,
-    Counts,
-    Limits,
-    Override,
+    OverrideReason,
+    ReplanCause,
+    ReplanCounts,
+    ReplanLimits,
     Ruling,
     RulingKind,
+    available_replan_types,
     fingerprint,
-    open_types,
-    rule,
+    make_ruling,
 )
-from replanning.planning._manager import Apply, ReplanManager
+from replanning.planning._manager import ApplyReplan, ReplanManager
 from replanning.planning._outputs import (
     Action,
     ActionPlan,
@@ -43,8 +43,16 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning._phases import ALLOWED, LEVELS, TARGETS, Phase, ReplanType, carried_over, keeps_finished
-from replanning.planning._plan_parts import joined, parts_of
+from replanning.planning._phases import (
+    ALLOWED_REPLANS,
+    LEVEL_DESCRIPTIONS,
+    REPLAN_TARGETS,
+    Phase,
+    ReplanType,
+    carried_over_tasks,
+    keeps_finished,
+)
+from replanning.planning._plan_parts import batch_subtasks, merge_action_plans
 from replanning.planning._progress import PlanningProgress, PlanProgress, PlanStep
 from replanning.planning._prompts import ReplanPromptBuilder
 from replanning.planning._replan_records import (
@@ -60,29 +68,26 @@ from replanning.planning._steering import Steering
 from replanning.planning._templates import prompt_templates
 
 __all__ = [
-    "ALLOWED",
-    "LEVELS",
-    "TARGETS",
+    "ALLOWED_REPLANS",
+    "LEVEL_DESCRIPTIONS",
+    "REPLAN_TARGETS",
     "Action",
     "ActionPlan",
-    "Apply",
+    "ApplyReplan",
     "CannotDecompose",
-    "Cause",
     "CompletionReply",
     "Consideration",
-    "Counts",
     "DecisionPrompts",
     "DecisionRecord",
     "DecisionRequest",
+    "DecisionResponse",
     "ExecutionReply",
     "FunctionCall",
     "GoalUnderstanding",
     "InterventionSummary",
     "IssueComment",
-    "Journals",
-    "Limits",
-    "Normalised",
-    "Override",
+    "NormalisedDecision",
+    "OverrideReason",
     "Phase",
     "PlanProgress",
     "PlanRevision",
@@ -97,17 +102,20 @@ __all__ = [
     "PrunedTask",
     "Reflection",
     "ReflectionReply",
+    "ReplanCause",
+    "ReplanCounts",
     "ReplanDecision",
+    "ReplanLimits",
     "ReplanManager",
     "ReplanNote",
     "ReplanPromptBuilder",
     "ReplanStage",
     "ReplanStatistics",
     "ReplanType",
-    "Reply",
     "RequiresHumanIntervention",
     "Ruling",
     "RulingKind",
+    "RunJournals",
     "Steering",
     "StepReply",
     "Subtask",
@@ -115,23 +123,23 @@ __all__ = [
     "TaskDecomposition",
     "TaskRequest",
     "UnclearGoal",
-    "carried_over",
+    "available_replan_types",
+    "batch_subtasks",
+    "carried_over_tasks",
+    "compile_action_plan",
     "decision_model",
     "fingerprint",
-    "joined",
     "keeps_finished",
-    "known_arguments",
+    "make_ruling",
+    "merge_action_plans",
     "missing_arguments",
     "normalise",
-    "open_types",
     "parse_decision",
     "parse_planning",
     "parse_reply",
-    "parts_of",
-    "problems_of",
+    "plan_problems",
+    "planned_arguments",
     "prompt_templates",
     "request_of",
-    "revised",
-    "rule",
-    "tasks_of",
+    "revise_decomposition",
 ]

@@ -10,15 +10,22 @@ from replanning._checks import check_graph, check_task
 from replanning._errors import PlanError, Problem
 from replanning._ids import TaskId
 from replanning._plan import Fallback, JsonObject, Task, ToolSpec
-from replanning._wording import Hints
-from replanning.planning._building import Ids, built, known_arguments, left_of, missing_arguments, unused_arguments
+from replanning._wording import NameSuggester
+from replanning.planning._building import (
+    TaskIdMap,
+    build_tasks,
+    missing_arguments,
+    planned_arguments,
+    remaining_subtasks,
+    undeclared_argument_problems,
+)
 from replanning.planning._outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
-_ANY: Final = "${context.asked_for_later}"
+_PLACEHOLDER_ARGUMENT: Final = "${context.asked_for_later}"
 """Stands for an argument that is not known yet, in checks only: a reference fits every type."""
 
 
-def problems_of(
+def plan_problems(
     decomposition: TaskDecomposition,
     action_plan: ActionPlan | None = None,
     *,
@@ -39,14 +46,16 @@ def problems_of(
     """
     done = {name: name for name in finished}
     library = {tool.name: tool for tool in tools}
-    left = left_of(decomposition, done)
-    problems = [*_count(left, max_subtasks), *_subtasks(decomposition, library, done)]
+    left = remaining_subtasks(decomposition, done)
+    problems = [*_check_subtask_count(left, max_subtasks), *_check_subtasks(decomposition, library, done)]
     if action_plan is not None:
-        problems, _ = _checked(action_plan, left, library, Ids("", done), known=problems, resources=resources)
+        problems, _ = _check_and_build(
+            action_plan, left, library, TaskIdMap("", done), known=problems, resources=resources
+        )
     return problems
 
 
-def tasks_of(
+def compile_action_plan(
     action_plan: ActionPlan,
     decomposition: TaskDecomposition,
     tools: Iterable[ToolSpec],
@@ -72,14 +81,14 @@ def tasks_of(
         PlanError: something is wrong; with everything that is.
     """
     library, done = {tool.name: tool for tool in tools}, finished or {}
-    left, wrong = left_of(decomposition, done), _subtasks(decomposition, library, done)
-    problems, tasks = _checked(action_plan, left, library, Ids(prefix, done), known=wrong)
+    left, wrong = remaining_subtasks(decomposition, done), _check_subtasks(decomposition, library, done)
+    problems, tasks = _check_and_build(action_plan, left, library, TaskIdMap(prefix, done), known=wrong)
     if problems:
         raise PlanError(problems)
     return tasks
 
 
-def part_of(
+def compile_batch(
     decomposition: TaskDecomposition,
     action_plan: ActionPlan,
     part: Container[str],
@@ -103,59 +112,63 @@ def part_of(
     library = {tool.name: tool for tool in tools}
     subtasks = [subtask for subtask in decomposition.subtasks if subtask.id in part]
     # Also those of later parts: an action that is called so now would be called otherwise in the whole.
-    ids = Ids("", {name: name for name in finished}, (subtask.id for subtask in decomposition.subtasks))
-    problems, tasks = _checked(action_plan, subtasks, library, ids, resources=resources, earlier=earlier)
+    ids = TaskIdMap("", {name: name for name in finished}, (subtask.id for subtask in decomposition.subtasks))
+    problems, tasks = _check_and_build(action_plan, subtasks, library, ids, resources=resources, earlier=earlier)
     return problems, tuple(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
 
 
-def ids_in(decomposition: TaskDecomposition) -> JsonObject:
+def subtask_ids_by_label(decomposition: TaskDecomposition) -> JsonObject:
     """The ids of subtasks, each by words that tell which it is without naming it."""
     return {f"the id of subtask {number}": one.id for number, one in enumerate(decomposition.subtasks, 1)}
 
 
-def _checked(
+def _check_and_build(
     action_plan: ActionPlan,
     subtasks: Sequence[Subtask],
     library: Mapping[str, ToolSpec],
-    ids: Ids,
+    ids: TaskIdMap,
     *,
     known: Iterable[Problem] = (),
     resources: Mapping[str, float] | None = None,
     earlier: Sequence[Task] = (),
 ) -> tuple[list[Problem], tuple[Task, ...]]:
     """What is known to be wrong, with what is wrong with an action plan; or its tasks, where nothing is."""
-    problems = [*known, *_order(action_plan, subtasks), *_actions(action_plan, subtasks, library, ids, resources)]
+    problems = [
+        *known,
+        *_check_execution_order(action_plan, subtasks),
+        *_check_actions(action_plan, subtasks, library, ids, resources),
+    ]
     if problems:
         return problems, ()
-    tasks = built(action_plan, subtasks, library, ids)
-    return _references(tasks, earlier, ids.finished.values()), tasks
+    tasks = build_tasks(action_plan, subtasks, library, ids)
+    return _check_references(tasks, earlier, ids.finished.values()), tasks
 
 
-def _count(subtasks: Sequence[Subtask], most: int) -> Iterator[Problem]:
+def _check_subtask_count(subtasks: Sequence[Subtask], most: int) -> Iterator[Problem]:
     if (count := len(subtasks)) > most:
         text = f"there are {count} subtasks, at most {most} are allowed; merge those that belong together"
         yield Problem("task_decomposition.subtasks", text)
 
 
-def _subtasks(
+def _check_subtasks(
     decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], done: Collection[str]
 ) -> Iterator[Problem]:
-    at, hints = "task_decomposition.subtasks", Hints()
+    at, hints = "task_decomposition.subtasks", NameSuggester()
     for index, subtask in enumerate(decomposition.subtasks):
         for tool in subtask.required_tools:
             if tool not in library:
                 text = f"subtask {subtask.id!r} requires the tool {tool!r}, which there is not{hints(tool, library)}"
                 yield Problem(f"{at}[{index}].required_tools", text)
-    ids, own = Ids("", {}), {subtask.id for subtask in decomposition.subtasks}
-    tasks = [Task(id=TaskId(each.id), depends_on=ids.all(each.dependencies)) for each in decomposition.subtasks]
+    ids, own = TaskIdMap("", {}), {subtask.id for subtask in decomposition.subtasks}
+    tasks = [Task(id=TaskId(each.id), depends_on=ids.resolve_all(each.dependencies)) for each in decomposition.subtasks]
     for problem in check_graph([*tasks, *(Task(id=TaskId(name)) for name in done if name not in own)]):
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
         yield Problem(where, problem.message.replace(", as tasks[", ", as subtasks["))
 
 
-def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
+def _check_execution_order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
     """What an order names that is not there, names too often, or leaves out."""
-    at, hints = "action_plan.execution_order", Hints()
+    at, hints = "action_plan.execution_order", NameSuggester()
     known = dict.fromkeys(subtask.id for subtask in subtasks)
     planned = Counter(action.task_id for action in action_plan.actions)
     for name, count in Counter(action_plan.execution_order).items():
@@ -169,14 +182,14 @@ def _order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Pro
             yield Problem(at, f"{name!r} is left out; every subtask has its place")
 
 
-def _actions(
+def _check_actions(
     action_plan: ActionPlan,
     subtasks: Sequence[Subtask],
     library: Mapping[str, ToolSpec],
-    ids: Ids,
+    ids: TaskIdMap,
     resources: Mapping[str, float] | None = None,
 ) -> Iterator[Problem]:
-    hints = Hints()
+    hints = NameSuggester()
     known = dict.fromkeys(subtask.id for subtask in subtasks)
     capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
     for index, action in enumerate(action_plan.actions):
@@ -187,12 +200,12 @@ def _actions(
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         if (tool := library.get(action.tool)) is None:
             yield Problem(
-                f"{at}.tool", f"{of} uses the tool {action.tool!r}, which there is not{_known(action, library)}"
+                f"{at}.tool", f"{of} uses the tool {action.tool!r}, which there is not{_tool_hint(action, library)}"
             )
             continue
-        later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _ANY)
+        later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT)
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in (*unused_arguments(tool, action.arguments), *check_task(body, library, capacity, {})):
+        for text in (*undeclared_argument_problems(tool, action.arguments), *check_task(body, library, capacity, {})):
             yield Problem(f"{at}.arguments", f"{of}: {text}")
     served = {action.task_id for action in action_plan.actions}
     for name in known:
@@ -200,15 +213,15 @@ def _actions(
             yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
 
 
-def _known(action: Action, library: Mapping[str, ToolSpec]) -> str:
-    if hint := Hints()(action.tool, library):
+def _tool_hint(action: Action, library: Mapping[str, ToolSpec]) -> str:
+    if hint := NameSuggester()(action.tool, library):
         return hint
     names = ", ".join(map(repr, [*library][:20])) + (", …" if len(library) > 20 else "")
     return f"; there is {names}" if names else "; there are no tools at all"
 
 
-def _references(tasks: Sequence[Task], earlier: Sequence[Task], done: Iterable[str]) -> list[Problem]:
+def _check_references(tasks: Sequence[Task], earlier: Sequence[Task], done: Iterable[str]) -> list[Problem]:
     """References to what is not there, or not there in time; the rest is known to be sound."""
-    whole = [task if task.tool else task.model_copy(update={"arguments": known_arguments(task)}) for task in tasks]
+    whole = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done)]
     return [Problem("action_plan.actions", one.message) for one in check_graph([*whole, *earlier, *before])]

@@ -8,29 +8,37 @@ from typing import Final
 
 from replanning._attempt import TaskContext, Work
 from replanning._clock import Environment
-from replanning._engine import ReplanningEngine, drive
+from replanning._engine import ReplanningEngine, run_workers
 from replanning._errors import NotRunning, Problem, SettingsError
-from replanning._interfaces import Exporter, HumanGate, RunStore, check_work
+from replanning._interfaces import Exporter, HumanGate, RunStore, validate_work
 from replanning._llm import LLMProvider
 from replanning._plan import Goal, JsonObject, Plan, Task, ToolSpec
 from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun, RunResult
 from replanning._settings import AlternativeSettings, LimitSettings, Settings
-from replanning._wording import shown
-from replanning.planning._acting import Acting
-from replanning.planning._looping import Looping
-from replanning.planning._making import Making
+from replanning._wording import brief_repr
+from replanning.planning._acting import ActionExecutor
+from replanning.planning._looping import ToolLoop
+from replanning.planning._making import PhaseExecutor
 from replanning.planning._outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
 from replanning.planning._phases import Phase
-from replanning.planning._recovery import LineagePolicy, Recovery
-from replanning.planning._request import KEPT, TaskRequest
-from replanning.planning._session import Session
-from replanning.planning._standing import output_of, read_as
+from replanning.planning._recovery import LineagePolicy, PlanningAlternativeProvider
+from replanning.planning._request import REQUEST_KEY, TaskRequest
+from replanning.planning._session import PlanningSession
+from replanning.planning._standing import latest_phase_output, validate_output
 from replanning.planning._state import PlanningState
-from replanning.planning._steps import about, first_plan, first_step, is_action, is_reached, phase_of, with_tools
-from replanning.planning._waiting import worth_resuming
+from replanning.planning._steps import (
+    initial_loop_plan,
+    initial_plan,
+    is_action,
+    is_phase_reached,
+    phase_of,
+    planning_metadata,
+    with_tools,
+)
+from replanning.planning._waiting import await_clarification
 
-_PROPOSING: Final = 150.0
+_REPLAN_TIMEOUT_SECONDS: Final = 150.0
 """Seconds that deciding about a failed task may take; each call of the model has a limit of its own."""
 
 
@@ -67,7 +75,7 @@ class PlanningCoordinator:
         environment: time, chance and ids.
         engine: through which everything is done.
         run: the run, once there is one.
-        watching: is given the run whenever work on it begins.
+        on_run_started: is given the run whenever work on it begins.
     """
 
     def __init__(
@@ -83,20 +91,20 @@ class PlanningCoordinator:
         exporters: Sequence[Exporter] = (),
         environment: Environment | None = None,
         workers: int = 8,
-        patient: bool = True,
+        wait_for_answers: bool = True,
     ) -> None:
-        _check(config, llm_client, task)
+        _check_inputs(config, llm_client, task)
         if work is not None:
-            check_work(work)
+            validate_work(work)
         self.settings = config
-        self._llm, self._work, self._workers, self._patient = llm_client, work, workers, patient
+        self._llm, self._work, self._workers, self._wait_for_answers = llm_client, work, workers, wait_for_answers
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools: Mapping[str, ToolSpec] = {tool.name: tool for tool in self._library.tools}
-        self._request = task if isinstance(task, TaskRequest) else TaskRequest(goal=_goal(task))
+        self._request = task if isinstance(task, TaskRequest) else TaskRequest(goal=_as_goal(task))
         self.environment = environment = environment or Environment()
         self._gate = gate
-        self._recovery = Recovery()
-        settings = _for_engine(config)
+        self._recovery = PlanningAlternativeProvider()
+        settings = _engine_settings(config)
         self.engine = ReplanningEngine(
             [self._recovery],
             settings=settings,
@@ -107,9 +115,9 @@ class PlanningCoordinator:
             environment=environment,
         )
         self.run: PlanRun | None = None
-        self.watching: Callable[[PlanRun], None] | None = None
-        self._complete = False
-        self._last: Phase | None = None
+        self.on_run_started: Callable[[PlanRun], None] | None = None
+        self._plan_only = False
+        self._stop_after: Phase | None = None
 
     def __repr__(self) -> str:
         return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
@@ -122,7 +130,7 @@ class PlanningCoordinator:
     @property
     def state(self) -> PlanningState:
         """Everything that planning mode has put on record of the run."""
-        return PlanningState.of(self.engine.store.read(self._current.id))
+        return PlanningState.from_records(self.engine.store.read(self._current_run.id))
 
     @property
     def result(self) -> RunResult:
@@ -131,10 +139,10 @@ class PlanningCoordinator:
         Raises:
             NotRunning: it has not been executed.
         """
-        return self._current.result
+        return self._current_run.result
 
     @property
-    def _current(self) -> PlanRun:
+    def _current_run(self) -> PlanRun:
         if self.run is None:
             raise NotRunning("nothing was executed yet: call execute_with_planning")
         return self.run
@@ -155,8 +163,8 @@ class PlanningCoordinator:
             NotRunning: there is nothing that executes actions, as `work` was not given.
             StoreError: the store does not take the run.
         """
-        self._must_have_work()
-        await self._go_on(run_id)
+        self._require_work()
+        await self._run_or_resume(run_id)
         return self.result.status == "succeeded"
 
     # The phases, one by one
@@ -170,30 +178,34 @@ class PlanningCoordinator:
             SettingsError: planning is switched off.
             StoreError: the store does not take the run.
         """
-        if not await self._through(Phase.GOAL_UNDERSTANDING, run_id):
+        if not await self._run_until(Phase.GOAL_UNDERSTANDING, run_id):
             return None
-        return read_as(GoalUnderstanding, output_of(self.state, self._current.live, Phase.GOAL_UNDERSTANDING))
+        return validate_output(
+            GoalUnderstanding, latest_phase_output(self.state, self._current_run.live, Phase.GOAL_UNDERSTANDING)
+        )
 
     async def decompose_task(self, run_id: str | None = None) -> TaskDecomposition | None:
         """Go on until the goal is taken apart, and pause there; else as `understand_goal`."""
-        if not await self._through(Phase.TASK_DECOMPOSITION, run_id):
+        if not await self._run_until(Phase.TASK_DECOMPOSITION, run_id):
             return None
-        return read_as(TaskDecomposition, output_of(self.state, self._current.live, Phase.TASK_DECOMPOSITION))
+        return validate_output(
+            TaskDecomposition, latest_phase_output(self.state, self._current_run.live, Phase.TASK_DECOMPOSITION)
+        )
 
     async def plan_actions(self, run_id: str | None = None) -> ActionPlan | None:
         """Go on until the actions are planned, and pause there; else as `understand_goal`."""
-        reached, plan = await self._through(Phase.ACTION_SEQUENCE, run_id), self.state.plan
+        reached, plan = await self._run_until(Phase.ACTION_SEQUENCE, run_id), self.state.plan
         return ActionPlan.model_validate(plan.action_plan, strict=False) if reached and plan is not None else None
 
     async def execute_actions(self, run_id: str | None = None) -> bool:
         """Go on until all actions were executed, and pause there; whether they were; else as `execute_with_planning`."""
-        self._must_have_work()
-        return await self._through(Phase.EXECUTION, run_id)
+        self._require_work()
+        return await self._run_until(Phase.EXECUTION, run_id)
 
     async def reflect(self, run_id: str | None = None) -> JsonObject | None:
         """Go on until the run ends, which the last reflection decides; what it came to, as in `state.completion`."""
-        self._must_have_work()
-        await self._go_on(run_id)
+        self._require_work()
+        await self._run_or_resume(run_id)
         return self.state.completion
 
     async def make_plan(self, run_id: str | None = None) -> Plan | None:
@@ -206,81 +218,87 @@ class PlanningCoordinator:
             SettingsError: planning is switched off.
             StoreError: the store does not take the run.
         """
-        self._complete = True
+        self._plan_only = True
         try:
-            await self._through(Phase.ACTION_SEQUENCE, run_id)
+            await self._run_until(Phase.ACTION_SEQUENCE, run_id)
         finally:
-            self._complete = False
-        plan = self._current.plan
+            self._plan_only = False
+        plan = self._current_run.plan
         tasks = [task for task in plan.tasks if is_action(task)]
         phases = {task.id for task in plan.tasks if phase_of(task) is not None}
         if not tasks:
             return None
-        made = with_tools(self._library, plan.goal, [_alone(task, phases) for task in tasks])
+        made = with_tools(self._library, plan.goal, [_standalone_action(task, phases) for task in tasks])
         return Plan.model_validate(made.model_dump())
 
-    def _must_have_work(self) -> None:
+    def _require_work(self) -> None:
         """Refuse what needs actions executed, before a model is paid for planning them."""
         if self._work is None:
             raise NotRunning("nothing executes actions: give PlanningCoordinator its `work`, such as a ToolExecutor")
 
-    async def _through(self, phase: Phase, run_id: str | None) -> bool:
+    async def _run_until(self, phase: Phase, run_id: str | None) -> bool:
         """Go on until a phase is done, and pause there; whether it came so far."""
         if not self.planning.enabled:
             problem = "planning is switched off, so that there is no plan and are no phases; set it to true"
             raise SettingsError([Problem("planning.enabled", problem)])
-        if self.run is not None and is_reached(self.run.live, phase):
+        if self.run is not None and is_phase_reached(self.run.live, phase):
             return True
-        self._last = phase
+        self._stop_after = phase
         try:
-            await self._go_on(run_id)
+            await self._run_or_resume(run_id)
         finally:
-            self._last = None
-        return is_reached(self._current.live, phase)
+            self._stop_after = None
+        return is_phase_reached(self._current_run.live, phase)
 
-    async def _go_on(self, run_id: str | None) -> None:
+    async def _run_or_resume(self, run_id: str | None) -> None:
         """Go on with the run, or with one that there is in the store; where there is none, begin it."""
         run_id = self.run.id if self.run is not None and run_id is None else run_id
         known = run_id is not None and any(info.run == run_id for info in self.engine.store.runs())
-        await self._carry_out(self.engine.resume(str(run_id)) if known else self._opened(run_id))
+        await self._drive_run(self.engine.resume(str(run_id)) if known else self._open_run(run_id))
         goal = self.planning.replanning.goal_understanding
-        while await worth_resuming(self.engine, self._current, goal, self.environment.clock, patient=self._patient):
-            await self._carry_out(self.engine.resume(self._current.id))
+        while await await_clarification(
+            self.engine, self._current_run, goal, self.environment.clock, wait_for_answers=self._wait_for_answers
+        ):
+            await self._drive_run(self.engine.resume(self._current_run.id))
 
-    def _opened(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
-        kept: JsonObject = {KEPT: self._request.kept()}
-        begin = first_plan if self.planning.enabled else first_step
+    def _open_run(self, run_id: str | None) -> AbstractAsyncContextManager[PlanRun]:
+        kept: JsonObject = {REQUEST_KEY: self._request.to_metadata()}
+        begin = initial_plan if self.planning.enabled else initial_loop_plan
         return self.engine.open(begin(self._request.goal, self._library, kept), run_id=run_id)
 
-    async def _carry_out(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
+    async def _drive_run(self, source: AbstractAsyncContextManager[PlanRun]) -> None:
         async with source as run:
             self.run = run
-            if self.watching is not None:
-                self.watching(run)
-            session = self._recovery.session = Session(
+            if self.on_run_started is not None:
+                self.on_run_started(run)
+            session = self._recovery.session = PlanningSession(
                 run,
                 self._llm,
                 self.settings,
                 self._tools,
                 self.environment,
                 interactive=self._gate is not None,
-                complete=self._complete,
+                plan_only=self._plan_only,
             )
-            making, looping, acting = Making(session), Looping(session), Acting(session, self._work or _no_work)
+            making, looping, acting = (
+                PhaseExecutor(session),
+                ToolLoop(session),
+                ActionExecutor(session, self._work or _no_work),
+            )
 
             async def work(task: Task, context: TaskContext) -> object:
                 if phase_of(task) is None:
                     output = await acting(task, context)
                 else:
-                    output = await (looping(task) if session.loops else making(task))
-                if self._last is not None and is_reached(run.live, self._last, besides=task.id):
-                    run.pause(f"it was to go as far as {self._last}")
+                    output = await (looping(task) if session.tool_loop_only else making(task))
+                if self._stop_after is not None and is_phase_reached(run.live, self._stop_after, besides=task.id):
+                    run.pause(f"it was to go as far as {self._stop_after}")
                 return output
 
-            await drive(run, work, self._workers)
+            await run_workers(run, work, self._workers)
 
 
-def _check(config: object, llm: object, task: object) -> None:
+def _check_inputs(config: object, llm: object, task: object) -> None:
     """Refuse what no run could begin with.
 
     Raises:
@@ -288,21 +306,23 @@ def _check(config: object, llm: object, task: object) -> None:
         ValueError: the goal is empty.
     """
     if not isinstance(config, Settings):
-        raise TypeError(f"config is {shown(config)}; expected Settings, such as load_settings() gives")
+        raise TypeError(f"config is {brief_repr(config)}; expected Settings, such as load_settings() gives")
     if not isinstance(llm, LLMProvider):
-        raise TypeError(f"llm_client is {shown(llm)}; expected a language model, such as create_llm_provider() gives")
+        raise TypeError(
+            f"llm_client is {brief_repr(llm)}; expected a language model, such as create_llm_provider() gives"
+        )
     if not isinstance(task, str | Goal | TaskRequest):
-        raise TypeError(f"task is {shown(task)}; expected a goal in words, a Goal or a TaskRequest")
+        raise TypeError(f"task is {brief_repr(task)}; expected a goal in words, a Goal or a TaskRequest")
     goal = task.goal if isinstance(task, TaskRequest) else task
     if not (goal if isinstance(goal, str) else goal.objective).strip():
         raise ValueError("the goal is empty; say what is to be achieved")
 
 
-def _goal(task: str | Goal) -> Goal:
+def _as_goal(task: str | Goal) -> Goal:
     return task if isinstance(task, Goal) else Goal(objective=task)
 
 
-def _for_engine(settings: Settings) -> Settings:
+def _engine_settings(settings: Settings) -> Settings:
     """The engine's settings: what planning mode has ruled on is not weighed again, and its own limits count."""
     planning = settings.planning.replanning
     minutes = planning.goal_understanding.auto_assume_timeout_minutes
@@ -316,16 +336,16 @@ def _for_engine(settings: Settings) -> Settings:
             update={"timeout": 60 * minutes, "on_timeout": "pause", "always_for": ()}
         ),
         "limits": LimitSettings(replans_per_lineage=most),
-        "timeout": settings.timeout.model_copy(update={"replan": _PROPOSING}),
+        "timeout": settings.timeout.model_copy(update={"replan": _REPLAN_TIMEOUT_SECONDS}),
         "cooldown": 0.0,
     }
     return settings.model_copy(update=changed)
 
 
-def _alone(task: Task, phases: set[str]) -> Task:
+def _standalone_action(task: Task, phases: set[str]) -> Task:
     """An action as a task of a plan without phases."""
     waits = tuple(dep for dep in task.depends_on if dep not in phases)
-    said = {name: value for name, value in about(task).items() if name not in ("by", "tool", "unasked")}
+    said = {name: value for name, value in planning_metadata(task).items() if name not in ("by", "tool", "unasked")}
     # What a model expects is no command that could check it.
     changed: dict[str, object] = {"depends_on": waits, "metadata": {"planning": said}, "acceptance": ()}
     return task.model_copy(update=changed)

@@ -6,18 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from replanning._completions import Completion, LLMOptions
-from replanning._errors import BudgetExceeded, LLMError, LLMRejected, LLMReplyInvalid, LLMTimedOut, LLMUnavailable
+from replanning._errors import (
+    BudgetExceeded,
+    LLMError,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
+    LLMUnavailable,
+)
 from replanning._llm import LLMProvider
 from replanning._plan import JsonObject
 from replanning.planning._decision import ReplanDecision, decision_model, parse_decision
-from replanning.planning._limits import Cause, Counts, Limits
+from replanning.planning._limits import ReplanCause, ReplanCounts, ReplanLimits
 from replanning.planning._phases import Phase, ReplanType
 from replanning.planning._replan_records import DecisionRecord
 
-_LONGEST: Final = 4000
+_MAX_REPLY_CHARS: Final = 4000
 """Characters of a reply that cannot be used that are shown to the model again."""
 
-UNASKABLE: Final = (LLMUnavailable, LLMTimedOut, LLMRejected)
+MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejected)
 """Errors that say nothing of what was asked: the model was not there, or took no request."""
 
 
@@ -27,26 +34,26 @@ class DecisionRequest:
 
     Attributes:
         phase: what was done.
-        given: what the phase came to, and what it is to be judged by.
+        prompt_data: what the phase came to, and what it is to be judged by.
         cause: what the decision is about.
-        open: the replans that limits leave.
+        replan_types: the replans that limits leave.
         counts: what was spent so far.
         limits: how much there is.
-        earlier: the decisions so far, oldest first.
-        refused: why what the model wanted cannot be done; it is asked for another way. Empty at first.
-        reply: its reply that could not be used, cut short; empty at first.
+        earlier_decisions: the decisions so far, oldest first.
+        refusal: why what the model wanted cannot be done; it is asked for another way. Empty at first.
+        rejected_reply: its reply that could not be used, cut short; empty at first.
         problem: what is wrong with that reply.
     """
 
     phase: Phase
-    given: JsonObject
-    cause: Cause
-    open: tuple[ReplanType, ...]
-    counts: Counts
-    limits: Limits
-    earlier: tuple[DecisionRecord, ...] = ()
-    refused: str = ""
-    reply: str = ""
+    prompt_data: JsonObject
+    cause: ReplanCause
+    replan_types: tuple[ReplanType, ...]
+    counts: ReplanCounts
+    limits: ReplanLimits
+    earlier_decisions: tuple[DecisionRecord, ...] = ()
+    refusal: str = ""
+    rejected_reply: str = ""
     problem: str = ""
 
 
@@ -58,22 +65,22 @@ class DecisionPrompts(Protocol):
         ...
 
     def decision(self, request: DecisionRequest) -> str:
-        """The question whether to replan; with `refused` for another way, with `problem` for a usable reply."""
+        """The question whether to replan; with `refusal` for another way, with `problem` for a usable reply."""
         ...
 
 
-class Reply(NamedTuple):
+class DecisionResponse(NamedTuple):
     """What came of asking a model: its decision, or why there is none."""
 
     decision: ReplanDecision | None
     problem: str = ""
-    unasked: bool = False
+    model_unavailable: bool = False
     """Whether the model could not be asked at all, so that there may be a decision later."""
-    text: str | None = None
+    unusable_text: str | None = None
     """What the model said, where that cannot be used."""
 
 
-class Deciding:
+class DecisionClient:
     """Asks a model whether to replan.
 
     Args:
@@ -89,27 +96,29 @@ class Deciding:
     def __repr__(self) -> str:
         return f"<Deciding by {self.llm.name}>"
 
-    async def ask(self, request: DecisionRequest) -> Reply:
+    async def ask(self, request: DecisionRequest) -> DecisionResponse:
         """What a model decides; it is told once what was wrong with its reply. Nothing usable is no decision."""
         reply = await self.ask_once(request)
-        if reply.text is None:
+        if reply.unusable_text is None:
             return reply
-        return await self.ask_once(replace(request, reply=reply.text[:_LONGEST], problem=reply.problem))
+        return await self.ask_once(
+            replace(request, rejected_reply=reply.unusable_text[:_MAX_REPLY_CHARS], problem=reply.problem)
+        )
 
-    async def ask_once(self, request: DecisionRequest) -> Reply:
+    async def ask_once(self, request: DecisionRequest) -> DecisionResponse:
         """What a single call comes to."""
         options = replace(self._options, system=self._prompts.system(), schema=decision_model(request.phase))
         try:
             completion = await self.llm.complete_detailed(self._prompts.decision(request), options)
         except (LLMError, BudgetExceeded) as error:
-            return Reply(None, str(error), isinstance(error, UNASKABLE))
+            return DecisionResponse(None, str(error), isinstance(error, MODEL_UNAVAILABLE_ERRORS))
         try:
-            return Reply(parse_decision(completion.text, request.phase))
-        except LLMReplyInvalid as error:
-            return Reply(None, explained(completion, str(error)), text=completion.text)
+            return DecisionResponse(parse_decision(completion.text, request.phase))
+        except LLMResponseInvalid as error:
+            return DecisionResponse(None, reply_problem(completion, str(error)), unusable_text=completion.text)
 
 
-def explained(completion: Completion, problem: str) -> str:
+def reply_problem(completion: Completion, problem: str) -> str:
     """What is wrong with a reply, for the model; one that was cut off is that first of all."""
     if completion.finish != "length":
         return problem

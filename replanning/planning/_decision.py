@@ -11,17 +11,17 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from replanning._errors import LLMReplyInvalid
-from replanning._extraction import json_in
+from replanning._errors import LLMResponseInvalid
+from replanning._extraction import extract_json
 from replanning._plan import JsonValue
-from replanning._validation import plain_problems
-from replanning.planning._phases import ALLOWED, TARGETS, Phase, ReplanType
+from replanning._validation import validation_problems
+from replanning.planning._phases import ALLOWED_REPLANS, REPLAN_TARGETS, Phase, ReplanType
 
 _WRAPPER: Final = "replan_decision"
-_MOST_TRIED: Final = 50
+_MAX_JSON_CANDIDATES: Final = 50
 """How many JSON values of one reply are held against what was asked for."""
-_MOST_NAMED: Final = 20
-_NO_OBJECT: Final = (
+_MAX_PROBLEMS: Final = 20
+_NO_JSON_OBJECT: Final = (
     "the reply holds no JSON object; one that is cut off, has a field twice, or holds NaN or Infinity is none"
 )
 
@@ -65,9 +65,9 @@ class ReplanDecision(BaseModel):
 
     @field_validator("replan_type", mode="before")
     @classmethod
-    def _allowed(cls, kind: object) -> object:
-        if kind not in ALLOWED[cls.phase]:
-            raise PydanticCustomError("replan_type", f"{cls.phase} allows {', '.join(ALLOWED[cls.phase])}")
+    def _check_replan_type(cls, kind: object) -> object:
+        if kind not in ALLOWED_REPLANS[cls.phase]:
+            raise PydanticCustomError("replan_type", f"{cls.phase} allows {', '.join(ALLOWED_REPLANS[cls.phase])}")
         return kind
 
 
@@ -140,18 +140,18 @@ def parse_decision(text: str, phase: Phase) -> ReplanDecision:
     """
     wrong: list[str] = []
     looked_right = False
-    for value in islice(json_in(text), _MOST_TRIED):
-        decision, problems = _read(value, phase)
+    for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
+        decision, problems = _parse_candidate(value, phase)
         if decision is not None:
             return decision
         looks_right = isinstance(value, dict) and (_WRAPPER in value or "replan_needed" in value)
         if not wrong or (looks_right and not looked_right):
             wrong, looked_right = problems, looks_right
-    more = [f"and {len(wrong) - _MOST_NAMED} more"] if len(wrong) > _MOST_NAMED else []
-    raise LLMReplyInvalid("; ".join([*(wrong or [_NO_OBJECT])[:_MOST_NAMED], *more]))
+    more = [f"and {len(wrong) - _MAX_PROBLEMS} more"] if len(wrong) > _MAX_PROBLEMS else []
+    raise LLMResponseInvalid("; ".join([*(wrong or [_NO_JSON_OBJECT])[:_MAX_PROBLEMS], *more]))
 
 
-def _read(value: JsonValue, phase: Phase) -> tuple[ReplanDecision | None, list[str]]:
+def _parse_candidate(value: JsonValue, phase: Phase) -> tuple[ReplanDecision | None, list[str]]:
     inner = value.get(_WRAPPER, value) if isinstance(value, dict) else value
     if not isinstance(inner, dict):
         return None, [f"expected the decision as a JSON object, got {type(inner).__name__}"]
@@ -160,37 +160,37 @@ def _read(value: JsonValue, phase: Phase) -> tuple[ReplanDecision | None, list[s
         # As JSON: there a list may stand for a tuple and text for a phase, but not text for a number.
         return model.model_validate_json(json.dumps(inner)), []
     except ValidationError as error:
-        return None, [str(problem) for problem in plain_problems(error, model)]
+        return None, [str(problem) for problem in validation_problems(error, model)]
 
 
-class Normalised(NamedTuple):
+class NormalisedDecision(NamedTuple):
     """A decision that does not contradict itself, and what was changed to that end."""
 
     decision: ReplanDecision
     notes: tuple[str, ...]
 
 
-def normalise(decision: ReplanDecision) -> Normalised:
+def normalise(decision: ReplanDecision) -> NormalisedDecision:
     """A decision whose parts agree: its type counts before its level, and its level before its target (A20).
 
     A replan always has a level, a target and something to do. Where nothing is to be done again, it has none of them.
     """
     notes: list[str] = []
-    asked = _with_questions(decision, notes)
-    return Normalised(_with_target(_with_type(asked, notes), notes), tuple(notes))
+    asked = _normalise_questions(decision, notes)
+    return NormalisedDecision(_normalise_target(_normalise_type(asked, notes), notes), tuple(notes))
 
 
-def _with_questions(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
+def _normalise_questions(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
     """One that asks the user something wherever it says so."""
     requests = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
     if not requests and not decision.clarification_needed:
         return decision
     if requests and not decision.clarification_needed:
         notes.append("clarification_needed was false, but a clarification was requested")
-    said = _spoken(decision.clarification_questions)
-    questions = said or _spoken(decision.issues_found) or _spoken((decision.reasoning,))
+    said = _non_blank(decision.clarification_questions)
+    questions = said or _non_blank(decision.issues_found) or _non_blank((decision.reasoning,))
     if not said:
-        source = "the issues found are asked about" if _spoken(decision.issues_found) else "its reasoning is shown"
+        source = "the issues found are asked about" if _non_blank(decision.issues_found) else "its reasoning is shown"
         notes.append(f"a clarification without questions: {source if questions else 'there is nothing to ask'}")
     changed = {"clarification_needed": bool(questions), "clarification_questions": questions}
     if requests and not questions:  # it would spend a request and do nothing
@@ -198,17 +198,17 @@ def _with_questions(decision: ReplanDecision, notes: list[str]) -> ReplanDecisio
     return decision.model_copy(update=changed)
 
 
-def _spoken(texts: tuple[str, ...]) -> tuple[str, ...]:
+def _non_blank(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(text.strip() for text in texts if text.strip())
 
 
-def reason_of(decision: ReplanDecision) -> str:
+def replan_reason(decision: ReplanDecision) -> str:
     """Why something is done again, for whoever does it."""
     parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
     return " | ".join(part for part in parts if part) or str(decision.replan_type)
 
 
-def _with_type(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
+def _normalise_type(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
     """One that names a type if, and only if, something is to be done again."""
     kind, needed = decision.replan_type, decision.replan_needed
     if needed and kind is ReplanType.NONE:
@@ -220,9 +220,9 @@ def _with_type(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
     return decision
 
 
-def _with_target(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
+def _normalise_target(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
     """One whose level and target are those of its type."""
-    level, target, targets = decision.replan_level, decision.target_phase, TARGETS[decision.replan_type]
+    level, target, targets = decision.replan_level, decision.target_phase, REPLAN_TARGETS[decision.replan_type]
     if not targets:
         return decision.model_copy(update={"replan_level": None, "target_phase": None})
     right = level if level is not None and level in targets else _level_for(target, targets)

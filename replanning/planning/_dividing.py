@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from replanning._errors import LLMReplyInvalid
+from replanning._errors import LLMResponseInvalid
 from replanning._plan import JsonObject, Task
-from replanning.planning._checking import ids_in, problems_of
+from replanning.planning._checking import plan_problems, subtask_ids_by_label
 from replanning.planning._outputs import (
     CannotDecompose,
     PlanningReply,
@@ -16,17 +16,19 @@ from replanning.planning._outputs import (
 )
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
-from replanning.planning._session import REPAIRS, Session
-from replanning.planning._steps import about
+from replanning.planning._session import MAX_REPAIRS, PlanningSession
+from replanning.planning._steps import planning_metadata
 
-_CANNOT: Final = "cannot"
+_LIMITATION_KEY: Final = "cannot"
 """Where a decomposition in part says why it is not the whole."""
 
-_COARSER: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
-_OTHERWISE: Final = "it cannot be divided: take the other approach that you proposed, and only what is possible"
+_COARSER_INSTRUCTION: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
+_OTHER_APPROACH_INSTRUCTION: Final = (
+    "it cannot be divided: take the other approach that you proposed, and only what is possible"
+)
 
 
-async def divide(session: Session, task: Task) -> JsonObject:
+async def decompose(session: PlanningSession, task: Task) -> JsonObject:
     """The subtasks of a goal.
 
     Where it cannot be taken apart, a coarser split is asked for, then what is to be done about that: what is not possible
@@ -38,60 +40,64 @@ async def divide(session: Session, task: Task) -> JsonObject:
         LLMError: the model cannot be asked.
         BudgetExceeded: asking it does not fit what is left of the budget.
     """
-    given = session.basis(task)
-    found, cannot = await _divided(session, given)
+    given = session.prompt_data(task)
+    found, cannot = await _request_decomposition(session, given)
     if cannot is not None and found is None:
-        found, again = await _divided(session, _coarser(given, cannot, _COARSER))
+        found, again = await _request_decomposition(session, _with_instruction(given, cannot, _COARSER_INSTRUCTION))
         cannot = again or cannot
         if found is None:
-            _cannot(session, task, cannot)
-            found, again = await _divided(session, _coarser(given, cannot, _OTHERWISE))
+            _escalate_infeasible(session, task, cannot)
+            found, again = await _request_decomposition(
+                session, _with_instruction(given, cannot, _OTHER_APPROACH_INSTRUCTION)
+            )
         if found is None:
-            raise PlanningFailed(_impossible(again or cannot))
+            raise PlanningFailed(_describe_infeasibility(again or cannot))
     assert found is not None
     if cannot is None:
         return found.model_dump(mode="json")
     without = [f"it is done without: {text}" for text in cannot.not_possible]
-    session.assume(without or [f"it is done in part: {cannot.message}"])
-    return {**found.model_dump(mode="json"), _CANNOT: cannot.model_dump(mode="json")}
+    session.record_assumptions(without or [f"it is done in part: {cannot.message}"])
+    return {**found.model_dump(mode="json"), _LIMITATION_KEY: cannot.model_dump(mode="json")}
 
 
-async def _divided(session: Session, given: JsonObject) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
+async def _request_decomposition(
+    session: PlanningSession, given: JsonObject
+) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
     """The subtasks, or why there are none; both where some of what is wanted is not possible."""
 
     def read(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
         found, cannot = reply.task_decomposition, reply.error
         if isinstance(cannot, UnclearGoal) or (found is None and cannot is None):
-            raise LLMReplyInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
+            raise LLMResponseInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
         if found is not None:
             most, tools = session.settings.max_subtasks, session.tools.values()
-            if problems := problems_of(found, tools=tools, max_subtasks=most):
-                raise LLMReplyInvalid("; ".join(map(str, problems)))
-            session.refuse_secrets(ids_in(found))
+            if problems := plan_problems(found, tools=tools, max_subtasks=most):
+                raise LLMResponseInvalid("; ".join(map(str, problems)))
+            session.refuse_secrets(subtask_ids_by_label(found))
         return found, cannot
 
-    return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=REPAIRS)
+    return await session.ask(Phase.TASK_DECOMPOSITION, given, PlanningReply, read, repairs=MAX_REPAIRS)
 
 
-def _cannot(session: Session, task: Task, found: CannotDecompose) -> None:
+def _escalate_infeasible(session: PlanningSession, task: Task, found: CannotDecompose) -> None:
     """Do what is to be done where not even a coarser split helps; returns where the other way is taken unasked."""
-    reason = _impossible(found)
+    reason = _describe_infeasibility(found)
     wanted = (found.other_approach,) if found.other_approach else ()
-    held = session.state.held.get(str(about(task).get("after")))
+    held = session.state.held.get(str(planning_metadata(task).get("after")))
     if held is not None and held.why == "no_alternative":  # the other way was agreed to, and does not help either
-        session.intervene(reason, wanted)
+        session.record_intervention(reason, wanted)
         raise PlanningFailed(reason)
-    session.no_way(task.id, reason, target=Phase.TASK_DECOMPOSITION, recommendations=wanted)
+    session.escalate(task.id, reason, target=Phase.TASK_DECOMPOSITION, recommendations=wanted)
 
 
-def _coarser(given: JsonObject, found: CannotDecompose, why: str) -> JsonObject:
+def _with_instruction(given: JsonObject, found: CannotDecompose, why: str) -> JsonObject:
     """What is given, with why it is to be divided in another way."""
     reason = "; ".join(filter(None, [str(given.get("why") or ""), why]))
     return {**given, "why": reason, "errors": found.model_dump(mode="json")}
 
 
-def _impossible(found: CannotDecompose) -> str:
+def _describe_infeasibility(found: CannotDecompose) -> str:
     """Why a goal cannot be taken apart, what is possible and what is not, and what is proposed instead."""
     parts = {
         "possible": "; ".join(found.possible),

@@ -16,17 +16,17 @@ from pydantic import BaseModel
 from replanning._clock import Environment
 from replanning._errors import Problem, SettingsError, StoreError, UnknownRun
 from replanning._ids import RunId
-from replanning._interfaces import Exporter, RunStore, Surroundings
+from replanning._interfaces import Exporter, ExporterContext, RunStore
 from replanning._plan import JsonObject, JsonValue
 from replanning._records import Record, RunEnded
 from replanning._redaction import Redactor
-from replanning.history._words import iso
-from replanning.planning._history_files import HEAD, HistoryFiles
-from replanning.planning._history_lines import HistoryLines, LineType
-from replanning.planning._journals import Journals
+from replanning.history._words import format_iso_time
+from replanning.planning._history_files import COMMON_FIELDS, HistoryFiles
+from replanning.planning._history_lines import HistoryLineBuilder, LineType
+from replanning.planning._journals import RunJournals
 
-_DAY: Final = 86_400.0
-_PLANS: Final[tuple[LineType, ...]] = ("plan", "revision")
+_SECONDS_PER_DAY: Final = 86_400.0
+_PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PlanningHistoryStore:
         Raises:
             StoreError: it cannot be written.
         """
-        self._save("plan", {"plan": _plain(plan)})
+        self._save("plan", {"plan": _to_json_object(plan)})
 
     def save_revision(self, revised_plan: JsonObject | BaseModel, reflection: JsonObject | BaseModel) -> None:
         """Keep a plan that takes the place of the one before.
@@ -102,11 +102,11 @@ class PlanningHistoryStore:
         Raises:
             StoreError: it cannot be written.
         """
-        given = _plain(reflection)
+        given = _to_json_object(reflection)
         revision = given.get("plan_revision")
         said = revision if isinstance(revision, dict) else given
         reason, changes = said.get("reason") or said.get("evaluation") or "", said.get("changes") or []
-        self._save("revision", {"reason": reason, "changes": changes, "updated_plan": _plain(revised_plan)})
+        self._save("revision", {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)})
 
     def save_reflection(self, evaluation: JsonObject | BaseModel) -> None:
         """Keep what was thought of what was done.
@@ -114,7 +114,7 @@ class PlanningHistoryStore:
         Raises:
             StoreError: it cannot be written.
         """
-        self._save("reflection", {"evaluation": _plain(evaluation)})
+        self._save("reflection", {"evaluation": _to_json_object(evaluation)})
 
     def save_execution(self, execution: JsonObject | BaseModel) -> None:
         """Keep what was done, and what came of it.
@@ -122,7 +122,7 @@ class PlanningHistoryStore:
         Raises:
             StoreError: it cannot be written.
         """
-        self._save("execution", _plain(execution))
+        self._save("execution", _to_json_object(execution))
 
     def save_completion(self, completion: JsonObject | BaseModel, *, done: bool = True) -> None:
         """Keep how the task came out.
@@ -134,12 +134,12 @@ class PlanningHistoryStore:
         Raises:
             StoreError: it cannot be written.
         """
-        self._save("completion", {**_plain(completion), "done": done})
+        self._save("completion", {**_to_json_object(completion), "done": done})
 
     def _save(self, kind: LineType, said: JsonObject) -> None:
-        task, clean = self._named(None), self._redactor.value(said)
+        task, clean = self._require_task_uuid(None), self._redactor.value(said)
         assert isinstance(clean, dict)
-        head: JsonObject = {"type": kind, "timestamp": iso(self._clock.now()), "task_uuid": task}
+        head: JsonObject = {"type": kind, "timestamp": format_iso_time(self._clock.now()), "task_uuid": task}
         self.files.append(task, [{**clean, **head, "issue_id": self._issue}])
 
     # Reading
@@ -150,11 +150,11 @@ class PlanningHistoryStore:
         Raises:
             StoreError: the file cannot be read.
         """
-        return self.files.read(self._named(task_uuid))
+        return self.files.read(self._require_task_uuid(task_uuid))
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
         """The newest line with a plan: of type `plan`, or `revision`; None where there is none."""
-        found = [line for line in self.entries(task_uuid) if line["type"] in _PLANS]
+        found = [line for line in self.entries(task_uuid) if line["type"] in _PLAN_LINE_TYPES]
         return found[-1] if found else None
 
     def has_plan(self, task_uuid: str | None = None) -> bool:
@@ -177,13 +177,13 @@ class PlanningHistoryStore:
         """
         if not issue_id:
             return []
-        found = [(task, self.files.read(task)) for task in self.files.of_issue(issue_id)]
+        found = [(task, self.files.read(task)) for task in self.files.tasks_of_issue(issue_id)]
         if any(lines and lines[0]["issue_id"] != issue_id for _, lines in found):  # the index is of other files
             self.files.write_index()
-            found = [(task, self.files.read(task)) for task in self.files.of_issue(issue_id)]
-        return [_in_short(task, lines) for task, lines in found if lines]
+            found = [(task, self.files.read(task)) for task in self.files.tasks_of_issue(issue_id)]
+        return [_task_summary(task, lines) for task, lines in found if lines]
 
-    def _named(self, task_uuid: str | None) -> str:
+    def _require_task_uuid(self, task_uuid: str | None) -> str:
         task = task_uuid if task_uuid is not None else self._task
         if task is None:
             raise SettingsError([Problem("task_uuid", "say which task is meant, here or when the store is made")])
@@ -212,7 +212,10 @@ class PlanningHistoryStore:
         archive = None if archive_directory is None else Path(archive_directory)
         if archive is not None and archive.resolve() == self.directory.resolve():
             raise SettingsError([Problem("archive_directory", f"{archive} is the history itself; name another folder")])
-        found = (self._prune(task, _DAY * retention_days, archive, dry_run=dry_run) for task in self.files.tasks())
+        found = (
+            self._prune(task, _SECONDS_PER_DAY * retention_days, archive, dry_run=dry_run)
+            for task in self.files.tasks()
+        )
         try:
             return [one for one in found if one is not None]
         finally:
@@ -221,10 +224,10 @@ class PlanningHistoryStore:
 
     def _prune(self, task: str, seconds: float, archive: Path | None, *, dry_run: bool) -> PrunedTask | None:
         completion, mark = self.files.last_completion(task)
-        if completion is None or self._clock.now() - _at(str(completion["timestamp"])) < seconds:
+        if completion is None or self._clock.now() - _timestamp_seconds(str(completion["timestamp"])) < seconds:
             return None
         where = "" if archive is None else str(archive / f"{task}.jsonl")
-        moved = where if dry_run else self.files.take_away(task, mark, archive)
+        moved = where if dry_run else self.files.archive_or_delete(task, mark, archive)
         if moved is None:
             return None
         return PrunedTask(task, str(completion["issue_id"]), str(completion["timestamp"]), moved)
@@ -247,10 +250,10 @@ class PlanningHistoryExporter(Exporter):
 
     def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
         self.history = history or PlanningHistoryStore()
-        self._journals = Journals(*([] if journal is None else [journal]))
-        self._lines: dict[RunId, HistoryLines] = {}
-        self._owed: dict[RunId, list[JsonObject]] = {}
-        self._reason = ""
+        self._journals = RunJournals(*([] if journal is None else [journal]))
+        self._lines: dict[RunId, HistoryLineBuilder] = {}
+        self._unwritten: dict[RunId, list[JsonObject]] = {}
+        self._last_error = ""
 
     def __repr__(self) -> str:
         return f"<PlanningHistoryExporter into {self.history!r}>"
@@ -258,12 +261,12 @@ class PlanningHistoryExporter(Exporter):
     @property
     def problem(self) -> str:
         """What is not written, and why; empty when everything is."""
-        lacking = ", ".join(run for run, owed in self._owed.items() if owed)
-        return f"the planning history lacks what happened last in {lacking}: {self._reason}" if lacking else ""
+        lacking = ", ".join(run for run, owed in self._unwritten.items() if owed)
+        return f"the planning history lacks what happened last in {lacking}: {self._last_error}" if lacking else ""
 
-    def attach(self, surroundings: Surroundings) -> None:
+    def attach(self, exporter_context: ExporterContext) -> None:
         """Take note of where the journals are."""
-        self._journals.add(surroundings.store)
+        self._journals.add_store(exporter_context.store)
 
     async def export(self, run: RunId, record: Record) -> None:
         """Write what follows from a record, and whatever is missing before it.
@@ -271,10 +274,10 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: it cannot be written now; it is tried again with the next record.
         """
-        lines, owed = self._lines.setdefault(run, HistoryLines()), self._owed.setdefault(run, [])
-        for one in self._journals.until(run, lines.seq, record):
-            owed += lines.take(one)
-        self._write(run)
+        lines, owed = self._lines.setdefault(run, HistoryLineBuilder()), self._unwritten.setdefault(run, [])
+        for one in self._journals.records_until(run, lines.seq, record):
+            owed += lines.lines_from(one)
+        self._write_pending(run)
         if isinstance(record.body, RunEnded):
             del self._lines[run]  # where it goes on, everything is read again
 
@@ -285,8 +288,8 @@ class PlanningHistoryExporter(Exporter):
             StoreError: it cannot be written, or the journal cannot be read.
             UnknownRun: there is no such run.
         """
-        self._owed[RunId(run)] = self._whole(RunId(run))
-        self._write(RunId(run))
+        self._unwritten[RunId(run)] = self._all_lines(RunId(run))
+        self._write_pending(RunId(run))
 
     async def aclose(self) -> None:
         """Write what is missing.
@@ -294,40 +297,40 @@ class PlanningHistoryExporter(Exporter):
         Raises:
             StoreError: it cannot be written; says of which runs.
         """
-        for run in list(self._owed):
+        for run in list(self._unwritten):
             with suppress(StoreError):
-                self._write(run)
+                self._write_pending(run)
         if self.problem:
             raise StoreError(self.problem)
 
-    def _whole(self, run: RunId, until: int | None = None) -> list[JsonObject]:
+    def _all_lines(self, run: RunId, until: int | None = None) -> list[JsonObject]:
         """All lines of a run, from its journal as far as the record of that number."""
         try:
-            past = self._journals.after(run)
+            past = self._journals.records_after(run)
         except UnknownRun:
             raise UnknownRun(run, "say where its journal is: PlanningHistoryExporter(journal=store)") from None
-        lines = HistoryLines()
-        return [line for one in past if until is None or one.seq <= until for line in lines.take(one)]
+        lines = HistoryLineBuilder()
+        return [line for one in past if until is None or one.seq <= until for line in lines.lines_from(one)]
 
-    def _write(self, run: RunId) -> None:
-        owed, lines = self._owed.get(run), self._lines.get(run)
-        if owed and lines is not None and not self.history.files.is_as_left(run):
+    def _write_pending(self, run: RunId) -> None:
+        owed, lines = self._unwritten.get(run), self._lines.get(run)
+        if owed and lines is not None and not self.history.files.is_unchanged(run):
             with suppress(StoreError, UnknownRun):  # what is owed is written in any case
-                owed[:0] = self._whole(run, lines.seq)  # somebody has removed the file, or changed it
+                owed[:0] = self._all_lines(run, lines.seq)  # somebody has removed the file, or changed it
         if owed:
             try:
                 self.history.files.append(run, owed)
             except StoreError as error:
-                self._reason = str(error)
+                self._last_error = str(error)
                 raise
-        self._owed.pop(run, None)
+        self._unwritten.pop(run, None)
 
 
-def _plain(value: JsonObject | BaseModel) -> JsonObject:
+def _to_json_object(value: JsonObject | BaseModel) -> JsonObject:
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 
-def _at(timestamp: str) -> float:
+def _timestamp_seconds(timestamp: str) -> float:
     """When that was, in seconds since the epoch; never, where it does not say."""
     try:
         at = datetime.fromisoformat(timestamp)
@@ -336,27 +339,27 @@ def _at(timestamp: str) -> float:
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _in_short(task: str, lines: Sequence[JsonObject]) -> JsonObject:
+def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
     """What came of a task; what matters most stands first, where not all can be told."""
-    latest = next((line for line in reversed(lines) if line["type"] in _PLANS), {})
+    latest = next((line for line in reversed(lines) if line["type"] in _PLAN_LINE_TYPES), {})
     ended = next((line for line in reversed(lines) if line["type"] == "completion"), {})
     since = [line["type"] for line in lines[lines.index(ended) + 1 :]] if ended else []
     revisions: list[JsonValue] = [
         {name: line.get(name) for name in ("reason", "changes")} for line in lines if line["type"] == "revision"
     ]
-    actions: list[JsonValue] = [_told(line) for line in lines if line["type"] == "execution"]
+    actions: list[JsonValue] = [_line_payload(line) for line in lines if line["type"] == "execution"]
     return {
         "task_uuid": task,
         "started": lines[0]["timestamp"],
         "updated": max(str(line["timestamp"]) for line in lines),
         "done": bool(ended.get("done")) and set(since) <= {"reflection"},
-        "completion": _told(ended),
+        "completion": _line_payload(ended),
         "revisions": revisions,
         "actions": actions,
         "plan": latest.get("plan") or latest.get("updated_plan"),
     }
 
 
-def _told(line: JsonObject) -> JsonObject:
+def _line_payload(line: JsonObject) -> JsonObject:
     """What a line tells beside what every line has."""
-    return {name: value for name, value in line.items() if name not in HEAD}
+    return {name: value for name, value in line.items() if name not in COMMON_FIELDS}

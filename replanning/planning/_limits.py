@@ -18,17 +18,17 @@ from replanning._errors import Problem, SettingsError
 from replanning._planning_settings import PlanningSettings
 from replanning._triggers import normalised_cause
 from replanning.planning._decision import ReplanDecision
-from replanning.planning._phases import ALLOWED, TARGETS, Phase, ReplanType
+from replanning.planning._phases import ALLOWED_REPLANS, REPLAN_TARGETS, Phase, ReplanType
 
-Override = Literal["limit", "confidence", "loop"]
+OverrideReason = Literal["limit", "confidence", "loop"]
 """Why what a model wanted is not done (D8–10)."""
 
 RulingKind = Literal["continue", "execute", "execute_with_warning", "ask", "skip"]
 
 _Key = TypeVar("_Key", bound=str)
-_Counted = Literal["clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"]
+_CountName = Literal["clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"]
 
-_BY_TYPE: Final[Mapping[ReplanType, _Counted]] = MappingProxyType(
+_COUNT_BY_TYPE: Final[Mapping[ReplanType, _CountName]] = MappingProxyType(
     {
         ReplanType.CLARIFICATION_REQUEST: "clarifications",
         ReplanType.TASK_REDECOMPOSITION: "redecompositions",
@@ -37,14 +37,14 @@ _BY_TYPE: Final[Mapping[ReplanType, _Counted]] = MappingProxyType(
         ReplanType.PLAN_REVISION: "plan_revisions",
     }
 )
-_BY_TARGET: Final[Mapping[Phase, _Counted]] = MappingProxyType(
+_COUNT_BY_TARGET: Final[Mapping[Phase, _CountName]] = MappingProxyType(
     {Phase.TASK_DECOMPOSITION: "redecompositions", Phase.ACTION_SEQUENCE: "regenerations"}
 )
 """A full replan counts as what it does: a limit is not escaped under another name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReplanLimits:
     """How often may be replanned in a run, and how sure a model must be.
 
     Attributes:
@@ -59,10 +59,10 @@ class Limits:
         replans_per_lineage: how often a task and what replaced it may be replanned (D14).
         loop_detection: whether the same replan for the same cause is noticed (D13).
         same_trigger: how often the same replan for the same cause runs.
-        immediate: from which confidence on a decision is executed.
-        minimum: from which on with a warning.
-        user: from which on after the user has agreed; below, it is not executed.
-        ask_user: whether the user may be asked so; else it is not executed either.
+        immediate_threshold: from which confidence on a decision is executed.
+        min_threshold: from which on with a warning.
+        confirmation_threshold: from which on after the user has agreed; below, it is not executed.
+        confirm_low_confidence: whether the user may be asked so; else it is not executed either.
 
     Raises:
         SettingsError: a limit is negative, or not 0 ≤ user ≤ minimum ≤ immediate ≤ 1.
@@ -79,22 +79,22 @@ class Limits:
     replans_per_lineage: int = 3
     loop_detection: bool = True
     same_trigger: int = 2
-    immediate: float = 0.8
-    minimum: float = 0.5
-    user: float = 0.3
-    ask_user: bool = True
+    immediate_threshold: float = 0.8
+    min_threshold: float = 0.5
+    confirmation_threshold: float = 0.3
+    confirm_low_confidence: bool = True
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in _COUNTS}
+        counts = {name: getattr(self, name) for name in _COUNT_LIMITS}
         problems = [Problem(name, f"must be at least 0, got {count}") for name, count in counts.items() if count < 0]
-        if not 0 <= self.user <= self.minimum <= self.immediate <= 1:
-            bands = f"user {self.user:g}, minimum {self.minimum:g}, immediate {self.immediate:g}"
+        if not 0 <= self.confirmation_threshold <= self.min_threshold <= self.immediate_threshold <= 1:
+            bands = f"user {self.confirmation_threshold:g}, minimum {self.min_threshold:g}, immediate {self.immediate_threshold:g}"
             problems.append(Problem("confidence", f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {bands}"))
         if problems:
             raise SettingsError(problems)
 
     @classmethod
-    def of(cls, settings: PlanningSettings, *, replans_per_lineage: int = 3) -> Self:
+    def from_settings(cls, settings: PlanningSettings, *, replans_per_lineage: int = 3) -> Self:
         """The limits that settings state.
 
         Args:
@@ -117,22 +117,22 @@ class Limits:
             replans_per_lineage=replans_per_lineage,
             loop_detection=replanning.overall.infinite_loop_detection,
             same_trigger=replanning.overall.same_trigger_max_count,
-            immediate=decisions.immediate_execution_threshold,
-            minimum=decisions.min_confidence_threshold,
-            user=decisions.user_confirmation_threshold,
-            ask_user=decisions.require_user_confirmation_on_low_confidence,
+            immediate_threshold=decisions.immediate_execution_threshold,
+            min_threshold=decisions.min_confidence_threshold,
+            confirmation_threshold=decisions.user_confirmation_threshold,
+            confirm_low_confidence=decisions.require_user_confirmation_on_low_confidence,
         )
 
-    def band(self, confidence: float) -> RulingKind:
+    def confidence_band(self, confidence: float) -> RulingKind:
         """What a confidence allows; each lower edge belongs to its band (D11)."""
-        if confidence >= self.immediate:
+        if confidence >= self.immediate_threshold:
             return "execute"
-        if confidence >= self.minimum:
+        if confidence >= self.min_threshold:
             return "execute_with_warning"
-        return "ask" if confidence >= self.user and self.ask_user else "skip"
+        return "ask" if confidence >= self.confirmation_threshold and self.confirm_low_confidence else "skip"
 
 
-_COUNTS: Final = (
+_COUNT_LIMITS: Final = (
     "clarifications",
     "redecompositions",
     "regenerations",
@@ -146,7 +146,7 @@ _COUNTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class ReplanCause:
     """What a decision is about.
 
     Attributes:
@@ -160,7 +160,7 @@ class Cause:
     lineage: str | None = None
 
 
-def fingerprint(decision: ReplanDecision, cause: Cause) -> str:
+def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
     """The same for two replans of the same type, after the same phase, for the same cause (D13).
 
     Numbers, addresses, case and space do not tell causes apart, and neither does the order of issues.
@@ -172,14 +172,14 @@ def fingerprint(decision: ReplanDecision, cause: Cause) -> str:
     return f"{decision.phase}:{decision.replan_type}:{digest[:16]}"
 
 
-class Counts(BaseModel):
+class ReplanCounts(BaseModel):
     """What a run has spent; immutable, and JSON as it stands.
 
     Attributes:
         considered: decisions of all kinds.
         total: all replans, retries included, also those that failed.
         clarifications: times the user was asked.
-        redecompositions: likewise, as in `Limits`.
+        redecompositions: likewise, as in `ReplanLimits`.
         regenerations: likewise.
         partial_replans: likewise.
         plan_revisions: likewise.
@@ -205,95 +205,101 @@ class Counts(BaseModel):
     causes: dict[str, NonNegativeInt] = {}
     told: tuple[str, ...] = ()
 
-    def consider(self) -> Counts:
+    def add_considered(self) -> ReplanCounts:
         """The counts when another decision is considered."""
         return self.model_copy(update={"considered": self.considered + 1})
 
-    def spend(self, decision: ReplanDecision, cause: Cause) -> Counts:
+    def add_replan(self, decision: ReplanDecision, cause: ReplanCause) -> ReplanCounts:
         """The counts when a normalised replan is about to be executed, however it ends."""
-        changed: dict[str, object] = {"total": self.total + 1, "phases": _plus(self.phases, decision.phase)}
-        counted = _counted(decision.replan_type, decision.target_phase)
+        changed: dict[str, object] = {"total": self.total + 1, "phases": _increment(self.phases, decision.phase)}
+        counted = _count_name(decision.replan_type, decision.target_phase)
         if counted is not None:
             changed[counted] = getattr(self, counted) + 1
         if decision.replan_type is ReplanType.RETRY:
-            changed["retries"] = _plus(self.retries, cause.action or "")
+            changed["retries"] = _increment(self.retries, cause.action or "")
         else:
-            changed["causes"] = _plus(self.causes, fingerprint(decision, cause))
+            changed["causes"] = _increment(self.causes, fingerprint(decision, cause))
             if cause.lineage is not None:
-                changed["lineages"] = _plus(self.lineages, cause.lineage)
+                changed["lineages"] = _increment(self.lineages, cause.lineage)
         return self.model_copy(update=changed)
 
-    def ask(self) -> Counts:
-        """The counts when the user is asked without a clarification request, which `spend` counts itself."""
+    def add_clarification(self) -> ReplanCounts:
+        """The counts when the user is asked without a clarification request, which `add_replan` counts itself."""
         return self.model_copy(update={"clarifications": self.clarifications + 1})
 
-    def tell(self, repeated: str) -> Counts:
+    def add_loop_warning(self, repeated: str) -> ReplanCounts:
         """The counts when the model is told that a fingerprint repeats itself."""
         return self.model_copy(update={"told": (*self.told, repeated)})
 
-    def succeeded(self, action: str) -> Counts:
+    def reset_retries(self, action: str) -> ReplanCounts:
         """The counts when an action succeeded: its retries begin anew, and nothing else."""
         return self.model_copy(update={"retries": {a: n for a, n in self.retries.items() if a != action}})
 
 
-def _plus(counts: Mapping[_Key, int], key: _Key) -> dict[_Key, int]:
+def _increment(counts: Mapping[_Key, int], key: _Key) -> dict[_Key, int]:
     return {**counts, key: counts.get(key, 0) + 1}
 
 
-def _counted(kind: ReplanType, target: Phase | None) -> _Counted | None:
+def _count_name(kind: ReplanType, target: Phase | None) -> _CountName | None:
     if kind is ReplanType.FULL_REPLAN:
-        return None if target is None else _BY_TARGET.get(target)
-    return _BY_TYPE.get(kind)
+        return None if target is None else _COUNT_BY_TARGET.get(target)
+    return _COUNT_BY_TYPE.get(kind)
 
 
-def _used_up(kind: ReplanType, target: Phase | None, limits: Limits, counts: Counts, cause: Cause) -> str:
+def _exhausted_limit(
+    kind: ReplanType, target: Phase | None, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
+) -> str:
     """Which limit stands in the way of a replan, in words; empty where none does."""
     if not limits.enabled and kind is not ReplanType.PLAN_REVISION:
         return "replanning is switched off"
     if counts.total >= limits.total:
         return f"the limit of {limits.total} replans in total is reached"
-    counted = _counted(kind, target)
+    counted = _count_name(kind, target)
     if counted is not None and getattr(counts, counted) >= getattr(limits, counted):
         return f"the limit of {getattr(limits, counted)} {counted.replace('_', ' ')} is reached"
     if kind is ReplanType.RETRY:
         retried = counts.retries.get(cause.action or "", 0) >= limits.action_retries
         return f"the limit of {limits.action_retries} retries of action {cause.action!r} is reached" if retried else ""
-    return _lineage_used_up(limits, counts, cause)
+    return _exhausted_lineage_limit(limits, counts, cause)
 
 
-def _lineage_used_up(limits: Limits, counts: Counts, cause: Cause) -> str:
+def _exhausted_lineage_limit(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str:
     if cause.lineage is None or counts.lineages.get(cause.lineage, 0) < limits.replans_per_lineage:
         return ""
     return f"the limit of {limits.replans_per_lineage} replans of {cause.lineage!r} and what replaced it is reached"
 
 
-def is_open(kind: ReplanType, target: Phase, limits: Limits, counts: Counts, cause: Cause) -> bool:
+def is_within_limits(
+    kind: ReplanType, target: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
+) -> bool:
     """Whether limits leave a replan that returns to a phase."""
-    return not _used_up(kind, target, limits, counts, cause)
+    return not _exhausted_limit(kind, target, limits, counts, cause)
 
 
-def open_types(phase: Phase, limits: Limits, counts: Counts, cause: Cause) -> tuple[ReplanType, ...]:
+def available_replan_types(
+    phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
+) -> tuple[ReplanType, ...]:
     """The replans that a phase allows and that limits leave; without any, no model need be asked (D1–7)."""
     return tuple(
         kind
-        for kind in ALLOWED[phase]
-        if any(is_open(kind, target, limits, counts, cause) for target in TARGETS[kind].values())
+        for kind in ALLOWED_REPLANS[phase]
+        if any(is_within_limits(kind, target, limits, counts, cause) for target in REPLAN_TARGETS[kind].values())
         and (kind is not ReplanType.RETRY or cause.action is not None)
     )
 
 
-def why_closed(phase: Phase, limits: Limits, counts: Counts, cause: Cause) -> str:
+def exhausted_limits(phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str:
     """Which limits leave a phase nothing that it could replan, in words; empty where something is open."""
-    if open_types(phase, limits, counts, cause):
+    if available_replan_types(phase, limits, counts, cause):
         return ""
-    pairs = [(kind, target) for kind in ALLOWED[phase] for target in TARGETS[kind].values()]
-    reasons = dict.fromkeys(_used_up(kind, target, limits, counts, cause) for kind, target in pairs)
+    pairs = [(kind, target) for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()]
+    reasons = dict.fromkeys(_exhausted_limit(kind, target, limits, counts, cause) for kind, target in pairs)
     return "; ".join(filter(None, reasons))
 
 
-def spent_lineage(limits: Limits, counts: Counts, cause: Cause) -> str | None:
+def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str | None:
     """The lineage that a cause is about, where it has used up its replans."""
-    return cause.lineage if _lineage_used_up(limits, counts, cause) else None
+    return cause.lineage if _exhausted_lineage_limit(limits, counts, cause) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,25 +317,25 @@ class Ruling:
 
     kind: RulingKind
     reason: str
-    override: Override | None = None
+    override: OverrideReason | None = None
     questions: tuple[str, ...] = ()
     blocks: str | None = None
     fingerprint: str = ""
 
     @property
-    def executes(self) -> bool:
+    def is_executable(self) -> bool:
         """Whether the replan is to be executed without asking anybody."""
         return self.kind in ("execute", "execute_with_warning")
 
     @property
-    def escalates(self) -> bool:
+    def needs_escalation(self) -> bool:
         """Whether it was wanted and cannot be done, so that another way must be found (E1)."""
         return self.override in ("limit", "loop")
 
 
-def rule(decision: ReplanDecision, limits: Limits, counts: Counts, cause: Cause) -> Ruling:
+def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> Ruling:
     """What becomes of a normalised decision: limits first, then its confidence, then loops (D8–10)."""
-    questions = _questions(decision, limits, counts)
+    questions = _allowed_questions(decision, limits, counts)
     kind = decision.replan_type
     if kind is ReplanType.NONE:
         return Ruling("continue", "the model sees no need to replan", questions=questions)
@@ -338,32 +344,34 @@ def rule(decision: ReplanDecision, limits: Limits, counts: Counts, cause: Cause)
     mark = fingerprint(decision, cause)
     asks = kind is ReplanType.CLARIFICATION_REQUEST
     kept = () if asks else questions
-    if reason := _used_up(kind, decision.target_phase, limits, counts, cause):
-        return Ruling("skip", reason, "limit", kept, spent_lineage(limits, counts, cause), mark)
-    band = limits.band(decision.confidence)
+    if reason := _exhausted_limit(kind, decision.target_phase, limits, counts, cause):
+        return Ruling("skip", reason, "limit", kept, exhausted_lineage(limits, counts, cause), mark)
+    band = limits.confidence_band(decision.confidence)
     if band == "skip":
-        return Ruling("skip", _too_unsure(decision, limits), "confidence", kept, fingerprint=mark)
-    if reason := _repeats(mark, kind, limits, counts):
+        return Ruling("skip", _low_confidence_reason(decision, limits), "confidence", kept, fingerprint=mark)
+    if reason := _loop_reason(mark, kind, limits, counts):
         return Ruling("skip", reason, "loop", kept, fingerprint=mark)
-    needed = {"execute": "", "ask": f", below {limits.minimum:g}"}.get(band, f", below {limits.immediate:g}")
+    needed = {"execute": "", "ask": f", below {limits.min_threshold:g}"}.get(
+        band, f", below {limits.immediate_threshold:g}"
+    )
     reason = f"its confidence is {decision.confidence:g}{needed}"
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
     return Ruling(band, reason, questions=questions, fingerprint=mark)
 
 
-def _questions(decision: ReplanDecision, limits: Limits, counts: Counts) -> tuple[str, ...]:
+def _allowed_questions(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts) -> tuple[str, ...]:
     """What the user is asked, within the limit and regardless of what is to be done again (E4)."""
     left = counts.clarifications < limits.clarifications
     return decision.clarification_questions if decision.clarification_needed and left else ()
 
 
-def _too_unsure(decision: ReplanDecision, limits: Limits) -> str:
-    needed = limits.user if limits.ask_user else limits.minimum
+def _low_confidence_reason(decision: ReplanDecision, limits: ReplanLimits) -> str:
+    needed = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
     return f"its confidence is {decision.confidence:g}, and {needed:g} is needed"
 
 
-def _repeats(mark: str, kind: ReplanType, limits: Limits, counts: Counts) -> str:
+def _loop_reason(mark: str, kind: ReplanType, limits: ReplanLimits, counts: ReplanCounts) -> str:
     if not limits.loop_detection or kind is ReplanType.RETRY:
         return ""
     times = counts.causes.get(mark, 0)

@@ -9,15 +9,15 @@ from replanning._ids import TaskId
 from replanning._plan import JsonObject, Task
 from replanning._states import WAITING
 from replanning._view import PlanView
-from replanning.planning._decision import ReplanDecision, reason_of
+from replanning.planning._decision import ReplanDecision, replan_reason
 from replanning.planning._people import PlanningFailed
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import Consideration
-from replanning.planning._session import Session
-from replanning.planning._steps import MAKING, about, again, phase_of
+from replanning.planning._session import PlanningSession
+from replanning.planning._steps import PLANNING_PHASES, phase_of, planning_metadata, repeat_phases
 
 
-async def otherwise(session: Session, task: Task, phase: Phase, error: PlanningFailed) -> bool:
+async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
     """Have the model decide otherwise, once, about the replan that a phase belongs to, and put that into the plan.
 
     Returns:
@@ -27,89 +27,99 @@ async def otherwise(session: Session, task: Task, phase: Phase, error: PlanningF
         PlanningHeld: a person decides.
         PlanningFailed: the run ends; the error itself where the phase belongs to no replan.
     """
-    failed = session.state.begun.get(str(about(task).get("replan")))
+    failed = session.state.begun.get(str(planning_metadata(task).get("replan")))
     if failed is None:
         raise error
     if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
-        session.manager.came_to_nothing(failed, str(error))
-    return await _instead(session, task, phase, failed, f"it came to nothing: {error}")
+        session.manager.record_failure(failed, str(error))
+    return await _escalate(session, task, phase, failed, f"it came to nothing: {error}")
 
 
-async def refused(session: Session, task: Task, phase: Phase) -> bool | None:
+async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
     """The same for a replan that a person has agreed to, and that a limit forbids by now; None where none does.
 
     Raises:
         PlanningHeld: a person decides.
         PlanningFailed: the run ends.
     """
-    replan, state = about(task).get("replan"), session.state
+    replan, state = planning_metadata(task).get("replan"), session.state
     record = next((one for one in state.records if one.replan_id == replan), None)
-    if phase not in MAKING or record is None or record.override_reason not in ("limit", "loop"):
+    if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
         return None
     # Only to what is unsure does a person agree; beside any other replan they are asked what is meant, and no more.
-    asked = [one.considered for one in state.held.values() if one.unsure]
+    asked = [one.considered for one in state.held.values() if one.is_replan_approval]
     agreed = next((one for one in asked if one is not None and one.replan_id == replan), None)
-    return None if agreed is None else await _instead(session, task, phase, agreed, record.reason)
+    return None if agreed is None else await _escalate(session, task, phase, agreed, record.reason)
 
 
-async def _instead(session: Session, task: Task, phase: Phase, failed: Consideration, why: str) -> bool:
-    other = await _decided(session, task, failed, why)
-    if other is not None and other.ruling.executes and not other.ruling.questions:
-        record = await session.execute(other, lambda decision: _put(session, task, phase, other.replan_id, decision))
+async def _escalate(session: PlanningSession, task: Task, phase: Phase, failed: Consideration, why: str) -> bool:
+    other = await _request_alternative(session, task, failed, why)
+    if other is not None and other.ruling.is_executable and not other.ruling.questions:
+        record = await session.execute_replan(
+            other, lambda decision: _insert_phases(session, task, phase, other.replan_id, decision)
+        )
         if record.result == "success":
             return True
     elif other is not None:
-        session.manager.leave(other)
+        session.manager.record_skipped(other)
         if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
             return False  # the model can go on without it; a failed action is never passed over so
-    session.no_way(task.id, f"the replan cannot be done: {why}")
+    session.escalate(task.id, f"the replan cannot be done: {why}")
     return False
 
 
-def what_there_is(session: Session, task: Task, phase: Phase) -> JsonObject | None:
+def current_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
     """What a phase came to before; None where there is a plan already, which is gone on with."""
     if session.state.plan is None:
-        return session.output(phase)
-    rest = _rest(session, task)
+        return session.phase_output(phase)
+    rest = _remaining_phases(session, task)
     if rest:
         skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
         session.run.apply(skips, reason="the plan stays as it is")
     return None
 
 
-async def _decided(session: Session, task: Task, failed: Consideration, why: str) -> Consideration | None:
+async def _request_alternative(
+    session: PlanningSession, task: Task, failed: Consideration, why: str
+) -> Consideration | None:
     """What the model decides instead; not asked again where the run was interrupted after that."""
     subject = f"{task.id}~otherwise"
     known = session.state.judged.get(subject)
     if known is not None:
         return known
-    given: JsonObject = {**session.basis(task), "errors": why}
+    given: JsonObject = {**session.prompt_data(task), "errors": why}
     # The action that failed is not in the plan any more, and cannot be retried.
     told = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
     other = await session.manager.escalate(told, given, why)
     if other is not None:
-        session.keep_judged(subject, other)
+        session.record_consideration(subject, other)
     return other
 
 
-async def _put(session: Session, task: Task, phase: Phase, replan: str, decision: ReplanDecision) -> None:
+async def _insert_phases(
+    session: PlanningSession, task: Task, phase: Phase, replan: str, decision: ReplanDecision
+) -> None:
     """Put what is decided instead in the place of what is left of the replan that came to nothing."""
     live, target = session.run.live, decision.target_phase
-    if target is None or any(about(entry.task).get("replan") == replan for entry in live):
+    if target is None or any(planning_metadata(entry.task).get("replan") == replan for entry in live):
         return  # in the latter case, it was done before the run was interrupted
-    said: JsonObject = {"reason": reason_of(decision), "replan": replan, "lineage": about(task).get("lineage", "")}
+    said: JsonObject = {
+        "reason": replan_reason(decision),
+        "replan": replan,
+        "lineage": planning_metadata(task).get("lineage", ""),
+    }
     last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
-    tasks = again(live, target, last, said=said, depends_on=[task.id])
-    rest, view = _rest(session, task), PlanView(live)
+    tasks = repeat_phases(live, target, last, said=said, depends_on=[task.id])
+    rest, view = _remaining_phases(session, task), PlanView(live)
     before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
     changes: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
     changes.append(AddTask(task=tasks[-1], before=tuple(before)))
     changes += [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
-    session.run.apply(changes, reason=reason_of(decision))
+    session.run.apply(changes, reason=replan_reason(decision))
 
 
-def _rest(session: Session, task: Task) -> tuple[TaskId, ...]:
+def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
     """The phases of the same replan that are still to come and make a plan."""
-    replan, live = about(task).get("replan"), session.run.live
-    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in MAKING]
-    return tuple(e.id for e in waiting if e.id != task.id and about(e.task).get("replan") == replan)
+    replan, live = planning_metadata(task).get("replan"), session.run.live
+    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES]
+    return tuple(e.id for e in waiting if e.id != task.id and planning_metadata(e.task).get("replan") == replan)

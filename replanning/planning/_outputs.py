@@ -14,34 +14,34 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from replanning._errors import LLMReplyInvalid
-from replanning._extraction import json_in
+from replanning._errors import LLMResponseInvalid
+from replanning._extraction import extract_json
 from replanning._plan import JsonObject, JsonValue, Name, Text
-from replanning._validation import plain_problems
+from replanning._validation import validation_problems
 from replanning.planning._phases import Phase
 
-LONGEST_REPLY: Final = 200_000
+MAX_REPLY_CHARS: Final = 200_000
 """Characters of a reply that is read at all."""
 
-_MOST_TRIED: Final = 50
-_MOST_NAMED: Final = 20
-_NO_OBJECT: Final = (
+_MAX_JSON_CANDIDATES: Final = 50
+_MAX_PROBLEMS: Final = 20
+_NO_JSON_OBJECT: Final = (
     "the reply holds no JSON object; one that is cut off, has a field twice, or holds NaN or Infinity is none"
 )
 
-_LONGEST_TEXT: Final = 20_000
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_Text = Annotated[Text, Field(max_length=_LONGEST_TEXT)]
+_MAX_TEXT_CHARS: Final = 20_000
+_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_Text = Annotated[Text, Field(max_length=_MAX_TEXT_CHARS)]
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=1000)]
 
 
-class _Written(BaseModel):
+class _ReplyModel(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class GoalUnderstanding(_Written):
+class GoalUnderstanding(_ReplyModel):
     """How a goal was understood (J2)."""
 
     main_objective: Annotated[_Text, Field(min_length=1)]
@@ -50,7 +50,7 @@ class GoalUnderstanding(_Written):
     context: _Text = ""
 
 
-class Subtask(_Written):
+class Subtask(_ReplyModel):
     """One part of a goal, with the parts that must be done before it."""
 
     id: _Id
@@ -60,14 +60,14 @@ class Subtask(_Written):
     required_tools: Annotated[tuple[Name, ...], Field(max_length=100)] = ()
 
 
-class TaskDecomposition(_Written):
+class TaskDecomposition(_ReplyModel):
     """A goal taken apart (J3)."""
 
     reasoning: _Text = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
 
 
-class Action(_Written):
+class Action(_ReplyModel):
     """One use of a tool for a subtask.
 
     Attributes:
@@ -89,14 +89,14 @@ class Action(_Written):
     fallback_strategy: _Text | None = None
 
 
-class ActionPlan(_Written):
+class ActionPlan(_ReplyModel):
     """What is to be done with which tools (J4)."""
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
 
 
-class UnclearGoal(_Written):
+class UnclearGoal(_ReplyModel):
     """The goal cannot be understood without an answer of the user (J31)."""
 
     type: Literal["unclear_goal"] = "unclear_goal"
@@ -104,7 +104,7 @@ class UnclearGoal(_Written):
     clarification_needed: _Texts = ()
 
 
-class CannotDecompose(_Written):
+class CannotDecompose(_ReplyModel):
     """The goal cannot be taken apart as it is (J32)."""
 
     type: Literal["cannot_decompose"] = "cannot_decompose"
@@ -114,7 +114,7 @@ class CannotDecompose(_Written):
     other_approach: _Text = ""
 
 
-class PlanningReply(_Written):
+class PlanningReply(_ReplyModel):
     """A reply in one of the first three phases (J10); beside an error it may hold what could be inferred (J31)."""
 
     phase: Literal["planning"] = "planning"
@@ -125,14 +125,14 @@ class PlanningReply(_Written):
     error: Annotated[UnclearGoal | CannotDecompose, Field(discriminator="type")] | None = None
 
 
-class FunctionCall(_Written):
+class FunctionCall(_ReplyModel):
     """The use of a tool."""
 
     name: Name
     arguments: JsonObject = Field(default_factory=dict)
 
 
-class ExecutionReply(_Written):
+class ExecutionReply(_ReplyModel):
     """A reply in execution: which tool is used for the current task, and how (J11)."""
 
     phase: Literal["execution"] = "execution"
@@ -141,7 +141,7 @@ class ExecutionReply(_Written):
     function_call: FunctionCall
 
 
-class Reflection(_Written):
+class Reflection(_ReplyModel):
     """What a model thinks of an executed action (J7)."""
 
     action_id: _Text
@@ -152,7 +152,7 @@ class Reflection(_Written):
     plan_revision_needed: bool = False
 
 
-class PlanRevision(_Written):
+class PlanRevision(_ReplyModel):
     """How a plan is to be changed (J12).
 
     Attributes:
@@ -166,7 +166,7 @@ class PlanRevision(_Written):
     updated_action_plan: ActionPlan
 
 
-class ReflectionReply(_Written):
+class ReflectionReply(_ReplyModel):
     """A reply in reflection: what the model thinks, how the plan is to be changed, or both (J12)."""
 
     phase: Literal["reflection"] = "reflection"
@@ -175,13 +175,13 @@ class ReflectionReply(_Written):
     plan_revision: PlanRevision | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _check_not_empty(self) -> Self:
         if self.reflection is None and self.plan_revision is None:
             raise PydanticCustomError("empty", "expected 'reflection', 'plan_revision' or both")
         return self
 
 
-class Summary(_Written):
+class Summary(_ReplyModel):
     """What was achieved."""
 
     goal_achieved: bool
@@ -190,7 +190,7 @@ class Summary(_Written):
     key_outcomes: _Texts = ()
 
 
-class CompletionReply(_Written):
+class CompletionReply(_ReplyModel):
     """A reply at the end (J13)."""
 
     phase: Literal["completion"] = "completion"
@@ -199,7 +199,7 @@ class CompletionReply(_Written):
     done: Literal[True] = True
 
 
-class StepReply(_Written):
+class StepReply(_ReplyModel):
     """A reply where there is no plan: the next use of a tool, or that it is done (J26)."""
 
     phase: Literal["execution", "completion"] = "execution"
@@ -210,7 +210,7 @@ class StepReply(_Written):
     done: bool = False
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _check_single_step(self) -> Self:
         if (self.function_call is None) == (self.summary is None) or self.done != (self.summary is not None):
             raise PydanticCustomError("step", "expected either 'function_call', or 'summary' with 'done': true")
         return self
@@ -225,12 +225,12 @@ class InterventionSummary(Summary):
     recommendations: _Texts = ()
 
 
-def sayable(text: str) -> str:
+def sanitise_text(text: str) -> str:
     """Text of somebody else's, such as of an error, as it may stand in a summary."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)[:_LONGEST_TEXT]
+    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)[:_MAX_TEXT_CHARS]
 
 
-class RequiresHumanIntervention(_Written):
+class RequiresHumanIntervention(_ReplyModel):
     """The end of a run whose revisions are used up (J36)."""
 
     phase: Literal["completion"] = "completion"
@@ -239,7 +239,7 @@ class RequiresHumanIntervention(_Written):
     summary: InterventionSummary
 
 
-OUTPUTS: Final = {
+PHASE_OUTPUT_FIELDS: Final = {
     Phase.GOAL_UNDERSTANDING: "goal_understanding",
     Phase.TASK_DECOMPOSITION: "task_decomposition",
     Phase.ACTION_SEQUENCE: "action_plan",
@@ -247,7 +247,7 @@ OUTPUTS: Final = {
 """The field of a planning reply that holds what a phase is for."""
 
 _Reply = TypeVar("_Reply", bound=BaseModel)
-_WRAPPED: Final[dict[type[BaseModel], str]] = {
+_BARE_FIELDS: Final[dict[type[BaseModel], str]] = {
     ExecutionReply: "function_call",
     ReflectionReply: "reflection",
     CompletionReply: "summary",
@@ -265,8 +265,8 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
     Raises:
         LLMReplyInvalid: there is none; says everything that is wrong with the likeliest.
     """
-    expected = OUTPUTS[phase]
-    return _parsed(text, PlanningReply, expected, needed=(expected, "error"))
+    expected = PHASE_OUTPUT_FIELDS[phase]
+    return _parse_reply(text, PlanningReply, expected, needed=(expected, "error"))
 
 
 def parse_reply(text: str, model: type[_Reply]) -> _Reply:
@@ -275,26 +275,26 @@ def parse_reply(text: str, model: type[_Reply]) -> _Reply:
     Raises:
         LLMReplyInvalid: there is none; says everything that is wrong with the likeliest.
     """
-    return _parsed(text, model, _WRAPPED.get(model), needed=())
+    return _parse_reply(text, model, _BARE_FIELDS.get(model), needed=())
 
 
-def _parsed(text: str, model: type[_Reply], inner: str | None, needed: tuple[str, ...]) -> _Reply:
-    if len(text) > LONGEST_REPLY:
-        raise LLMReplyInvalid(f"the reply has {len(text)} characters, at most {LONGEST_REPLY} are read")
-    likeliest: tuple[int, list[str]] = (-1, [_NO_OBJECT])
-    for value in islice(json_in(text), _MOST_TRIED):
-        reply, problems = _read(value, model, inner, needed)
+def _parse_reply(text: str, model: type[_Reply], inner: str | None, needed: tuple[str, ...]) -> _Reply:
+    if len(text) > MAX_REPLY_CHARS:
+        raise LLMResponseInvalid(f"the reply has {len(text)} characters, at most {MAX_REPLY_CHARS} are read")
+    likeliest: tuple[int, list[str]] = (-1, [_NO_JSON_OBJECT])
+    for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
+        reply, problems = _parse_candidate(value, model, inner, needed)
         if reply is not None:
             return reply
         known = sum(name in model.model_fields for name in value) if isinstance(value, dict) else 0
         if known > likeliest[0]:
             likeliest = (known, problems)
     wrong = likeliest[1]
-    more = [f"and {len(wrong) - _MOST_NAMED} more"] if len(wrong) > _MOST_NAMED else []
-    raise LLMReplyInvalid("; ".join([*wrong[:_MOST_NAMED], *more]))
+    more = [f"and {len(wrong) - _MAX_PROBLEMS} more"] if len(wrong) > _MAX_PROBLEMS else []
+    raise LLMResponseInvalid("; ".join([*wrong[:_MAX_PROBLEMS], *more]))
 
 
-def _read(
+def _parse_candidate(
     value: JsonValue, model: type[_Reply], inner: str | None, needed: tuple[str, ...]
 ) -> tuple[_Reply | None, list[str]]:
     if not isinstance(value, dict):
@@ -304,7 +304,7 @@ def _read(
         # As JSON: there a list may stand for a tuple, but not text for a number.
         reply = model.model_validate_json(json.dumps({inner: value} if bare else value))
     except ValidationError as error:
-        return None, [str(problem) for problem in plain_problems(error, model)]
+        return None, [str(problem) for problem in validation_problems(error, model)]
     if needed and all(getattr(reply, name) is None for name in needed):
         return None, [f"expected {' or '.join(map(repr, needed))}"]
     return reply, []

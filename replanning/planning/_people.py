@@ -14,13 +14,13 @@ from replanning._planning_settings import PlanningSettings
 from replanning._run import PlanRun
 from replanning._settings import Settings
 from replanning.planning._manager import ReplanManager
-from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
+from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import Consideration
-from replanning.planning._standing import failures, finished
-from replanning.planning._state import Held, Why
+from replanning.planning._standing import action_counts, unresolved_failures
+from replanning.planning._state import HoldReason, TaskHold
 
-_MOST_SHOWN: Final = 5
+_MAX_FAILURES_SHOWN: Final = 5
 """Failed actions whose errors are told."""
 
 
@@ -32,7 +32,7 @@ class PlanningHeld(ReplanningError):
     """A task cannot go on until a person has decided; what they are asked is on record."""
 
 
-class People(ABC):
+class HumanInput(ABC):
     """The methods of a session that are about people."""
 
     run: PlanRun
@@ -49,7 +49,7 @@ class People(ABC):
     def hold(
         self,
         task: TaskId,
-        why: Why,
+        why: HoldReason,
         text: str,
         *,
         target: Phase | None,
@@ -63,7 +63,7 @@ class People(ABC):
         """
         decision = considered.decision if considered is not None else None
         minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
-        held = Held(
+        held = TaskHold(
             task=task,
             why=why,
             text=text,
@@ -77,7 +77,7 @@ class People(ABC):
         self.note("held", held.model_dump(mode="json"))
         raise PlanningHeld(text)
 
-    def no_way(
+    def escalate(
         self, task: TaskId, reason: str, *, target: Phase | None = None, recommendations: tuple[str, ...] = ()
     ) -> None:
         """Do what is to be done where a replan is wanted, cannot be, and no other way was found (E1).
@@ -95,18 +95,20 @@ class People(ABC):
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
             case "assume":
                 text = f"{reason}: what there is counts" if target is None else reason
-                self.assume([text])
+                self.record_assumptions([text])
             case "wait":
-                self.intervene(reason, recommendations)
+                self.record_intervention(reason, recommendations)
                 self.hold(task, "no_alternative", reason, target=target, considered=None)
             case _:
-                self.intervene(reason, recommendations)
+                self.record_intervention(reason, recommendations)
                 raise PlanningFailed(reason)
 
-    def intervene(self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()) -> None:
+    def record_intervention(
+        self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
+    ) -> None:
         """Put on record that a person must look after this, and where things stand (J36)."""
-        done, failed = finished(self.run.live)
-        errors, counts = "; ".join(failures(self.run.live)[:_MOST_SHOWN]), self.manager.counts
+        done, failed = action_counts(self.run.live)
+        errors, counts = "; ".join(unresolved_failures(self.run.live)[:_MAX_FAILURES_SHOWN]), self.manager.counts
         stands = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
         summary = InterventionSummary(
             goal_achieved=False,
@@ -114,13 +116,13 @@ class People(ABC):
             tasks_failed=failed,
             key_outcomes=outcomes,
             revision_attempts=counts.plan_revisions,
-            reason=sayable(reason),
-            current_state=sayable(stands),
+            reason=sanitise_text(reason),
+            current_state=sanitise_text(stands),
             recommendations=recommendations,
         )
         self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))
 
-    def leave_to_person(
+    def hold_for_intervention(
         self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
     ) -> NoReturn:
         """Have a person decide whether what there is will do.
@@ -128,9 +130,9 @@ class People(ABC):
         Raises:
             PlanningHeld: always.
         """
-        self.intervene(reason, recommendations, outcomes)
+        self.record_intervention(reason, recommendations, outcomes)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?", target=None, considered=None)
 
-    def assume(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
+    def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Put on record what is assumed, and which questions nobody has answered."""
         self.note("assumed", {"questions": [*questions], "assumptions": [*assumptions]})

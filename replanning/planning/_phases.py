@@ -32,7 +32,7 @@ class ReplanType(StrEnum):
     NONE = "none"
 
 
-ALLOWED: Final[Mapping[Phase, tuple[ReplanType, ...]]] = MappingProxyType(
+ALLOWED_REPLANS: Final[Mapping[Phase, tuple[ReplanType, ...]]] = MappingProxyType(
     {
         Phase.GOAL_UNDERSTANDING: (ReplanType.CLARIFICATION_REQUEST, ReplanType.GOAL_REVISION, ReplanType.NONE),
         Phase.TASK_DECOMPOSITION: (ReplanType.TASK_REDECOMPOSITION, ReplanType.NONE),
@@ -51,18 +51,18 @@ ALLOWED: Final[Mapping[Phase, tuple[ReplanType, ...]]] = MappingProxyType(
 )
 """What each phase may decide (A15)."""
 
-_FULL_REPLAN: Final = MappingProxyType(
+_FULL_REPLAN_TARGETS: Final = MappingProxyType(
     {4: Phase.TASK_DECOMPOSITION, 3: Phase.ACTION_SEQUENCE, 5: Phase.GOAL_UNDERSTANDING}
 )
 
-TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyType(
+REPLAN_TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyType(
     {
         ReplanType.CLARIFICATION_REQUEST: MappingProxyType({5: Phase.GOAL_UNDERSTANDING}),
         ReplanType.GOAL_REVISION: MappingProxyType({5: Phase.GOAL_UNDERSTANDING}),
         ReplanType.TASK_REDECOMPOSITION: MappingProxyType({4: Phase.TASK_DECOMPOSITION}),
         ReplanType.ACTION_REGENERATION: MappingProxyType({3: Phase.ACTION_SEQUENCE}),
         ReplanType.PARTIAL_REPLAN: MappingProxyType({2: Phase.EXECUTION}),
-        ReplanType.FULL_REPLAN: _FULL_REPLAN,
+        ReplanType.FULL_REPLAN: _FULL_REPLAN_TARGETS,
         ReplanType.RETRY: MappingProxyType({1: Phase.EXECUTION}),
         ReplanType.PLAN_REVISION: MappingProxyType({2: Phase.EXECUTION}),
         ReplanType.NONE: MappingProxyType({}),
@@ -70,7 +70,7 @@ TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyType(
 )
 """The levels a kind of replan may have, the usual one first, and the phase that each returns to (A19, A20)."""
 
-LEVELS: Final[Mapping[int, str]] = MappingProxyType(
+LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
     {
         1: "retry the action",
         2: "replan what follows the failure",
@@ -87,7 +87,9 @@ def keeps_finished(target: Phase) -> bool:
     return target not in (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION)
 
 
-def carried_over(target: Phase, planned: Iterable[str], done: Iterable[str], failed: Iterable[str]) -> tuple[str, ...]:
+def carried_over_tasks(
+    target: Phase, planned: Iterable[str], done: Iterable[str], failed: Iterable[str]
+) -> tuple[str, ...]:
     """The tasks of a new plan that count as finished from the start, in its order.
 
     Args:

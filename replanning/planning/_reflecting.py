@@ -11,17 +11,17 @@ from replanning._plan import JsonObject, JsonValue
 from replanning.planning._decision import ReplanDecision
 from replanning.planning._outputs import Reflection, ReflectionReply, parse_reply
 from replanning.planning._people import PlanningFailed
-from replanning.planning._session import Session
+from replanning.planning._session import PlanningSession
 
-_LONGEST: Final = 100_000
+_MAX_JSON_CHARS: Final = 100_000
 """Characters of text that is looked at for being JSON."""
 
-_TRUE: Final = frozenset({"ok", "success"})
-_FALSE: Final = frozenset({"isError", "is_error"})
-_ZERO: Final = frozenset({"exit_code", "exit_status", "returncode"})
+_SUCCESS_FIELDS: Final = frozenset({"ok", "success"})
+_ERROR_FIELDS: Final = frozenset({"isError", "is_error"})
+_EXIT_CODE_FIELDS: Final = frozenset({"exit_code", "exit_status", "returncode"})
 
 
-async def reflect(session: Session, subject: str, name: str, given: JsonObject) -> Reflection | None:
+async def reflect(session: PlanningSession, subject: str, name: str, given: JsonObject) -> Reflection | None:
     """What the model thinks of an action, put on record and added to what is given.
 
     Args:
@@ -35,19 +35,19 @@ async def reflect(session: Session, subject: str, name: str, given: JsonObject) 
     """
     known = next((one for one in session.state.reflections if one.get("task") == subject), None)
     if known is None:
-        known = {"task": subject, "action": name, **await _asked(session, given)}
+        known = {"task": subject, "action": name, **await _request_reflection(session, given)}
         session.note("reflection", known)
     if "error" in known:
         return None
     reply = ReflectionReply.model_validate(
         {key: value for key, value in known.items() if key not in ("task", "action")}, strict=False
     )
-    looked = reply.reflection or _revising(name, reply)
+    looked = reply.reflection or _implied_reflection(name, reply)
     given["reflection"] = reply.model_dump(mode="json", exclude_none=True)
     return looked
 
 
-async def _asked(session: Session, given: JsonObject) -> JsonObject:
+async def _request_reflection(session: PlanningSession, given: JsonObject) -> JsonObject:
     try:
         reply = await session.ask(
             "reflection", given, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
@@ -57,13 +57,13 @@ async def _asked(session: Session, given: JsonObject) -> JsonObject:
     return reply.model_dump(mode="json", exclude_none=True)
 
 
-def _revising(name: str, reply: ReflectionReply) -> Reflection:
+def _implied_reflection(name: str, reply: ReflectionReply) -> Reflection:
     """What a reply thinks of an action that only says how the plan is to be changed."""
     why = reply.plan_revision.reason if reply.plan_revision is not None else ""
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
 
 
-def reflected(name: str, decision: ReplanDecision) -> JsonObject:
+def reflection_from_decision(name: str, decision: ReplanDecision) -> JsonObject:
     """What a decision about a failed action says as a reflection, so that the model need not be asked for one as well."""
     reflection = Reflection(
         action_id=name,
@@ -76,9 +76,9 @@ def reflected(name: str, decision: ReplanDecision) -> JsonObject:
     return ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
 
 
-def stated_failure(output: JsonValue) -> str:
+def reported_failure(output: JsonValue) -> str:
     """What an output says of a failure in a field of its own; empty where it says nothing. Words are not searched."""
-    if isinstance(output, str) and len(output) <= _LONGEST and output.lstrip().startswith("{"):
+    if isinstance(output, str) and len(output) <= _MAX_JSON_CHARS and output.lstrip().startswith("{"):
         try:
             output = json.loads(output)
         except (ValueError, RecursionError):
@@ -86,8 +86,8 @@ def stated_failure(output: JsonValue) -> str:
     if not isinstance(output, Mapping):
         return ""
     for name, value in output.items():
-        wrong = (name in _TRUE and value is False) or (name in _FALSE and value is True)
-        status = name in _ZERO and isinstance(value, int) and not isinstance(value, bool) and value != 0
+        wrong = (name in _SUCCESS_FIELDS and value is False) or (name in _ERROR_FIELDS and value is True)
+        status = name in _EXIT_CODE_FIELDS and isinstance(value, int) and not isinstance(value, bool) and value != 0
         if wrong or status or (name == "error" and value not in (None, "", False, [], {}, 0)):
             return f"{name} is {json.dumps(value)[:500]}"
     return ""

@@ -9,19 +9,19 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from replanning._plan import JsonObject
-from replanning.planning._decision import Normalised, ReplanDecision, decision_model, normalise
-from replanning.planning._limits import Cause, Counts, Override, Ruling
+from replanning.planning._decision import NormalisedDecision, ReplanDecision, decision_model, normalise
+from replanning.planning._limits import OverrideReason, ReplanCause, ReplanCounts, Ruling
 from replanning.planning._phases import Phase, ReplanType
 
 ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]
 """How far a replan has come (F2)."""
 
 
-class _Part(BaseModel):
+class _RecordModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Consideration(_Part):
+class Consideration(_RecordModel):
     """A decision and what becomes of it; JSON as it stands, so that it can wait for a person and be resumed.
 
     Attributes:
@@ -39,7 +39,7 @@ class Consideration(_Part):
 
     replan_id: str
     phase: Phase
-    cause: Cause
+    cause: ReplanCause
     said: JsonObject | None
     problem: str = ""
     unasked: bool = False
@@ -59,13 +59,13 @@ class Consideration(_Part):
         return self._normalised.notes if self._normalised else ()
 
     @property
-    def _normalised(self) -> Normalised | None:
+    def _normalised(self) -> NormalisedDecision | None:
         return (
             None if self.said is None else normalise(decision_model(self.phase).model_validate(self.said, strict=False))
         )
 
 
-class DecisionRecord(_Part):
+class DecisionRecord(_RecordModel):
     """What became of a decision (F1).
 
     Attributes:
@@ -91,23 +91,23 @@ class DecisionRecord(_Part):
     llm_decision: JsonObject | None
     confidence: float | None
     executed: bool
-    override_reason: Override | None
+    override_reason: OverrideReason | None
     timestamp: str
     result: Literal["success", "failure", "skipped"]
     duration: float
     reason: str = ""
     notes: tuple[str, ...] = ()
     replan_type: ReplanType = ReplanType.NONE
-    cause: Cause = Cause()
+    cause: ReplanCause = ReplanCause()
     error: str = ""
     instead_of: str | None = None
 
     @classmethod
-    def of(cls, considered: Consideration, *, executed: bool, error: str, seconds: float) -> Self:
+    def from_consideration(cls, considered: Consideration, *, executed: bool, error: str, seconds: float) -> Self:
         """The record of a decision that was followed or not, with why it failed if it did."""
         decision, ruling = considered.decision, considered.ruling
         # What the user was asked about and declined was not sure enough by itself.
-        override: Override | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
+        override: OverrideReason | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
         return cls(
             replan_id=considered.replan_id,
             phase=considered.phase,
@@ -127,7 +127,7 @@ class DecisionRecord(_Part):
         )
 
 
-class ReplanNote(_Part):
+class ReplanNote(_RecordModel):
     """A step of a replan, to be put on record before it has an effect; the newest says where to go on.
 
     Attributes:
@@ -138,12 +138,12 @@ class ReplanNote(_Part):
     """
 
     stage: ReplanStage
-    counts: Counts
+    counts: ReplanCounts
     considered: Consideration | None = None
     record: DecisionRecord | None = None
 
 
-class ReplanStatistics(_Part):
+class ReplanStatistics(_RecordModel):
     """The decisions of a run in figures.
 
     Attributes:
@@ -169,11 +169,11 @@ class ReplanStatistics(_Part):
     mean_confidence: float | None
     by_phase: dict[Phase, int]
     by_type: dict[ReplanType, int]
-    overridden: dict[Override, int]
+    overridden: dict[OverrideReason, int]
     seconds: float
 
 
-def statistics(records: Iterable[DecisionRecord]) -> ReplanStatistics:
+def replan_statistics(records: Iterable[DecisionRecord]) -> ReplanStatistics:
     """What records come to."""
     records = list(records)
     executed = [record for record in records if record.executed]

@@ -8,24 +8,24 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from replanning._plan import Goal, JsonObject, JsonValue, Plan
-from replanning._quoting import shortened, trimmed
-from replanning.planning._steps import about, phase_of
+from replanning._quoting import truncate_text, truncate_value
+from replanning.planning._steps import phase_of, planning_metadata
 
-KEPT: Final = "request"
+REQUEST_KEY: Final = "request"
 """Where the first phase of a plan says what was asked for."""
 
-_LONGEST: Final = 100_000
+_MAX_ISSUE_CHARS: Final = 100_000
 """Characters of an issue that are kept, likewise of what is known of its repository."""
-_LONGEST_COMMENT: Final = 20_000
-_MOST_COMMENTS: Final = 200
-_MOST_EARLIER: Final = 20
+_MAX_COMMENT_CHARS: Final = 20_000
+_MAX_COMMENTS: Final = 200
+_MAX_EARLIER_RUNS: Final = 20
 
 
-class _Part(BaseModel):
+class _RequestModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class IssueComment(_Part):
+class IssueComment(_RequestModel):
     """What somebody wrote below an issue.
 
     Attributes:
@@ -39,7 +39,7 @@ class IssueComment(_Part):
     at: datetime | None = None
 
 
-class TaskRequest(_Part):
+class TaskRequest(_RequestModel):
     """A goal, and everything that is known of where it comes from (J1).
 
     The texts are data: whoever wrote them, they tell a model what is wanted and never what it may do.
@@ -62,29 +62,32 @@ class TaskRequest(_Part):
     repository: JsonObject = Field(default_factory=dict)
     earlier: tuple[JsonObject, ...] = ()
 
-    def bounded(self) -> TaskRequest:
+    def truncated(self) -> TaskRequest:
         """The request as it is kept: the latest comments and runs, and texts that are marked where they were cut."""
-        comments = self.comments[-_MOST_COMMENTS:]
+        comments = self.comments[-_MAX_COMMENTS:]
         changed: dict[str, object] = {
-            "issue_id": shortened(self.issue_id, _LONGEST_COMMENT),
-            "title": shortened(self.title, _LONGEST_COMMENT),
-            "text": shortened(self.text, _LONGEST),
+            "issue_id": truncate_text(self.issue_id, _MAX_COMMENT_CHARS),
+            "title": truncate_text(self.title, _MAX_COMMENT_CHARS),
+            "text": truncate_text(self.text, _MAX_ISSUE_CHARS),
             "comments": tuple(
                 one.model_copy(
-                    update={"author": shortened(one.author, 200), "text": shortened(one.text, _LONGEST_COMMENT)}
+                    update={
+                        "author": truncate_text(one.author, 200),
+                        "text": truncate_text(one.text, _MAX_COMMENT_CHARS),
+                    }
                 )
                 for one in comments
             ),
-            "repository": trimmed(self.repository, _LONGEST),
-            "earlier": tuple(trimmed(one, _LONGEST_COMMENT) for one in self.earlier[-_MOST_EARLIER:]),
+            "repository": truncate_value(self.repository, _MAX_ISSUE_CHARS),
+            "earlier": tuple(truncate_value(one, _MAX_COMMENT_CHARS) for one in self.earlier[-_MAX_EARLIER_RUNS:]),
         }
         return self.model_copy(update=changed)
 
-    def kept(self) -> JsonObject:
+    def to_metadata(self) -> JsonObject:
         """What a run keeps of it beside the goal, which its plan has."""
-        return self.bounded().model_dump(mode="json", exclude={"goal"}, exclude_defaults=True)
+        return self.truncated().model_dump(mode="json", exclude={"goal"}, exclude_defaults=True)
 
-    def told(self) -> JsonObject:
+    def prompt_data(self) -> JsonObject:
         """What a model is told of it, as the prompts name it."""
         goal, issue = self.goal, {"issue": self.issue_id, "title": self.title, "text": self.text}
         request: JsonObject = {"task": goal.objective, **{name: text for name, text in issue.items() if text}}
@@ -105,5 +108,5 @@ def request_of(plan: Plan) -> TaskRequest | None:
     first = next((task for task in plan.tasks if phase_of(task) is not None), None)
     if first is None:
         return None
-    kept = about(first).get(KEPT)
+    kept = planning_metadata(first).get(REQUEST_KEY)
     return TaskRequest.model_validate({**(kept if isinstance(kept, dict) else {}), "goal": plan.goal})

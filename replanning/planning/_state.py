@@ -7,28 +7,28 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from replanning._changes import touched
+from replanning._changes import target_task_ids
 from replanning._ids import TaskId
 from replanning._observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut
 from replanning._plan import JsonObject
 from replanning._records import PlanningNoted, QuestionAnswered, QuestionAsked, Record, RunEnded
-from replanning.planning._limits import Counts
-from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sayable
+from replanning.planning._limits import ReplanCounts
+from replanning.planning._outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning._phases import Phase
 from replanning.planning._replan_records import Consideration, DecisionRecord, ReplanNote, ReplanStage
 
-Why = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
+HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """Why a task waits for a person."""
 
-LIKELY: Final = ("what is most likely meant",)
+DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
 """What is assumed where a model does not say what else."""
 
 
-class _Part(BaseModel):
+class _StateModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PlanVersion(_Part):
+class PlanVersion(_StateModel):
     """A plan as a model made it.
 
     Attributes:
@@ -52,7 +52,7 @@ class PlanVersion(_Part):
     lineage: str = ""
 
 
-class Held(_Part):
+class TaskHold(_StateModel):
     """A task that stopped because a person must decide.
 
     Attributes:
@@ -69,7 +69,7 @@ class Held(_Part):
     """
 
     task: str
-    why: Why
+    why: HoldReason
     text: str
     target: Phase | None = None
     questions: tuple[str, ...] = ()
@@ -80,17 +80,17 @@ class Held(_Part):
     considered: Consideration | None = None
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def effective_assumptions(self) -> tuple[str, ...]:
         """What is assumed where nobody answers, also where that is not said."""
-        return self.assumptions or LIKELY
+        return self.assumptions or DEFAULT_ASSUMPTIONS
 
     @property
-    def unsure(self) -> bool:
+    def is_replan_approval(self) -> bool:
         """Whether they are asked about a replan that is not done unless they agree (D11)."""
         return self.considered is not None and self.considered.ruling.kind == "ask"
 
 
-class Clarified(_Part):
+class Clarification(_StateModel):
     """What was asked, and what a person answered or was assumed instead."""
 
     questions: tuple[str, ...]
@@ -98,7 +98,7 @@ class Clarified(_Part):
     assumptions: tuple[str, ...] = ()
 
 
-class PlanningState(_Part):
+class PlanningState(_StateModel):
     """Everything that planning mode remembers of a run.
 
     Attributes:
@@ -122,23 +122,23 @@ class PlanningState(_Part):
 
     seq: int = 0
     stage: ReplanStage = "idle"
-    counts: Counts = Counts()
+    counts: ReplanCounts = ReplanCounts()
     latest: Consideration | None = None
     records: list[DecisionRecord] = []
     begun: dict[str, Consideration] = {}
     judged: dict[str, Consideration] = {}
     outputs: dict[str, JsonObject] = {}
     plans: list[PlanVersion] = []
-    held: dict[str, Held] = {}
+    held: dict[str, TaskHold] = {}
     questions: dict[str, str] = {}
-    clarified: list[Clarified] = []
+    clarified: list[Clarification] = []
     calls: dict[str, JsonObject] = {}
     reflections: list[JsonObject] = []
     actions: dict[str, bool] = {}
     completion: JsonObject | None = None
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Self:
+    def from_records(cls, records: Iterable[Record]) -> Self:
         """The state after these records, which begin with the first."""
         state = cls()
         for record in records:
@@ -150,21 +150,21 @@ class PlanningState(_Part):
         self.seq = record.seq
         body = record.body
         if isinstance(body, PlanningNoted):
-            self._noted(body.type, body.data)
+            self._on_noted(body.type, body.data)
         elif isinstance(body, QuestionAsked):
             changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
-            for task in (task for task in touched(changes) if task in self.held):
+            for task in (task for task in target_task_ids(changes) if task in self.held):
                 if self.held[task].verdict in ("", "withdrawn"):  # else the question is another one, and not ours
                     self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
-            self._answered(self.held[self.questions[body.question]], body)
+            self._on_answered(self.held[self.questions[body.question]], body)
         elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
             if body.task.partition("~")[0] not in list(Phase):
                 self.actions[body.task] = isinstance(body, AttemptSucceeded)
         elif isinstance(body, RunEnded) and body.status in ("failed", "aborted") and self.completion is None:
-            self.completion = self._cut_short(body.reason)
+            self.completion = self._early_end_summary(body.reason)
 
-    def _cut_short(self, reason: str) -> JsonObject:
+    def _early_end_summary(self, reason: str) -> JsonObject:
         """The summary of a run that came to its end before anybody could sum it up, such as by its budget."""
         done = sum(self.actions.values())
         summary = InterventionSummary(
@@ -172,49 +172,49 @@ class PlanningState(_Part):
             tasks_completed=done,
             tasks_failed=len(self.actions) - done,
             revision_attempts=self.counts.plan_revisions,
-            reason=sayable(reason),
+            reason=sanitise_text(reason),
             current_state=f"actions done: {done}; replans made: {self.counts.total}",
         )
         return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 
-    def _answered(self, held: Held, body: QuestionAnswered) -> None:
+    def _on_answered(self, held: TaskHold, body: QuestionAnswered) -> None:
         held.verdict = body.verdict
         if held.why == "clarification" and body.verdict in ("approve", "modify") and body.comment:
-            self.clarified.append(Clarified(questions=held.questions, answer=body.comment))
+            self.clarified.append(Clarification(questions=held.questions, answer=body.comment))
 
-    def _noted(self, kind: str, data: JsonObject) -> None:
+    def _on_noted(self, kind: str, data: JsonObject) -> None:
         match kind:
             case "replan":
-                self._replan(ReplanNote.model_validate(data, strict=False))
+                self._on_replan_note(ReplanNote.model_validate(data, strict=False))
             case "judged":
                 self.judged[str(data["task"])] = Consideration.model_validate(data["considered"], strict=False)
             case "output":
-                self.outputs[str(data["task"])] = _object(data["value"])
+                self.outputs[str(data["task"])] = _as_object(data["value"])
             case "plan":
                 plan = PlanVersion.model_validate(data, strict=False)
                 # One that was cut off before it was put into place is made again.
                 self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
             case "held":
-                held = Held.model_validate(data, strict=False)
+                held = TaskHold.model_validate(data, strict=False)
                 self.held[held.task] = held
             case "assumed":
-                self.clarified.append(Clarified.model_validate(data, strict=False))
+                self.clarified.append(Clarification.model_validate(data, strict=False))
             case "call":
-                self.calls[str(data["task"])] = _object(data["arguments"])
+                self.calls[str(data["task"])] = _as_object(data["arguments"])
             case "reflection":
                 self.reflections.append(data)
             case "completion":
                 self.completion = data
 
-    def _replan(self, note: ReplanNote) -> None:
+    def _on_replan_note(self, note: ReplanNote) -> None:
         self.stage, self.counts = note.stage, note.counts
         self.latest = note.considered or self.latest
         if note.stage == "applying" and note.considered is not None:
             self.begun[note.considered.replan_id] = note.considered
         if note.record is not None:
-            self._recorded(note.record)
+            self._store_record(note.record)
 
-    def _recorded(self, record: DecisionRecord) -> None:
+    def _store_record(self, record: DecisionRecord) -> None:
         """Keep what became of a decision; what was carried out may come to nothing later."""
         for place, one in enumerate(self.records):
             if one.replan_id == record.replan_id:
@@ -227,14 +227,14 @@ class PlanningState(_Part):
         """The plan that holds."""
         return self.plans[-1] if self.plans else None
 
-    def is_unclear(self, question: str) -> bool:
+    def is_clarification(self, question: str) -> bool:
         """Whether a question to a person asks what is meant."""
         held = self.held.get(self.questions.get(question, ""))
         return held is not None and held.why == "clarification"
 
-    def takes_words(self, question: str) -> bool:
+    def accepts_free_text(self, question: str) -> bool:
         """Whether words answer a question, because it asks what is meant, and nothing is agreed to that may do harm."""
-        return self.is_unclear(question) and not self.held[self.questions[question]].risk
+        return self.is_clarification(question) and not self.held[self.questions[question]].risk
 
     @property
     def names(self) -> dict[str, str]:
@@ -252,7 +252,7 @@ class PlanningState(_Part):
         return (first.lineage if first is not None else "") or name
 
 
-def _object(value: object) -> JsonObject:
+def _as_object(value: object) -> JsonObject:
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     return value

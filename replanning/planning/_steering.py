@@ -7,37 +7,37 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from replanning._containment import contained, message_of
-from replanning._errors import ReplanningError, StoreError, Unstorable
+from replanning._containment import error_message, isolate
+from replanning._errors import RecordNotSerializable, ReplanningError, StoreError
 from replanning._ids import RunId
 from replanning._interfaces import Question
-from replanning._observations import PersonAsked
-from replanning._quoting import shortened
-from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, Record, RunOpened, Verdict
+from replanning._observations import ReplanRequested
+from replanning._quoting import truncate_text
+from replanning._records import AnswerRefused, PlanningNoted, QuestionAnswered, QuestionVerdict, Record, RunOpened
 from replanning._run import PlanRun
 from replanning.planning._coordinator import PlanningCoordinator
 from replanning.planning._request import TaskRequest, request_of
 from replanning.planning._state import PlanningState
 
-HEARD: Final = "heard"
+HANDLED_NOTE: Final = "heard"
 """The note that says which comments need not be looked at any more."""
 
-EVERY: Final = 10.0
+POLL_SECONDS: Final = 10.0
 """Seconds between looks at whether somebody has written something."""
 
-_SOON: Final = 1.0
+_STARTUP_POLL_SECONDS: Final = 1.0
 """The same before there is a run."""
 
-_LONGEST_PAUSE: Final = 300.0
-_LONGEST: Final = 10_000
+_MAX_BACKOFF_SECONDS: Final = 300.0
+_MAX_COMMENT_CHARS: Final = 10_000
 """Characters of a comment that are taken in."""
 
 _COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
-_QUOTED: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
-_BY: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
+_LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
+_COMMENT_AUTHOR: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
-class Said(Protocol):
+class SteeringComment(Protocol):
     """A comment below an issue: who wrote what when; whether it is a notice of ours, and which question that puts."""
 
     @property
@@ -54,10 +54,10 @@ class Said(Protocol):
     def question(self) -> str: ...
 
 
-class Listening(Protocol):
+class CommentSource(Protocol):
     """Where people write, such as a `GitHubIssue`."""
 
-    async def comments(self) -> Sequence[Said]:
+    async def comments(self) -> Sequence[SteeringComment]:
         """All comments, oldest first; cheap when nothing has changed."""
         ...
 
@@ -67,7 +67,7 @@ class Listening(Protocol):
 
 
 @runtime_checkable
-class Issue(Listening, Protocol):
+class Issue(CommentSource, Protocol):
     """An issue that says what is wanted, and below which people are told and heard.
 
     Attributes:
@@ -80,7 +80,7 @@ class Issue(Listening, Protocol):
         """What is wanted."""
         ...
 
-    def cannot_write(self) -> str:
+    def write_error(self) -> str:
         """Why nothing can be written there, found without asking; empty where it may be."""
         ...
 
@@ -89,7 +89,7 @@ class Issue(Listening, Protocol):
         ...
 
 
-class Heard(NamedTuple):
+class CommentCommand(NamedTuple):
     """What a comment says.
 
     Attributes:
@@ -125,44 +125,44 @@ class Steering:
     def __init__(
         self,
         planning: PlanningCoordinator,
-        forge: Listening,
+        forge: CommentSource,
         *,
-        known: Iterable[str] | None = None,
-        every: float = EVERY,
-        tell: Callable[[str], None] | None = None,
+        handled: Iterable[str] | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
         self._planning, self._forge = planning, forge
-        self._known = None if known is None else tuple(known)
-        self._every = every
-        self._tell = tell or _nobody
+        self._initially_handled = None if handled is None else tuple(handled)
+        self._poll_seconds = poll_seconds
+        self._on_message = on_message or _discard_message
         self._run: RunId | None = None
-        self._used: set[str] = set()
-        self._seen: dict[str, datetime] = {}
-        self._unsaid: list[tuple[Sequence[str], str]] = []
-        self._told = ""
+        self._handled: set[str] = set()
+        self._notice_times: dict[str, datetime] = {}
+        self._unrecorded: list[tuple[Sequence[str], str]] = []
+        self._last_problem = ""
 
     def __repr__(self) -> str:
-        return f"<Steering of {self._run or 'no run'} by {self._forge!r} used={len(self._used)}>"
+        return f"<Steering of {self._run or 'no run'} by {self._forge!r} used={len(self._handled)}>"
 
     async def listen(self) -> None:
         """Look again and again, until it is cancelled; what fails is told, and does not harm the run."""
         clock, failures = self._planning.environment.clock, 0
         while True:
-            wait = self._every if self._planning.run is not None else _SOON
+            wait = self._poll_seconds if self._planning.run is not None else _STARTUP_POLL_SECONDS
             try:
-                await contained(self.look())
+                await isolate(self.poll())
             except Exception as error:  # noqa: BLE001 - law 7: where people write is no part of the run
                 failures += 1
-                self._say_once(f"what people write cannot be read: {message_of(error)}")
+                self._report_once(f"what people write cannot be read: {error_message(error)}")
                 if getattr(error, "final", False):
                     return
                 later = getattr(error, "retry_after", None) or 0.0
-                wait = max(later, min(self._every * 2.0 ** (failures - 1), _LONGEST_PAUSE))
+                wait = max(later, min(self._poll_seconds * 2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
             else:
-                failures, self._told = 0, ""
+                failures, self._last_problem = 0, ""
             await clock.sleep(wait)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Take in what was written since the last look.
 
         Raises:
@@ -174,68 +174,80 @@ class Steering:
             return
         comments = await self._forge.comments()
         if self._run != run.id:
-            self._begin(run, comments)
+            self._load_handled(run, comments)
         for comment in comments:
             if comment.question:  # also where somebody deletes it later
-                self._seen.setdefault(comment.question, comment.at)
+                self._notice_times.setdefault(comment.question, comment.at)
         for comment in comments:
-            if comment.id not in self._used and not comment.notice and not await self._heard(run, comment, comments):
+            if (
+                comment.id not in self._handled
+                and not comment.notice
+                and not await self._handle_comment(run, comment, comments)
+            ):
                 break  # it is left for later, and so is what came after it
-        self._record(run)
+        self._record_handled(run)
 
     # What is on record
 
-    def _begin(self, run: PlanRun, comments: Sequence[Said]) -> None:
+    def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
         """Find out which comments of a run have been used."""
         store = self._planning.engine.store
         records = list(store.read(run.id))
-        used = {comment for record in records for comment in _used(record)}
-        used |= {found for message in store.inbox(run.id) if (found := _comment(message.by))}
-        self._run, self._used = run.id, used
-        if not any(isinstance(one.body, PlanningNoted) and one.body.type == HEARD for one in records):
-            there = self._known if self._known is not None else _read_already(records, comments)
-            self._used |= set(there)
-            self._unsaid.append((there, "they were there before the run"))
+        used = {comment for record in records for comment in _handled_comments(record)}
+        used |= {found for message in store.inbox(run.id) if (found := _comment_id(message.by))}
+        self._run, self._handled = run.id, used
+        if not any(isinstance(one.body, PlanningNoted) and one.body.type == HANDLED_NOTE for one in records):
+            there = (
+                self._initially_handled
+                if self._initially_handled is not None
+                else _comments_in_request(records, comments)
+            )
+            self._handled |= set(there)
+            self._unrecorded.append((there, "they were there before the run"))
 
-    def _record(self, run: PlanRun) -> None:
+    def _record_handled(self, run: PlanRun) -> None:
         """Put on record what was passed over; where the run stands still, when it goes on."""
-        while self._unsaid and not run.ended:
-            comments, why = self._unsaid[0]
-            run.note(HEARD, {"comments": [*comments], "why": why})
-            self._unsaid.pop(0)
+        while self._unrecorded and not run.ended:
+            comments, why = self._unrecorded[0]
+            run.note(HANDLED_NOTE, {"comments": [*comments], "why": why})
+            self._unrecorded.pop(0)
 
     # What is said
 
-    async def _heard(self, run: PlanRun, comment: Said, comments: Sequence[Said]) -> bool:
+    async def _handle_comment(
+        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
+    ) -> bool:
         """Take in a comment; false where that must wait until the run goes on."""
         if not await self._forge.may_steer(comment):
-            return self._pass_over(comment, "its author has no say in this project")
-        said = _understood(comment.body)
+            return self._ignore(comment, "its author has no say in this project")
+        said = _parse_comment(comment.body)
         if said.kind == "other" or (not said.text and said.kind == "text"):
-            return self._pass_over(comment, "it is not for us" if said.kind == "other" else "it says nothing")
+            return self._ignore(comment, "it is not for us" if said.kind == "other" else "it says nothing")
         by = f"{comment.author} (comment {comment.id})"
         if said.kind in ("approve", "reject"):
             return self._decide(run, comment, comments, said, by)
-        unclear = self._unclear(run, comment, comments) if said.kind == "text" else None
+        unclear = self._clarification_for(run, comment, comments) if said.kind == "text" else None
         if unclear is not None:
-            return self._answer(comment, unclear, Heard("approve", said.text), by)
+            return self._answer(comment, unclear, CommentCommand("approve", said.text), by)
         if run.ended:
             return False
         run.request_replan(said.text or "a new plan is wanted", by=by)
-        return self._use(comment, f"{comment.author} has given feedback")
+        return self._mark_handled(comment, f"{comment.author} has given feedback")
 
-    def _decide(self, run: PlanRun, comment: Said, comments: Sequence[Said], said: Heard, by: str) -> bool:
+    def _decide(
+        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment], said: CommentCommand, by: str
+    ) -> bool:
         """Take a decision of a person about what waits for it."""
-        named, rest = _first_word(said.text)
+        named, rest = _split_first_word(said.text)
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state
-        unclear = {q.id for q in waiting if state.takes_words(q.id)}
+        unclear = {q.id for q in waiting if state.accepts_free_text(q.id)}
         chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
         if chosen:
-            said = Heard(said.kind, rest)
-            chosen = [q for q in chosen if self._replies(comment, q, comments, sure=False)]
+            said = CommentCommand(said.kind, rest)
+            chosen = [q for q in chosen if self._is_reply(comment, q, comments, require_notice=False)]
         else:
-            chosen = [q for q in waiting if self._replies(comment, q, comments, sure=True)]
+            chosen = [q for q in waiting if self._is_reply(comment, q, comments, require_notice=True)]
             chosen = [q for q in chosen if q.id not in unclear] or (chosen if said.kind == "reject" else [])
         if len(chosen) == 1:
             return self._answer(comment, chosen[0], said, by)
@@ -246,26 +258,34 @@ class Steering:
             why = "what is asked takes an answer in words"
         else:
             why = "no question waited for that when it was written"
-        return self._pass_over(comment, why)
+        return self._ignore(comment, why)
 
-    def _answer(self, comment: Said, question: Question, said: Heard, by: str) -> bool:
-        verdict: Verdict = "reject" if said.kind == "reject" else "approve"
+    def _answer(self, comment: SteeringComment, question: Question, said: CommentCommand, by: str) -> bool:
+        verdict: QuestionVerdict = "reject" if said.kind == "reject" else "approve"
         try:
             self._planning.engine.answer(question.id, verdict, by=by, comment=said.text)
         except ReplanningError as error:
-            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+            if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
                 raise  # it is taken as soon as the store works
-            return self._pass_over(comment, message_of(error))
-        return self._use(comment, f"{comment.author} has answered question {question.id}")
+            return self._ignore(comment, error_message(error))
+        return self._mark_handled(comment, f"{comment.author} has answered question {question.id}")
 
-    def _unclear(self, run: PlanRun, comment: Said, comments: Sequence[Said]) -> Question | None:
+    def _clarification_for(
+        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
+    ) -> Question | None:
         """The clarification that a comment answers; None where it answers none."""
         waiting = self._planning.engine.pending(run.id)
         state = self._planning.state if waiting else PlanningState()
-        fits = (q for q in waiting if state.takes_words(q.id) and self._replies(comment, q, comments, sure=False))
+        fits = (
+            q
+            for q in waiting
+            if state.accepts_free_text(q.id) and self._is_reply(comment, q, comments, require_notice=False)
+        )
         return next(fits, None)
 
-    def _replies(self, comment: Said, question: Question, comments: Sequence[Said], *, sure: bool) -> bool:
+    def _is_reply(
+        self, comment: SteeringComment, question: Question, comments: Sequence[SteeringComment], *, require_notice: bool
+    ) -> bool:
         """Whether a comment was written when its author could know of a question.
 
         Args:
@@ -278,55 +298,55 @@ class Steering:
         if told is not None:
             ids = [one.id for one in comments]
             return ids.index(comment.id) > ids.index(told.id)
-        if question.id in self._seen:
-            return comment.at > self._seen[question.id]
-        return not sure and comment.at.timestamp() >= int(question.asked_at)
+        if question.id in self._notice_times:
+            return comment.at > self._notice_times[question.id]
+        return not require_notice and comment.at.timestamp() >= int(question.asked_at)
 
-    def _use(self, comment: Said, told: str) -> bool:
-        self._used.add(comment.id)
-        self._tell(told)
+    def _mark_handled(self, comment: SteeringComment, told: str) -> bool:
+        self._handled.add(comment.id)
+        self._on_message(told)
         return True
 
-    def _pass_over(self, comment: Said, why: str) -> bool:
-        self._used.add(comment.id)
-        self._unsaid.append(([comment.id], f"{comment.author}: {why}"))
-        self._tell(f"the comment {comment.id} of {comment.author} is passed over: {why}")
+    def _ignore(self, comment: SteeringComment, why: str) -> bool:
+        self._handled.add(comment.id)
+        self._unrecorded.append(([comment.id], f"{comment.author}: {why}"))
+        self._on_message(f"the comment {comment.id} of {comment.author} is passed over: {why}")
         return True
 
-    def _say_once(self, problem: str) -> None:
-        if problem != self._told:
-            self._told = problem
-            self._tell(problem)
+    def _report_once(self, problem: str) -> None:
+        if problem != self._last_problem:
+            self._last_problem = problem
+            self._on_message(problem)
 
 
-def _nobody(_: str) -> None:
+def _discard_message(_: str) -> None:
     """Nobody is told."""
 
 
-def _understood(body: str) -> Heard:
+def _parse_comment(body: str) -> CommentCommand:
     """What a comment says; a command stands at its beginning, or after what it quotes there."""
-    text = shortened(_QUOTED.sub("", body, count=1).strip(), _LONGEST)
+    text = truncate_text(_LEADING_QUOTE.sub("", body, count=1).strip(), _MAX_COMMENT_CHARS)
     found = _COMMAND.fullmatch(text)
     if found is None:
-        return Heard("text", text)
+        return CommentCommand("text", text)
     rest = found["rest"].strip()
     match found["word"].lower():
         case "approve":
-            return Heard("approve", rest)
+            return CommentCommand("approve", rest)
         case "reject":
-            return Heard("reject", rest)
+            return CommentCommand("reject", rest)
         case "replan":
-            return Heard("replan", rest)
-    return Heard("other" if found["sign"] == "/" else "text", text)
+            return CommentCommand("replan", rest)
+    return CommentCommand("other" if found["sign"] == "/" else "text", text)
 
 
-def _first_word(text: str) -> tuple[str, str]:
+def _split_first_word(text: str) -> tuple[str, str]:
     """The first word of a text, as the id of a question may be given in it, and the rest."""
     word, rest = [*text.split(maxsplit=1), "", ""][:2]
     return word.strip("`.,:;"), rest
 
 
-def _read_already(records: Sequence[Record], comments: Sequence[Said]) -> Sequence[str]:
+def _comments_in_request(records: Sequence[Record], comments: Sequence[SteeringComment]) -> Sequence[str]:
     """The comments that the request of a run has."""
     opened = records[0].body
     request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
@@ -336,17 +356,17 @@ def _read_already(records: Sequence[Record], comments: Sequence[Said]) -> Sequen
     return [comment.id for comment in comments if latest is not None and comment.at <= latest]
 
 
-def _used(record: Record) -> Iterable[str]:
+def _handled_comments(record: Record) -> Iterable[str]:
     """The comments that a record follows from, or says need not be looked at."""
     body = record.body
-    if isinstance(body, PersonAsked | QuestionAnswered | AnswerRefused):
-        found = _comment(body.by)
+    if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
+        found = _comment_id(body.by)
         return (found,) if found else ()
-    listed = body.data.get("comments") if isinstance(body, PlanningNoted) and body.type == HEARD else ()
+    listed = body.data.get("comments") if isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE else ()
     return map(str, listed) if isinstance(listed, list) else ()
 
 
-def _comment(by: str) -> str:
+def _comment_id(by: str) -> str:
     """The comment in which somebody said something; empty where it was said elsewhere."""
-    found = _BY.fullmatch(by)
+    found = _COMMENT_AUTHOR.fullmatch(by)
     return found["id"] if found else ""

@@ -7,34 +7,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from replanning._changes import AddTask, ModifyTask, PlanChange, SkipTask
-from replanning._entries import Entry
+from replanning._entries import TaskEntry
 from replanning._ids import TaskId
 from replanning._live import LivePlan
 from replanning._plan import PLANNING_KEY, Goal, JsonObject, JsonValue, Plan, Task
 from replanning._states import STUCK, WAITING, TaskState
 from replanning._view import PlanView
-from replanning.planning._phases import Phase, carried_over, keeps_finished
+from replanning.planning._phases import Phase, carried_over_tasks, keeps_finished
 
-_LONGEST: Final = 500
+_MAX_ARGUMENT_CHARS: Final = 500
 """Characters of arguments that a person is shown."""
 
-_AGREED: Final = "~agreed"
+_AGREED_SUFFIX: Final = "~agreed"
 """In the ids of tasks that come once a person agrees: until then no others may take these ids."""
 
-MAKING: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
+PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
 
-_GOALS: Final[Mapping[Phase, str]] = {
+_PHASE_GOALS: Final[Mapping[Phase, str]] = {
     Phase.GOAL_UNDERSTANDING: "Understand what is to be achieved",
     Phase.TASK_DECOMPOSITION: "Take the goal apart into subtasks",
     Phase.ACTION_SEQUENCE: "Plan the actions",
     Phase.REFLECTION: "Judge whether the goal was achieved",
     Phase.EXECUTION: "Decide which tool is used next",
 }
-_PHASES: Final[Mapping[str, Phase]] = {phase.value: phase for phase in _GOALS}
+_PHASE_BY_NAME: Final[Mapping[str, Phase]] = {phase.value: phase for phase in _PHASE_GOALS}
 
 
-def about(task: Task) -> JsonObject:
+def planning_metadata(task: Task) -> JsonObject:
     """What the metadata of a task says of it in planning mode."""
     found = task.metadata.get(PLANNING_KEY)
     return found if isinstance(found, dict) else {}
@@ -42,11 +42,11 @@ def about(task: Task) -> JsonObject:
 
 def phase_of(task: Task) -> Phase | None:
     """The phase that a task is; None for an action."""
-    name = about(task).get("phase")
-    return _PHASES.get(name) if isinstance(name, str) else None
+    name = planning_metadata(task).get("phase")
+    return _PHASE_BY_NAME.get(name) if isinstance(name, str) else None
 
 
-def use_of(tool: str, arguments: JsonObject, most: int = _LONGEST) -> str:
+def describe_tool_use(tool: str, arguments: JsonObject, most: int = _MAX_ARGUMENT_CHARS) -> str:
     """The use of a tool, as a person is told of it who must agree; of the arguments, so many characters at most."""
     text = json.dumps(arguments, ensure_ascii=False)
     left = len(text) - most
@@ -55,25 +55,25 @@ def use_of(tool: str, arguments: JsonObject, most: int = _LONGEST) -> str:
 
 def is_action(task: Task) -> bool:
     """Whether a task is an action that a model planned."""
-    return bool(about(task)) and phase_of(task) is None
+    return bool(planning_metadata(task)) and phase_of(task) is None
 
 
 def phase_task(phase: Phase, name: TaskId, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
     """A task that is a phase; what is said of it tells it from one before."""
     metadata: JsonObject = {PLANNING_KEY: {"phase": phase.value, **(said or {})}}
-    return Task(id=name, goal=_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
+    return Task(id=name, goal=_PHASE_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
 
 
-def first_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
+def initial_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
     """The plan with which a run of planning mode begins: its phases, the first with what is said of the run."""
     tasks: list[Task] = []
-    for phase in (*MAKING, Phase.REFLECTION):
+    for phase in (*PLANNING_PHASES, Phase.REFLECTION):
         more = {} if tasks else said
         tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]], more))
     return with_tools(library, goal, tasks)
 
 
-def first_step(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
+def initial_loop_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
     """The plan with which a run without planning begins: the first step (J26)."""
     step = phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION), said=said)
     return with_tools(library, goal, [step])
@@ -84,12 +84,12 @@ def with_tools(library: Plan, goal: Goal, tasks: Sequence[Task]) -> Plan:
     return library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
 
 
-def is_loop(plan: Plan) -> bool:
+def is_tool_loop(plan: Plan) -> bool:
     """Whether a run that was opened with this plan is the tool loop alone."""
     return any(phase_of(task) is Phase.EXECUTION for task in plan.tasks)
 
 
-def is_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
+def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
     """Whether a phase is done, and nothing of it or before it is still to be done.
 
     Args:
@@ -97,7 +97,7 @@ def is_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -
         phase: which; for the execution, all actions count.
         besides: a task that counts as done, because it is about to be.
     """
-    phases = [*MAKING, Phase.EXECUTION, Phase.REFLECTION]
+    phases = [*PLANNING_PHASES, Phase.EXECUTION, Phase.REFLECTION]
     upto, done = phases[: phases.index(phase) + 1], False
     for entry in live:
         found = phase_of(entry.task) or Phase.EXECUTION
@@ -109,7 +109,7 @@ def is_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -
     return done
 
 
-def again(
+def repeat_phases(
     live: LivePlan,
     target: Phase,
     last: Phase = Phase.ACTION_SEQUENCE,
@@ -129,60 +129,66 @@ def again(
         agreed: the task about which a person must agree before they are put into the plan, if one must.
     """
     view, tasks = PlanView(live), list[Task]()
-    first = target if target in MAKING else Phase.ACTION_SEQUENCE
-    for phase in MAKING[MAKING.index(first) : MAKING.index(last) + 1]:
+    first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
+    for phase in PLANNING_PHASES[PLANNING_PHASES.index(first) : PLANNING_PHASES.index(last) + 1]:
         before = [tasks[-1].id] if tasks else depends_on
         told: JsonObject = {"keeps": keeps_finished(target), "target": target.value, **said}
-        base = phase.value if agreed is None else f"{phase.value}~after-{agreed}{_AGREED}"
-        tasks.append(phase_task(phase, view.fresh_id(TaskId(base)), before, told))
+        base = phase.value if agreed is None else f"{phase.value}~after-{agreed}{_AGREED_SUFFIX}"
+        tasks.append(phase_task(phase, view.unused_id(TaskId(base)), before, told))
     return tuple(tasks)
 
 
-def asking(live: LivePlan, asks: str, *, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
+def human_task(live: LivePlan, asks: str, *, depends_on: Sequence[TaskId] = (), said: JsonObject | None = None) -> Task:
     """A task at which a person decides about a replan, or answers a question, before what comes after it."""
-    name = PlanView(live).fresh_id(TaskId(Phase.ACTION_SEQUENCE))
+    name = PlanView(live).unused_id(TaskId(Phase.ACTION_SEQUENCE))
     task = phase_task(Phase.ACTION_SEQUENCE, name, depends_on, {**(said or {}), "asks": asks})
     return task.model_copy(update={"goal": "Have a person decide how to go on"})
 
 
-def again_step(live: LivePlan, task: Task, *, said: JsonObject) -> Task:
+def repeat_step(live: LivePlan, task: Task, *, said: JsonObject) -> Task:
     """A step once more, where there is no plan."""
-    return phase_task(Phase.EXECUTION, PlanView(live).fresh_id(task.id), (), said)
+    return phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), said)
 
 
-def accepted(live: LivePlan, task: Task) -> Task:
+def accepting_task(live: LivePlan, task: Task) -> Task:
     """A phase once more that takes what it came to before as it is."""
     phase = phase_of(task)
     assert phase is not None
     kept = ("keeps", "target", "reason", "replan", "lineage")
-    said = {name: value for name, value in about(task).items() if name in kept}
-    return phase_task(phase, PlanView(live).fresh_id(TaskId(f"{task.id}{_AGREED}")), (), {**said, "accept": task.id})
+    said = {name: value for name, value in planning_metadata(task).items() if name in kept}
+    return phase_task(
+        phase, PlanView(live).unused_id(TaskId(f"{task.id}{_AGREED_SUFFIX}")), (), {**said, "accept": task.id}
+    )
 
 
-def round_of(task: Task) -> JsonObject:
+def round_metadata(task: Task) -> JsonObject:
     """What a phase that is done once more has in common with itself: where it began, if clean, and after which failure."""
-    said = about(task)
+    said = planning_metadata(task)
     found: JsonObject = {name: value for name, value in said.items() if name == "lineage"}
     if "target" in said and not said.get("keeps"):
         found |= {"keeps": False, "target": said["target"]}
     return found
 
 
-def reflection_of(live: LivePlan) -> TaskId | None:
+def pending_reflection(live: LivePlan) -> TaskId | None:
     """The reflection that is still to come."""
     waiting = [e.id for e in live if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed]
     return waiting[-1] if waiting else None
 
 
-def is_done(live: LivePlan, entry: Entry) -> bool:
+def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
     """Whether an action is done, by itself or by what replaced it."""
     if entry.state is TaskState.DONE:
         return phase_of(entry.task) is None
     parts = [live.entry(task_id) for task_id in entry.replaced_by]
-    return entry.state is TaskState.REPLACED_BY_REPLAN and bool(parts) and all(is_done(live, part) for part in parts)
+    return (
+        entry.state is TaskState.REPLACED_BY_REPLAN
+        and bool(parts)
+        and all(is_action_done(live, part) for part in parts)
+    )
 
 
-class Installed(NamedTuple):
+class PlanInstallation(NamedTuple):
     """How a plan is put into the live plan.
 
     Attributes:
@@ -194,9 +200,9 @@ class Installed(NamedTuple):
     tasks: dict[str, str]
 
 
-def install(
+def plan_installation(
     live: LivePlan, planned: Sequence[Task], prefix: str, finished: Mapping[str, str], *, by: TaskId
-) -> Installed:
+) -> PlanInstallation:
     """Put planned actions in the place of those that are not done yet (G8).
 
     Args:
@@ -217,13 +223,13 @@ def install(
     old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
     left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
     skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
-    reflection = reflection_of(live)
+    reflection = pending_reflection(live)
     # In one change, since each looks at everything that is waited for.
-    joins = () if reflection is None else (_waiting_for(live.entry(reflection).task, ids),)
-    return Installed((*(AddTask(task=task) for task in rooted), *joins, *skips), tasks)
+    joins = () if reflection is None else (_extended_dependencies(live.entry(reflection).task, ids),)
+    return PlanInstallation((*(AddTask(task=task) for task in rooted), *joins, *skips), tasks)
 
 
-def _waiting_for(task: Task, ids: Iterable[TaskId]) -> ModifyTask:
+def _extended_dependencies(task: Task, ids: Iterable[TaskId]) -> ModifyTask:
     awaited: list[JsonValue] = [*task.depends_on, *ids]
     return ModifyTask(task_id=task.id, fields={"depends_on": awaited})
 
@@ -231,6 +237,6 @@ def _waiting_for(task: Task, ids: Iterable[TaskId]) -> ModifyTask:
 def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
     """The tasks of the plan so far that are done, or being done, where a replan keeps what is done."""
     known = {name: live.entry(TaskId(task_id)) for name, task_id in earlier.items()}
-    done = [name for name, entry in known.items() if is_done(live, entry) or entry.state is TaskState.RUNNING]
-    kept = carried_over(target, earlier, done, [name for name in known if name not in done])
+    done = [name for name, entry in known.items() if is_action_done(live, entry) or entry.state is TaskState.RUNNING]
+    kept = carried_over_tasks(target, earlier, done, [name for name in known if name not in done])
     return {name: earlier[name] for name in kept}

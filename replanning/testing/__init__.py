@@ -34,29 +34,32 @@ from __future__ import annotations
 
 from replanning.testing._clock import VirtualClock
 from replanning.testing._environment import virtual_environment
-from replanning.testing._fakes import Call, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
-from replanning.testing._faults import Faults, FaultSchedule, Happening
+from replanning.testing._fakes import ExecutorCall, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
+from replanning.testing._faults import FaultSchedule, RunFaults, ScheduledEvent
 from replanning.testing._flaky import FlakyStore
-from replanning.testing._llm_fakes import Asked, LLMReply, ScriptedLLM
+from replanning.testing._llm_fakes import LLMReply, RecordedLLMRequest, ScriptedLLM
 from replanning.testing._llm_requests import LLMRequest, LLMServerReply, ServerReply
 from replanning.testing._llm_server import ScriptedLLMServer
-from replanning.testing._promises import broken_promises
-from replanning.testing._report import SimulatedRun, SimulationReport, Spread
+from replanning.testing._promises import invariant_violations
+from replanning.testing._report import Distribution, SimulatedRun, SimulationReport
 from replanning.testing._simulate import simulate
 from replanning.testing._snapshot import replay_differences, snapshot
-from replanning.testing._steps import Step, hangs, raises, returns
+from replanning.testing._steps import ScriptStep, hangs, raises, returns
 
 __all__ = [
-    "Asked",
-    "Call",
+    "Distribution",
+    "ExecutorCall",
     "FaultSchedule",
-    "Faults",
     "FlakyStore",
-    "Happening",
     "LLMReply",
     "LLMRequest",
     "LLMServerReply",
+    "RecordedLLMRequest",
     "RecordingExporter",
+    "RunFaults",
+    "ScheduledEvent",
+    # scripts
+    "ScriptStep",
     "ScriptedExecutor",
     "ScriptedGate",
     "ScriptedLLM",
@@ -65,14 +68,11 @@ __all__ = [
     "ServerReply",
     "SimulatedRun",
     "SimulationReport",
-    "Spread",
-    # scripts
-    "Step",
     # fakes
     "VirtualClock",
-    # checks
-    "broken_promises",
     "hangs",
+    # checks
+    "invariant_violations",
     "raises",
     "replay_differences",
     "returns",

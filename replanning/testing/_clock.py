@@ -17,18 +17,18 @@ import anyio.to_thread
 EPOCH: Final = 1_700_000_000.0
 """Where a virtual clock starts unless it is told otherwise: November 2023, in seconds since the epoch."""
 
-QUIET_ROUNDS: Final = 12
+IDLE_ROUNDS: Final = 12
 """Rounds of the event loop without a look at the clock, after which nothing else is taken to happen."""
 
-THREAD_POLL: Final = 0.001
+THREAD_POLL_SECONDS: Final = 0.001
 """Real seconds between looks at whether a thread still works."""
 
 
 class _Sleeper(NamedTuple):
     due: float
     number: int
-    over: anyio.Event
-    wanted: Callable[[], bool]
+    woken: anyio.Event
+    is_needed: Callable[[], bool]
 
 
 class VirtualClock:
@@ -56,9 +56,9 @@ class VirtualClock:
     def __init__(self, start: float = EPOCH) -> None:
         self._start = self._now = start
         self._activity = 0
-        self._slept = 0
+        self._sleep_count = 0
         self._sleepers: list[_Sleeper] = []
-        self._stirred: anyio.Event | None = None
+        self._activity_event: anyio.Event | None = None
         self._running: AbstractAsyncContextManager[None] | None = None
 
     def __repr__(self) -> str:
@@ -72,12 +72,12 @@ class VirtualClock:
 
     def now(self) -> float:
         """The virtual time, in seconds since the epoch."""
-        self._stir()
+        self._note_activity()
         return self._now
 
     async def sleep(self, seconds: float) -> None:
         """Return when this much virtual time has passed; infinity sleeps until cancelled."""
-        await self.sleep_while(seconds, _always)
+        await self.sleep_while(seconds, _always_true)
 
     async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
         """Likewise, and time does not jump there while that is not wanted any more.
@@ -88,20 +88,20 @@ class VirtualClock:
         """
         if math.isnan(seconds):
             raise ValueError("sleep takes a number of seconds, got nan")
-        self._stir()
+        self._note_activity()
         if seconds <= 0:
             await anyio.lowlevel.checkpoint()
             return
         if math.isinf(seconds):
             await anyio.sleep_forever()
-        self._slept += 1
-        sleeper = _Sleeper(self._now + seconds, self._slept, anyio.Event(), wanted)
+        self._sleep_count += 1
+        sleeper = _Sleeper(self._now + seconds, self._sleep_count, anyio.Event(), wanted)
         heapq.heappush(self._sleepers, sleeper)
         try:
-            await sleeper.over.wait()
+            await sleeper.woken.wait()
         finally:
-            self._stir()
-            if not sleeper.over.is_set():  # cancelled: time must not wait for it
+            self._note_activity()
+            if not sleeper.woken.is_set():  # cancelled: time must not wait for it
                 self._sleepers.remove(sleeper)
                 heapq.heapify(self._sleepers)
 
@@ -117,7 +117,7 @@ class VirtualClock:
     async def __aenter__(self) -> Self:
         if self._running is not None:
             raise RuntimeError("this clock runs already; enter it once, around everything that uses it")
-        self._running = self._jumping()
+        self._running = self._auto_advance()
         await self._running.__aenter__()
         return self
 
@@ -131,10 +131,10 @@ class VirtualClock:
             self._running = None
 
     @asynccontextmanager
-    async def _jumping(self) -> AsyncIterator[None]:
+    async def _auto_advance(self) -> AsyncIterator[None]:
         failure: BaseException | None = None
         async with anyio.create_task_group() as group:
-            group.start_soon(self._jump)
+            group.start_soon(self._advance_when_idle)
             try:
                 yield
             except anyio.get_cancelled_exc_class():
@@ -145,46 +145,46 @@ class VirtualClock:
         if failure is not None:
             raise failure
 
-    async def _jump(self) -> None:
+    async def _advance_when_idle(self) -> None:
         while True:
-            await self._quiet()
-            if (due := self._next()) is not None:
+            await self._wait_until_idle()
+            if (due := self._next_due()) is not None:
                 self._wake(due)
             else:
-                self._stirred = anyio.Event()
-                await self._stirred.wait()
-                self._stirred = None
+                self._activity_event = anyio.Event()
+                await self._activity_event.wait()
+                self._activity_event = None
 
-    def _next(self) -> float | None:
+    def _next_due(self) -> float | None:
         """When the first sleep ends that anything waits for."""
-        if self._sleepers and self._sleepers[0].wanted():
+        if self._sleepers and self._sleepers[0].is_needed():
             return self._sleepers[0].due
-        return min((sleeper.due for sleeper in self._sleepers if sleeper.wanted()), default=None)
+        return min((sleeper.due for sleeper in self._sleepers if sleeper.is_needed()), default=None)
 
-    def _stir(self) -> None:
+    def _note_activity(self) -> None:
         """Something happens; who waits for time to pass may wait for something else after it."""
         self._activity += 1
-        if self._stirred is not None:
-            self._stirred.set()
+        if self._activity_event is not None:
+            self._activity_event.set()
 
-    async def _quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         threads = anyio.to_thread.current_default_thread_limiter()
         rounds, seen = 0, self._activity
-        while rounds < QUIET_ROUNDS:
+        while rounds < IDLE_ROUNDS:
             await anyio.lowlevel.checkpoint()
             rounds += 1
-            if rounds == QUIET_ROUNDS and threads.borrowed_tokens:
-                await anyio.sleep(THREAD_POLL)  # noqa: TID251 - a thread works in real time
+            if rounds == IDLE_ROUNDS and threads.borrowed_tokens:
+                await anyio.sleep(THREAD_POLL_SECONDS)  # noqa: TID251 - a thread works in real time
                 rounds = 0
             if seen != self._activity:
                 rounds, seen = 0, self._activity
 
     def _wake(self, until: float) -> None:
-        self._stir()
+        self._note_activity()
         self._now = until
         while self._sleepers and self._sleepers[0].due <= until:
-            heapq.heappop(self._sleepers).over.set()
+            heapq.heappop(self._sleepers).woken.set()
 
 
-def _always() -> bool:
+def _always_true() -> bool:
     return True

@@ -10,15 +10,15 @@ import anyio.lowlevel
 from opentelemetry.trace import TracerProvider
 
 from replanning import Alternative, Answer, Question, ReplanRequest, Task, TaskContext
-from replanning.events import Body, Record, Usage
+from replanning.events import Record, RecordBody, Usage
 from replanning.interfaces import Clock, Exporter, RunId
-from replanning.testing._steps import Step, hangs, perform, returns
+from replanning.testing._steps import ScriptStep, hangs, perform_step, returns
 
-_NOTHING: Final[Mapping[str, Step]] = {}
+_EMPTY_SCRIPT: Final[Mapping[str, ScriptStep]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExecutorCall:
     """One call of a `ScriptedExecutor`.
 
     Attributes:
@@ -60,12 +60,12 @@ class ScriptedExecutor:
 
     def __init__(
         self,
-        script: Mapping[str, Step | Sequence[Step]] | Callable[[Call], Step] = _NOTHING,
+        script: Mapping[str, ScriptStep | Sequence[ScriptStep]] | Callable[[ExecutorCall], ScriptStep] = _EMPTY_SCRIPT,
         *,
         clock: Clock | None = None,
-        default: Step = returns(),  # noqa: B008 - a frozen value
+        default: ScriptStep = returns(),  # noqa: B008 - a frozen value
     ) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ExecutorCall] = []
         self._script = script
         self._clock = clock
         self._default = default
@@ -75,25 +75,25 @@ class ScriptedExecutor:
 
     async def __call__(self, task: Task, context: TaskContext) -> object:
         """Do what the script says for this attempt."""
-        call = Call(task, context, int(context.attempt_id.rpartition("#")[2]))
+        call = ExecutorCall(task, context, int(context.attempt_id.rpartition("#")[2]))
         self.calls.append(call)
-        return await perform(self._step(call), self._clock)
+        return await perform_step(self._step(call), self._clock)
 
-    def calls_of(self, task_id: str) -> list[Call]:
+    def calls_of(self, task_id: str) -> list[ExecutorCall]:
         """The calls for one task."""
         return [call for call in self.calls if call.task.id == task_id]
 
-    def _step(self, call: Call) -> Step:
+    def _step(self, call: ExecutorCall) -> ScriptStep:
         if callable(self._script):
             return self._script(call)
         for key in (call.task.id, call.task.tool):
             if key is not None and key in self._script:
                 steps = self._script[key]
-                return steps if isinstance(steps, Step) else steps[min(call.number, len(steps)) - 1]
+                return steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
         return self._default
 
 
-Proposal = Step | Alternative | Sequence[Alternative]
+Proposal = ScriptStep | Alternative | Sequence[Alternative]
 """What a provider answers: alternatives, or a step that returns them."""
 
 
@@ -146,8 +146,8 @@ class ScriptedProvider:
         if self._usage is not None:
             request.charge(self._usage)
         proposal = self._proposal(request, number)
-        if isinstance(proposal, Step):
-            proposal = await perform(proposal, self._clock)  # type: ignore[assignment]  # what a script returns is its own business
+        if isinstance(proposal, ScriptStep):
+            proposal = await perform_step(proposal, self._clock)  # type: ignore[assignment]  # what a script returns is its own business
         return [proposal] if isinstance(proposal, Alternative) else proposal  # type: ignore[return-value]  # likewise
 
     def _proposal(self, request: ReplanRequest, number: int) -> Proposal:
@@ -175,7 +175,7 @@ class ScriptedGate:
 
     def __init__(
         self,
-        script: Sequence[Step | Answer] | Callable[[Question], Step | Answer] = (),
+        script: Sequence[ScriptStep | Answer] | Callable[[Question], ScriptStep | Answer] = (),
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class ScriptedGate:
         number = len(self.questions)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
         step = self._step(question, number)
-        answer = step if isinstance(step, Answer) else await perform(step, self._clock)
+        answer = step if isinstance(step, Answer) else await perform_step(step, self._clock)
         if not isinstance(answer, Answer):
             raise TypeError(f"the script of the gate gave {answer!r}; it takes an Answer, or a step that returns one")
         return answer
@@ -202,7 +202,7 @@ class ScriptedGate:
         """Remember the reminder."""
         self.reminders.append(question)
 
-    def _step(self, question: Question, number: int) -> Step | Answer:
+    def _step(self, question: Question, number: int) -> ScriptStep | Answer:
         if callable(self._script):
             return self._script(question)
         return self._script[number - 1] if number <= len(self._script) else hangs()
@@ -239,7 +239,7 @@ class RecordingExporter(Exporter):
         """Remember that it was closed."""
         self.closed = True
 
-    def bodies(self, *kinds: type[Body], run: str | None = None) -> list[Body]:
+    def bodies(self, *kinds: type[RecordBody], run: str | None = None) -> list[RecordBody]:
         """The bodies of the records, in order: of these kinds, of one run, where that is said."""
         return [
             record.body

@@ -14,20 +14,20 @@ from replanning import Alternative, Answer, Plan, PlanRun, Question, ReplanReque
 from replanning.errors import PlanError, Problem
 from replanning.events import Usage
 from replanning.interfaces import AlternativeProvider, Clock, HumanGate, JsonObject, RunStore
-from replanning.testing._fakes import Call, ScriptedGate
+from replanning.testing._fakes import ExecutorCall, ScriptedGate
 from replanning.testing._flaky import FlakyStore
-from replanning.testing._steps import Step, hangs, raises, returns
+from replanning.testing._steps import ScriptStep, hangs, raises, returns
 
 Duration = float | tuple[float, float]
 """Seconds, or the least and the most of them."""
 
-Happening = tuple[float, Callable[[PlanRun], object]]
+ScheduledEvent = tuple[float, Callable[[PlanRun], object]]
 """Something that happens to a run from outside, so many seconds after its start."""
 
-EVERY: Final = "*"
+ANY_TASK: Final = "*"
 """Stands for every task that is not named by its id or its tool."""
 
-_OUTPUT: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*)\}")
+_OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*)\}")
 T = TypeVar("T")
 
 
@@ -57,7 +57,7 @@ class FaultSchedule:
         provider_hang: the chance of each request to a provider never to be answered.
         store_fail: the chance of each record to find the store out of order, for as long as `store_outage`.
         store_outage: how long the store then fails, in seconds.
-        happenings: what happens to every run, and when.
+        events: what happens to every run, and when.
         answers: what people answer, as `ScriptedGate` takes it; nobody is asked when left out.
     """
 
@@ -70,8 +70,8 @@ class FaultSchedule:
     provider_hang: float = 0.0
     store_fail: float = 0.0
     store_outage: Duration = 2.0
-    happenings: Sequence[Happening] = ()
-    answers: Sequence[Step | Answer] | Callable[[Question], Step | Answer] | None = None
+    events: Sequence[ScheduledEvent] = ()
+    answers: Sequence[ScriptStep | Answer] | Callable[[Question], ScriptStep | Answer] | None = None
 
     def check(self, plan: Plan) -> None:
         """See that the schedule suits a plan.
@@ -79,10 +79,10 @@ class FaultSchedule:
         Raises:
             PlanError: it names what the plan does not have, or a chance or duration is out of range.
         """
-        known = {EVERY, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
+        known = {ANY_TASK, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
         known |= {tool.name for tool in plan.tools}
         problems = [
-            Problem(f"faults.{name}", f"there is no task or tool {key!r}; name one, or {EVERY!r} for all")
+            Problem(f"faults.{name}", f"there is no task or tool {key!r}; name one, or {ANY_TASK!r} for all")
             for name in ("fail", "flaky", "hang", "durations", "outputs")
             for key in getattr(self, name)
             if key not in known
@@ -112,7 +112,7 @@ class FaultSchedule:
             yield f"faults.durations.{key}", duration
         yield "faults.store_outage", self.store_outage
 
-    def drawn(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> Faults:
+    def draw(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> RunFaults:
         """What goes wrong in one run.
 
         Args:
@@ -121,10 +121,10 @@ class FaultSchedule:
             clock: the time of the run.
             root_of: finds the original of a task that replaces another, whose output it must be able to give.
         """
-        return Faults(self, plan, seed, clock, root_of)
+        return RunFaults(self, plan, seed, clock, root_of)
 
 
-class Faults:
+class RunFaults:
     """What goes wrong in one run, drawn from a `FaultSchedule`.
 
     What is drawn for an attempt depends on the seed, the task and the number of the attempt, not on what else
@@ -138,30 +138,30 @@ class Faults:
         self.seed = seed
         self._clock = clock
         self._root_of = root_of
-        self._made_up = suitable_outputs(plan)
+        self._synthetic_outputs = synthetic_outputs(plan)
 
     def __repr__(self) -> str:
         return f"<Faults drawn with seed {self.seed}>"
 
-    def step(self, call: Call) -> Step:
+    def attempt_step(self, call: ExecutorCall) -> ScriptStep:
         """What an attempt does: the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
-        keys = (task.id, task.tool, EVERY)
-        if self._chance("fail", task.id) < _of(schedule.fail, keys, 0.0):
+        keys = (task.id, task.tool, ANY_TASK)
+        if self._chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
             return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=self._duration(call))
-        if self._chance("hang", task.id, call.number) < _of(schedule.hang, keys, 0.0):
+        if self._chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
             return hangs()
-        if self._chance("flaky", task.id, call.number) < _of(schedule.flaky, keys, 0.0):
+        if self._chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=self._duration(call))
         root = self._root_of(task.id)
-        output = _of(schedule.outputs, (task.id, root, task.tool, EVERY), self._made_up.get(root))
+        output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self._synthetic_outputs.get(root))
         return returns(output, after=self._duration(call))
 
-    def provider(self, provider: AlternativeProvider) -> AlternativeProvider:
+    def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
         """A provider that now and then fails or hangs."""
         return _FaultyProvider(provider, self)
 
-    def provider_step(self, name: str, number: int) -> Step | None:
+    def provider_step(self, name: str, number: int) -> ScriptStep | None:
         """What goes wrong with a request to a provider, if anything does."""
         if self._chance("provider hang", name, number) < self.schedule.provider_hang:
             return hangs()
@@ -169,7 +169,7 @@ class Faults:
             return raises(RuntimeError(f"request {number} to {name!r} was made to fail"))
         return None
 
-    def store(self, store: RunStore) -> RunStore:
+    def wrap_store(self, store: RunStore) -> RunStore:
         """A store that now and then does not work for a while, after the first record of a run."""
         if not self.schedule.store_fail:
             return store
@@ -181,7 +181,7 @@ class Faults:
             if operation != "append" or number == 1:
                 return False
             if self._clock.now() >= until and self._chance("store", number) < self.schedule.store_fail:
-                until = self._clock.now() + self._between(self.schedule.store_outage, "outage", number)
+                until = self._clock.now() + self._sample(self.schedule.store_outage, "outage", number)
             return self._clock.now() < until
 
         return FlakyStore(store, fails)
@@ -192,11 +192,11 @@ class Faults:
             return None
         return ScriptedGate(self.schedule.answers, clock=self._clock)
 
-    def _duration(self, call: Call) -> float:
-        duration = _of(self.schedule.durations, (call.task.id, call.task.tool, EVERY), 1.0)
-        return self._between(duration, "duration", call.task.id, call.number)
+    def _duration(self, call: ExecutorCall) -> float:
+        duration = _first_match(self.schedule.durations, (call.task.id, call.task.tool, ANY_TASK), 1.0)
+        return self._sample(duration, "duration", call.task.id, call.number)
 
-    def _between(self, duration: Duration, *what: object) -> float:
+    def _sample(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)
         return least if least == most else round(least + (most - least) * self._chance(*what), 3)
 
@@ -208,7 +208,7 @@ class Faults:
 class _FaultyProvider:
     """Stands before a provider."""
 
-    def __init__(self, provider: AlternativeProvider, faults: Faults) -> None:
+    def __init__(self, provider: AlternativeProvider, faults: RunFaults) -> None:
         self.name = provider.name
         self._provider = provider
         self._faults = faults
@@ -230,14 +230,14 @@ class _FaultyProvider:
         return await self._provider.propose(request)
 
 
-def suitable_outputs(plan: Plan) -> JsonObject:
+def synthetic_outputs(plan: Plan) -> JsonObject:
     """Outputs that have what the arguments of other tasks look for in them; the values are made up.
 
     Where `${build.output.path}` stands in an argument, the output of `build` is `{"path": "build.path"}`.
     """
     outputs: JsonObject = {}
     for task in plan.tasks:
-        for task_id, path in _OUTPUT.findall(str(task.arguments)):
+        for task_id, path in _OUTPUT_REFERENCE.findall(str(task.arguments)):
             steps = path.split(".")[1:]
             if not steps:
                 continue
@@ -249,7 +249,7 @@ def suitable_outputs(plan: Plan) -> JsonObject:
     return outputs
 
 
-def _of(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
+def _first_match(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
     """What a mapping has under the first of some keys that it has."""
     for key in keys:
         if key is not None and key in mapping:

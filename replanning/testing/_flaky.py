@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from replanning.errors import StoreError
 from replanning.events import Record
 from replanning.history import MemoryStore
-from replanning.interfaces import Lease, Message, Outcome, RunId, RunInfo, RunStore
+from replanning.interfaces import InboxMessage, Lease, RunId, RunInfo, RunStore, ToolOutcome
 
 
 class FlakyStore(RunStore):
@@ -45,7 +45,7 @@ class FlakyStore(RunStore):
     def __repr__(self) -> str:
         return f"<FlakyStore before {self._store!r} failures={self.failures}>"
 
-    def _through(self, operation: str) -> RunStore:
+    def _forward(self, operation: str) -> RunStore:
         self._calls[operation] += 1
         number = self._calls[operation]
         if self._fails(operation, number):
@@ -55,51 +55,53 @@ class FlakyStore(RunStore):
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Make an empty journal, unless it is time to fail."""
-        return self._through("create").create(run, owner, at, ttl)
+        return self._forward("create").create(run, owner, at, ttl)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Own an existing run, unless it is time to fail."""
-        return self._through("acquire").acquire(run, owner, at, ttl)
+        return self._forward("acquire").acquire(run, owner, at, ttl)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Own the run for longer, unless it is time to fail."""
-        self._through("renew").renew(lease, at, ttl)
+        self._forward("renew").renew(lease, at, ttl)
 
     def release(self, lease: Lease) -> None:
         """Give the run up, unless it is time to fail."""
-        self._through("release").release(lease)
+        self._forward("release").release(lease)
 
     def append(self, lease: Lease, record: Record) -> None:
         """Add a record, unless it is time to fail."""
-        self._through("append").append(lease, record)
+        self._forward("append").append(lease, record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """The records of a run, unless it is time to fail."""
-        return self._through("read").read(run, after)
+        return self._forward("read").read(run, after)
 
     def runs(self) -> Sequence[RunInfo]:
         """All runs, unless it is time to fail."""
-        return self._through("runs").runs()
+        return self._forward("runs").runs()
 
-    def post(self, run: RunId, message: Message) -> None:
+    def post(self, run: RunId, message: InboxMessage) -> None:
         """Leave a message, unless it is time to fail."""
-        self._through("post").post(run, message)
+        self._forward("post").post(run, message)
 
-    def inbox(self, run: RunId) -> Sequence[Message]:
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """The messages, unless it is time to fail."""
-        return self._through("inbox").inbox(run)
+        return self._forward("inbox").inbox(run)
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Forget messages, unless it is time to fail."""
-        self._through("discard").discard(lease, messages)
+        self._forward("discard").discard(lease, messages)
 
-    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Remember outcomes, unless it is time to fail."""
-        self._through("add_outcomes").add_outcomes(outcomes)
+        self._forward("add_outcomes").add_outcomes(outcomes)
 
-    def outcomes(self, *, tool: str | None = None, capability: str | None = None, limit: int = 50) -> Sequence[Outcome]:
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
         """The last outcomes, unless it is time to fail."""
-        return self._through("outcomes").outcomes(tool=tool, capability=capability, limit=limit)
+        return self._forward("outcomes").outcomes(tool=tool, capability=capability, limit=limit)
 
     def close(self) -> None:
         """Close the other store."""

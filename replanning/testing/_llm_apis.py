@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.testing._llm_fakes import tokens_in, vector_of, written
+from replanning.testing._llm_fakes import estimate_tokens, fake_embedding, reply_text
 from replanning.testing._llm_requests import LLMApi, LLMRequest, LLMRequestKind, ServerReply
 
-CREATED: Final = 1_700_000_000
+CREATED_AT: Final = 1_700_000_000
 """When every answer says that it was made: the same each time."""
 
-_MOMENT: Final = "2023-11-14T22:13:20Z"
+_CREATED_AT_TEXT: Final = "2023-11-14T22:13:20Z"
 
 ROUTES: Final[Mapping[tuple[str, str], tuple[LLMApi, LLMRequestKind]]] = {
     ("POST", "/v1/chat/completions"): ("openai", "chat"),
@@ -32,7 +32,7 @@ ROUTES: Final[Mapping[tuple[str, str], tuple[LLMApi, LLMRequestKind]]] = {
 """What is asked where. Services that are asked as OpenAI is, such as GitHub Copilot, have no version in their paths."""
 
 
-class Said(NamedTuple):
+class ChatReply(NamedTuple):
     """What a model says to a request."""
 
     request: LLMRequest
@@ -43,13 +43,13 @@ class Said(NamedTuple):
     def input_tokens(self) -> int:
         """How many tokens it was sent."""
         given = self.reply.input_tokens
-        return tokens_in(self.request.system + self.request.prompt) if given is None else given
+        return estimate_tokens(self.request.system + self.request.prompt) if given is None else given
 
     @property
     def output_tokens(self) -> int:
         """How many tokens it wrote."""
         given = self.reply.output_tokens
-        return tokens_in(self.text) if given is None else given
+        return estimate_tokens(self.text) if given is None else given
 
     @property
     def arguments(self) -> JsonObject | None:
@@ -63,7 +63,7 @@ class Said(NamedTuple):
         return value if isinstance(value, dict) else None
 
 
-class Failed(NamedTuple):
+class ServiceError(NamedTuple):
     """How a service fails."""
 
     status: int
@@ -71,9 +71,9 @@ class Failed(NamedTuple):
     request_id: str
 
 
-def said_to(request: LLMRequest, reply: ServerReply) -> Said:
+def chat_reply(request: LLMRequest, reply: ServerReply) -> ChatReply:
     """What a reply means as an answer to a request."""
-    return Said(request, written(reply.content), reply)
+    return ChatReply(request, reply_text(reply.content), reply)
 
 
 def request_id(request: LLMRequest) -> str:
@@ -84,7 +84,7 @@ def request_id(request: LLMRequest) -> str:
 # OpenAI, and whoever is asked in the same way
 
 
-def openai_chat(said: Said) -> JsonObject:
+def openai_chat(said: ChatReply) -> JsonObject:
     """An answer of OpenAI's chat completions."""
     finish: JsonValue = {"stop": "stop", "length": "length", "refusal": "stop"}.get(said.reply.finish, "content_filter")
     message: JsonObject = {"role": "assistant", "content": said.text, "refusal": None, "annotations": []}
@@ -97,7 +97,7 @@ def openai_chat(said: Said) -> JsonObject:
     return {
         "id": f"chatcmpl-{said.request.number}",
         "object": "chat.completion",
-        "created": CREATED,
+        "created": CREATED_AT,
         "model": said.request.model,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
         "usage": {
@@ -110,14 +110,14 @@ def openai_chat(said: Said) -> JsonObject:
 
 def openai_embeddings(request: LLMRequest) -> JsonObject:
     """Vectors of texts, as OpenAI sends them."""
-    texts = _texts(request)
+    texts = _input_texts(request)
     vectors: list[JsonValue] = []
     for index, text in enumerate(texts):
-        vector = vector_of(text)
+        vector = fake_embedding(text)
         packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         value: JsonValue = packed if request.body.get("encoding_format") == "base64" else list(vector)
         vectors.append({"object": "embedding", "index": index, "embedding": value})
-    count = sum(map(tokens_in, texts))
+    count = sum(map(estimate_tokens, texts))
     usage: JsonObject = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": request.model, "data": vectors, "usage": usage}
 
@@ -126,11 +126,11 @@ def openai_models(names: Sequence[str]) -> JsonObject:
     """The list of models."""
     return {
         "object": "list",
-        "data": [{"id": name, "object": "model", "created": CREATED, "owned_by": "replanning"} for name in names],
+        "data": [{"id": name, "object": "model", "created": CREATED_AT, "owned_by": "replanning"} for name in names],
     }
 
 
-def openai_error(failed: Failed) -> JsonObject:
+def openai_error(failed: ServiceError) -> JsonObject:
     """An error of OpenAI."""
     status = failed.status
     code = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}.get(status)
@@ -141,7 +141,7 @@ def openai_error(failed: Failed) -> JsonObject:
 # Anthropic
 
 
-def anthropic_chat(said: Said) -> JsonObject:
+def anthropic_chat(said: ChatReply) -> JsonObject:
     """An answer of Anthropic's messages."""
     stops: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal"}
     stop = stops.get(said.reply.finish, "pause_turn")
@@ -161,7 +161,7 @@ def anthropic_chat(said: Said) -> JsonObject:
     }
 
 
-def anthropic_error(failed: Failed) -> JsonObject:
+def anthropic_error(failed: ServiceError) -> JsonObject:
     """An error of Anthropic."""
     kinds: Mapping[int, str] = {
         401: "authentication_error",
@@ -179,12 +179,12 @@ def anthropic_error(failed: Failed) -> JsonObject:
 # Ollama
 
 
-def ollama_chat(said: Said) -> JsonObject:
+def ollama_chat(said: ChatReply) -> JsonObject:
     """An answer of Ollama's own chat; one that is streamed comes as a single part."""
     message: JsonObject = {"role": "assistant", "content": said.text}
     return {
         "model": said.request.model,
-        "created_at": _MOMENT,
+        "created_at": _CREATED_AT_TEXT,
         "message": message,
         "done": True,
         "done_reason": "length" if said.reply.finish == "length" else "stop",
@@ -199,71 +199,71 @@ def ollama_chat(said: Said) -> JsonObject:
 
 def ollama_embeddings(request: LLMRequest) -> JsonObject:
     """Vectors of texts, as Ollama sends them."""
-    texts = _texts(request)
-    vectors: JsonValue = [list(vector_of(text)) for text in texts]
-    return {"model": request.model, "embeddings": vectors, "prompt_eval_count": sum(map(tokens_in, texts))}
+    texts = _input_texts(request)
+    vectors: JsonValue = [list(fake_embedding(text)) for text in texts]
+    return {"model": request.model, "embeddings": vectors, "prompt_eval_count": sum(map(estimate_tokens, texts))}
 
 
 def ollama_models(names: Sequence[str]) -> JsonObject:
     """The models that are on the machine."""
     details: JsonObject = {"format": "gguf", "family": "scripted", "parameter_size": "1B", "quantization_level": "Q4"}
-    common: JsonObject = {"modified_at": _MOMENT, "size": 1, "digest": "0" * 64, "details": details}
+    common: JsonObject = {"modified_at": _CREATED_AT_TEXT, "size": 1, "digest": "0" * 64, "details": details}
     return {"models": [{"name": name, "model": name, **common} for name in names]}
 
 
-def ollama_error(failed: Failed) -> JsonObject:
+def ollama_error(failed: ServiceError) -> JsonObject:
     """An error of Ollama."""
     return {"error": failed.message}
 
 
-def _texts(request: LLMRequest) -> list[str]:
+def _input_texts(request: LLMRequest) -> list[str]:
     given = request.body.get("input")
     return [str(text) for text in given] if isinstance(given, list) else [str(given)]
 
 
-Required = Mapping[str, tuple[type, ...]]
+RequiredFields = Mapping[str, tuple[type, ...]]
 """Which fields a request must have, and of which types."""
 
 
-class Api(NamedTuple):
+class ApiFormat(NamedTuple):
     """How one API is spoken; an empty field where it has no such thing."""
 
-    chat: Callable[[Said], JsonObject]
-    error: Callable[[Failed], JsonObject]
+    chat: Callable[[ChatReply], JsonObject]
+    error: Callable[[ServiceError], JsonObject]
     embeddings: Callable[[LLMRequest], JsonObject] | None
     models: Callable[[Sequence[str]], JsonObject] | None
     id_header: str
     key_headers: tuple[str, ...]
-    required: Required
+    required: RequiredFields
 
 
-_MESSAGES: Final[Required] = {"model": (str,), "messages": (list,)}
-_TEXTS: Final[Required] = {"model": (str,), "input": (str, list)}
-APIS: Final[Mapping[LLMApi, Api]] = {
-    "openai": Api(
-        openai_chat, openai_error, openai_embeddings, openai_models, "x-request-id", ("authorization",), _MESSAGES
+_CHAT_FIELDS: Final[RequiredFields] = {"model": (str,), "messages": (list,)}
+_EMBEDDING_FIELDS: Final[RequiredFields] = {"model": (str,), "input": (str, list)}
+APIS: Final[Mapping[LLMApi, ApiFormat]] = {
+    "openai": ApiFormat(
+        openai_chat, openai_error, openai_embeddings, openai_models, "x-request-id", ("authorization",), _CHAT_FIELDS
     ),
-    "anthropic": Api(
+    "anthropic": ApiFormat(
         anthropic_chat,
         anthropic_error,
         None,
         None,
         "request-id",
         ("x-api-key", "authorization"),
-        {**_MESSAGES, "max_tokens": (int,)},
+        {**_CHAT_FIELDS, "max_tokens": (int,)},
     ),
-    "ollama": Api(ollama_chat, ollama_error, ollama_embeddings, ollama_models, "", (), _MESSAGES),
+    "ollama": ApiFormat(ollama_chat, ollama_error, ollama_embeddings, ollama_models, "", (), _CHAT_FIELDS),
 }
 
 
-def objection(request: LLMRequest) -> ServerReply | None:
+def request_error(request: LLMRequest) -> ServerReply | None:
     """What a service would find wrong with a request before any model sees it."""
     api = APIS[request.api]
     if api.key_headers and not any(request.headers.get(name) for name in api.key_headers):
         return ServerReply.error(401, f"there is no key in the header {' or '.join(map(repr, api.key_headers))}")
     if request.api == "anthropic" and "anthropic-version" not in request.headers:
         return ServerReply.error(400, "anthropic-version: header is required")
-    required = {"chat": api.required, "embeddings": _TEXTS, "models": {}}[request.kind]
+    required = {"chat": api.required, "embeddings": _EMBEDDING_FIELDS, "models": {}}[request.kind]
     wrong = [name for name, kind in required.items() if not isinstance(request.body.get(name), kind)]
     if wrong:
         return ServerReply.error(400, f"the body lacks {', '.join(wrong)}, or has it in another form")

@@ -9,13 +9,13 @@ from typing import Final, Literal, Self
 from pydantic import BaseModel
 
 from replanning.interfaces import JsonObject, JsonValue
-from replanning.llm import Finish
-from replanning.testing._steps import Step
+from replanning.llm import FinishReason
+from replanning.testing._steps import ScriptStep
 
 LLMApi = Literal["openai", "anthropic", "ollama"]
 LLMRequestKind = Literal["chat", "embeddings", "models"]
 
-SECRET: Final = ("authorization", "api-key", "token", "cookie")
+SECRET_HEADER_WORDS: Final = ("authorization", "api-key", "token", "cookie")
 """Words in the names of headers whose values are shown to nobody."""
 
 
@@ -23,7 +23,9 @@ class Headers(dict[str, str]):
     """Headers by name in small letters; a key or token is there, and not in what is printed."""
 
     def __repr__(self) -> str:
-        shown = {name: "***" if any(word in name for word in SECRET) else value for name, value in self.items()}
+        shown = {
+            name: "***" if any(word in name for word in SECRET_HEADER_WORDS) else value for name, value in self.items()
+        }
         return repr(shown)
 
 
@@ -64,7 +66,7 @@ class LLMRequest:
     def system(self) -> str:
         """What the model is told about its role."""
         if "system" in self.body:
-            return _text(self.body["system"])
+            return _content_text(self.body["system"])
         return "\n".join(text for role, text in self._messages() if role in {"system", "developer"})
 
     @property
@@ -84,10 +86,10 @@ class LLMRequest:
     def _messages(self) -> list[tuple[str, str]]:
         messages = self.body.get("messages")
         listed = messages if isinstance(messages, list) else []
-        return [(str(m.get("role", "")), _text(m.get("content"))) for m in listed if isinstance(m, dict)]
+        return [(str(m.get("role", "")), _content_text(m.get("content"))) for m in listed if isinstance(m, dict)]
 
 
-def _text(content: JsonValue) -> str:
+def _content_text(content: JsonValue) -> str:
     """The text of a message, which may come in parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -108,11 +110,11 @@ class ServerReply:
         headers: sent beside the usual ones.
         body: sent as it is, in place of an answer in the API's form.
         keep: how many bytes of the body are sent; all when left out.
-        cuts: whether the connection is closed after them, or before everything where none are.
+        closes_connection: whether the connection is closed after them, or before everything where none are.
     """
 
     content: BaseModel | JsonValue = None
-    finish: Finish = "stop"
+    finish: FinishReason = "stop"
     input_tokens: int | None = None
     output_tokens: int | None = None
     status: int = 200
@@ -120,14 +122,14 @@ class ServerReply:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     keep: int | None = None
-    cuts: bool = False
+    closes_connection: bool = False
 
     @classmethod
     def answer(
         cls,
         content: BaseModel | JsonValue,
         *,
-        finish: Finish = "stop",
+        finish: FinishReason = "stop",
         input_tokens: int | None = None,
         output_tokens: int | None = None,
         headers: Mapping[str, str] | None = None,
@@ -165,9 +167,9 @@ class ServerReply:
     @classmethod
     def cut(cls, content: BaseModel | JsonValue = "This is never read.", *, keep: int = 0) -> Self:
         """The connection is closed after so many bytes of an answer; with 0, before there is any."""
-        return cls(content=content, keep=keep, cuts=True)
+        return cls(content=content, keep=keep, closes_connection=True)
 
 
-LLMServerReply = Step | ServerReply | BaseModel | JsonValue
+LLMServerReply = ScriptStep | ServerReply | BaseModel | JsonValue
 """What a server answers: text; JSON or a model, sent as text; a `ServerReply`; or a step that comes to one of these
 or to nothing in its time, which is real. None is what it answers without a script."""

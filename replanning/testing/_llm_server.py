@@ -16,14 +16,14 @@ from typing import Final, Self
 import anyio.to_thread
 
 from replanning.interfaces import JsonObject
-from replanning.testing._llm_apis import APIS, ROUTES, Failed, objection, request_id, said_to
+from replanning.testing._llm_apis import APIS, ROUTES, ServiceError, chat_reply, request_error, request_id
 from replanning.testing._llm_requests import Headers, LLMRequest, LLMServerReply, ServerReply
-from replanning.testing._steps import Step
+from replanning.testing._steps import ScriptStep
 
-KEY: Final = "scripted-key"
+API_KEY: Final = "scripted-key"
 """The key in `environ()`; the server takes any."""
 
-_POLL: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 _JSON: Final = "application/json"
 
 
@@ -63,8 +63,8 @@ class ScriptedLLMServer:
         self.requests: list[LLMRequest] = []
         self.models = tuple(models)
         self._script = script
-        self._chats = 0
-        self._opened = 0
+        self._chat_count = 0
+        self._connection_count = 0
         self._closing = False
         self._changed = threading.Condition()
         self._connections: dict[socket.socket, int] = {}
@@ -97,11 +97,11 @@ class ScriptedLLMServer:
         """The environment of a program that is to ask this server, whichever service it knows."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
-            "OPENAI_API_KEY": KEY,
+            "OPENAI_API_KEY": API_KEY,
             "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": KEY,
+            "ANTHROPIC_API_KEY": API_KEY,
             "GITHUB_COPILOT_BASE_URL": self.url,
-            "GITHUB_COPILOT_TOKEN": KEY,
+            "GITHUB_COPILOT_TOKEN": API_KEY,
             "OLLAMA_HOST": self.url,
         }
 
@@ -119,7 +119,9 @@ class ScriptedLLMServer:
         self._closing = False
         self._server = _Server(self)
         self._url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL,), name="scripted-llm-server")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="scripted-llm-server"
+        )
         self._thread.start()
         return self
 
@@ -133,7 +135,7 @@ class ScriptedLLMServer:
         with self._changed:
             self._closing = True
             for connection in self._connections:
-                _shut(connection)
+                _shut_down_socket(connection)
         self._server.server_close()
         self._server = None
 
@@ -144,23 +146,23 @@ class ScriptedLLMServer:
 
     # What its connections report
 
-    def _open(self, connection: socket.socket) -> None:
+    def _connection_opened(self, connection: socket.socket) -> None:
         with self._changed:
-            self._opened += 1
-            self._connections[connection] = self._opened
+            self._connection_count += 1
+            self._connections[connection] = self._connection_count
             self._changed.notify_all()
 
-    def _closed(self, connection: socket.socket) -> None:
+    def _connection_closed(self, connection: socket.socket) -> None:
         with self._changed:
             self._connections.pop(connection, None)
             self._changed.notify_all()
 
-    def _abandon(self, request: LLMRequest) -> None:
+    def _mark_abandoned(self, request: LLMRequest) -> None:
         with self._changed:
             request.abandoned = not self._closing
             self._changed.notify_all()
 
-    def _take(
+    def _record_request(
         self, connection: socket.socket, method: str, path: str, headers: Headers, body: JsonObject
     ) -> LLMRequest | None:
         """A request as one of an API that is spoken here; None where it is none."""
@@ -173,9 +175,9 @@ class ScriptedLLMServer:
             self._changed.notify_all()
         return request
 
-    def _reply(self, request: LLMRequest) -> LLMServerReply:
+    def _scripted_reply(self, request: LLMRequest) -> LLMServerReply:
         """What the script says to a request."""
-        wrong = objection(request)
+        wrong = request_error(request)
         if wrong is not None:
             return wrong
         if callable(self._script):
@@ -189,8 +191,8 @@ class ScriptedLLMServer:
         if request.kind != "chat":
             return None
         with self._changed:
-            self._chats += 1
-            number = self._chats
+            self._chat_count += 1
+            number = self._chat_count
         if number <= len(self._script):
             return self._script[number - 1]
         return ServerReply.error(
@@ -207,25 +209,25 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, scripted: ScriptedLLMServer) -> None:
         self.scripted = scripted
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _ConnectionHandler)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Count the connection, before its thread begins."""
         assert isinstance(request, socket.socket)
-        self.scripted._open(request)
+        self.scripted._connection_opened(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         """Count it no longer."""
         assert isinstance(request, socket.socket)
-        self.scripted._closed(request)
+        self.scripted._connection_closed(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that go away are expected here."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ConnectionHandler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
@@ -251,39 +253,39 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         headers = Headers({name.lower(): value for name, value in self.headers.items()})
-        body = _json_object(self.rfile.read(int(headers.get("content-length", 0))))
-        request = self.scripted._take(self.connection, self.command, self.path, headers, body)
+        body = _parse_object(self.rfile.read(int(headers.get("content-length", 0))))
+        request = self.scripted._record_request(self.connection, self.command, self.path, headers, body)
         if request is None:
             known = ", ".join(sorted({path for _, path in ROUTES}))
             self._send(
-                404, _dumped({"error": {"message": f"there is no {self.command} {self.path}; there are {known}"}})
+                404, _json_bytes({"error": {"message": f"there is no {self.command} {self.path}; there are {known}"}})
             )
             return
         try:
-            self._answer(request, self.scripted._reply(request))
+            self._respond(request, self.scripted._scripted_reply(request))
         except OSError:  # the client has gone
             self.close_connection = True
-            self.scripted._abandon(request)
+            self.scripted._mark_abandoned(request)
 
-    def _answer(self, request: LLMRequest, reply: LLMServerReply) -> None:
-        if isinstance(reply, Step):
+    def _respond(self, request: LLMRequest, reply: LLMServerReply) -> None:
+        if isinstance(reply, ScriptStep):
             if reply.error is not None:
                 reply = ServerReply.error(400, f"a server cannot raise {reply.error!r}; use ServerReply.error(status)")
             else:
-                self._stay(reply.after)
+                self._delay(reply.after)
                 reply = reply.value  # type: ignore[assignment]  # what a script returns is its own business
         if not isinstance(reply, ServerReply):
             reply = ServerReply(content=reply)  # type: ignore[arg-type]  # likewise
         try:
-            data = _body(request, reply, self.scripted.models)
+            data = _response_body(request, reply, self.scripted.models)
         except TypeError as error:
             reply = ServerReply.error(400, f"what the script answers is no JSON: {error}")
-            data = _body(request, reply, self.scripted.models)
+            data = _response_body(request, reply, self.scripted.models)
         headers = {APIS[request.api].id_header or "x-request-id": request_id(request), **reply.headers}
-        if reply.cuts and not reply.keep:
+        if reply.closes_connection and not reply.keep:
             self.close_connection = True
             return
-        self._send(reply.status, data, headers, keep=reply.keep, cuts=reply.cuts)
+        self._send(reply.status, data, headers, keep=reply.keep, cuts=reply.closes_connection)
 
     def _send(
         self,
@@ -303,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(sent)
         self.close_connection = self.close_connection or cuts
 
-    def _stay(self, seconds: float) -> None:
+    def _delay(self, seconds: float) -> None:
         """Let time pass, unless the client goes away.
 
         Raises:
@@ -319,30 +321,30 @@ class _Handler(BaseHTTPRequestHandler):
                 continue
             finally:
                 self.connection.settimeout(None)
-            threading.Event().wait(min(left, _POLL))  # it has sent its next request already
+            threading.Event().wait(min(left, _POLL_SECONDS))  # it has sent its next request already
 
 
-def _body(request: LLMRequest, reply: ServerReply, models: Sequence[str]) -> bytes:
+def _response_body(request: LLMRequest, reply: ServerReply, models: Sequence[str]) -> bytes:
     """What a reply is on the wire."""
     api = APIS[request.api]
     if reply.body is not None:
         return reply.body
     if reply.status >= 400:
-        return _dumped(api.error(Failed(reply.status, reply.message, request_id(request))))
+        return _json_bytes(api.error(ServiceError(reply.status, reply.message, request_id(request))))
     if request.kind == "embeddings" and api.embeddings is not None and reply.content is None:
-        return _dumped(api.embeddings(request))
+        return _json_bytes(api.embeddings(request))
     if request.kind == "models" and api.models is not None and reply.content is None:
-        return _dumped(api.models(models))
+        return _json_bytes(api.models(models))
     if request.kind != "chat":
-        return _dumped(reply.content)
-    return _dumped(api.chat(said_to(request, reply)))
+        return _json_bytes(reply.content)
+    return _json_bytes(api.chat(chat_reply(request, reply)))
 
 
-def _dumped(value: object) -> bytes:
+def _json_bytes(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _json_object(data: bytes) -> JsonObject:
+def _parse_object(data: bytes) -> JsonObject:
     try:
         value = json.loads(data)
     except ValueError:
@@ -350,6 +352,6 @@ def _json_object(data: bytes) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down_socket(connection: socket.socket) -> None:
     with suppress(OSError):  # it is closed already
         connection.shutdown(socket.SHUT_RDWR)

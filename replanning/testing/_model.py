@@ -26,21 +26,21 @@ from replanning.events import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Body,
     ConditionEvaluated,
-    Decided,
+    DecisionMade,
     GoalChanged,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
+    RecordBody,
     ResourceUpdated,
-    Revised,
     RunEnded,
     RunPaused,
     RunResumed,
 )
 
-SATISFYING: Final = ("done", "skipped")
+SATISFIED_STATES: Final = ("done", "skipped")
 
 
 @dataclass(slots=True)
@@ -52,13 +52,13 @@ class TaskModel:
     required: bool
     state: str = "waiting"
     attempts: int = 0
-    tries: int = 0
+    tries_since_reset: int = 0
     attempt: str | None = None
     due: float = 0.0
     sinks: tuple[str, ...] = ()
-    parts: list[str] = field(default_factory=list)
+    replacements: list[str] = field(default_factory=list)
     output: JsonValue = None
-    admitted: bool | None = None
+    condition_value: bool | None = None
 
 
 class RunModel:
@@ -85,14 +85,16 @@ class RunModel:
 
     # Reading
 
-    def satisfied(self, task_id: str) -> bool:
+    def is_satisfied(self, task_id: str) -> bool:
         """Whether what depends on a task may run: it is done or skipped, or all that stands for it is."""
         model = self.tasks[task_id]
-        return model.state in SATISFYING or (model.state == "replaced" and all(map(self.satisfied, model.sinks)))
+        return model.state in SATISFIED_STATES or (
+            model.state == "replaced" and all(map(self.is_satisfied, model.sinks))
+        )
 
-    def unmet(self, task_id: str) -> list[str]:
+    def unmet_dependencies(self, task_id: str) -> list[str]:
         """The dependencies of a task that do not let it run."""
-        return [dep for dep in self.tasks[task_id].task.depends_on if not self.satisfied(dep)]
+        return [dep for dep in self.tasks[task_id].task.depends_on if not self.is_satisfied(dep)]
 
     def result(self, task_id: str) -> JsonValue:
         """What is found under the id of a satisfied task."""
@@ -118,78 +120,78 @@ class RunModel:
         return [
             task_id
             for task_id, model in self.tasks.items()
-            if model.required and model.root == task_id and model.state != "removed" and not self.satisfied(task_id)
+            if model.required and model.root == task_id and model.state != "removed" and not self.is_satisfied(task_id)
         ]
 
-    def held(self, task_id: str) -> list[str]:
+    def open_questions(self, task_id: str) -> list[str]:
         """The open questions that hold a task."""
         return [question for question, holds in self.holds.items() if task_id in holds]
 
     # Following the journal
 
-    def take(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         """Follow a record; it is taken as it is, legal or not."""
         handler = _HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)
 
-    def _started(self, body: AttemptStarted, at: float) -> None:
+    def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
         model = self.tasks[body.task]
         model.state, model.attempt = "running", body.attempt
         model.attempts += 1
-        model.tries += 1
+        model.tries_since_reset += 1
 
-    def _succeeded(self, body: AttemptSucceeded, at: float) -> None:
+    def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         model = self.tasks[body.task]
         model.state, model.attempt, model.output = "done", None, body.output
 
-    def _failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
+    def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
         model = self.tasks[body.task]
         model.attempt = None
         model.state = "failed" if body.retry_at is None else "waiting"
         model.due = body.retry_at or 0.0
         if isinstance(body, AttemptFailed) and body.exhausted:
-            model.tries = 0
+            model.tries_since_reset = 0
         elif isinstance(body, AttemptInterrupted):
-            model.tries -= 1  # it has not failed
+            model.tries_since_reset -= 1  # it has not failed
 
-    def _evaluated(self, body: ConditionEvaluated, at: float) -> None:
+    def _on_condition_evaluated(self, body: ConditionEvaluated, at: float) -> None:
         model = self.tasks[body.task]
-        model.admitted = body.value
+        model.condition_value = body.value
         if not body.value:
             model.state = "failed" if body.value is None else "skipped"
 
-    def _resource(self, body: ResourceUpdated, at: float) -> None:
+    def _on_resource_updated(self, body: ResourceUpdated, at: float) -> None:
         if body.available is not None:
             self.available[body.name] = body.available
         if body.capacity is not None:
             self.capacity[body.name] = body.capacity
 
-    def _goal(self, body: GoalChanged, at: float) -> None:
+    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
         self.goal = body.goal
 
-    def _decided(self, body: Decided, at: float) -> None:
+    def _on_decided(self, body: DecisionMade, at: float) -> None:
         for task_id in body.blocks:
             self.tasks[task_id].state = "failed"
 
-    def _asked(self, body: QuestionAsked, at: float) -> None:
+    def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
         self.holds[body.question] = body.holds
 
-    def _answered(self, body: QuestionAnswered, at: float) -> None:
+    def _on_question_answered(self, body: QuestionAnswered, at: float) -> None:
         self.holds.pop(body.question, None)
 
-    def _paused(self, body: RunPaused, at: float) -> None:
+    def _on_run_paused(self, body: RunPaused, at: float) -> None:
         self.paused = True
 
-    def _resumed(self, body: RunResumed, at: float) -> None:
+    def _on_run_resumed(self, body: RunResumed, at: float) -> None:
         self.paused, self.ended = False, None
 
-    def _ended(self, body: RunEnded, at: float) -> None:
+    def _on_run_ended(self, body: RunEnded, at: float) -> None:
         self.ended = body
         for task_id in body.cancelled:
             self.tasks[task_id].state = "cancelled"
 
-    def _revised(self, body: Revised, at: float) -> None:
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
         self.revision = body.number
         for change in body.changes:
             self._change(change, at)
@@ -239,45 +241,45 @@ class RunModel:
                 self._insert(task, original.root, required=False)
         needed = {dep for task in change.tasks for dep in task.depends_on}
         original.state = "replaced"
-        original.parts += [task.id for task in change.tasks]
+        original.replacements += [task.id for task in change.tasks]
         original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
 
     def _retry(self, change: RetryTask, at: float) -> None:
         model = self.tasks[change.task_id]
         if model.state == "replaced":
-            for part in self._all_parts(change.task_id):
+            for part in self._all_replacements(change.task_id):
                 self.tasks[part].state = "removed"
-        model.state, model.tries, model.admitted = "waiting", 0, None
+        model.state, model.tries_since_reset, model.condition_value = "waiting", 0, None
         model.due = at + change.delay if change.delay else 0.0
-        model.sinks, model.parts = (), []
+        model.sinks, model.replacements = (), []
 
-    def _all_parts(self, task_id: str) -> Iterator[str]:
-        for part in self.tasks[task_id].parts:
+    def _all_replacements(self, task_id: str) -> Iterator[str]:
+        for part in self.tasks[task_id].replacements:
             yield part
-            yield from self._all_parts(part)
+            yield from self._all_replacements(part)
 
 
-_Handler = Callable[[RunModel, Any, float], None]
-_HANDLERS: Final[dict[type[Body], _Handler]] = {
-    AttemptStarted: RunModel._started,
-    AttemptSucceeded: RunModel._succeeded,
-    AttemptFailed: RunModel._failed,
-    AttemptTimedOut: RunModel._failed,
-    AttemptInterrupted: RunModel._failed,
-    ConditionEvaluated: RunModel._evaluated,
-    ResourceUpdated: RunModel._resource,
-    GoalChanged: RunModel._goal,
-    Decided: RunModel._decided,
-    QuestionAsked: RunModel._asked,
-    QuestionAnswered: RunModel._answered,
-    RunPaused: RunModel._paused,
-    RunResumed: RunModel._resumed,
-    Revised: RunModel._revised,
-    RunEnded: RunModel._ended,
+_RecordHandler = Callable[[RunModel, Any, float], None]
+_HANDLERS: Final[dict[type[RecordBody], _RecordHandler]] = {
+    AttemptStarted: RunModel._on_attempt_started,
+    AttemptSucceeded: RunModel._on_attempt_succeeded,
+    AttemptFailed: RunModel._on_attempt_failed,
+    AttemptTimedOut: RunModel._on_attempt_failed,
+    AttemptInterrupted: RunModel._on_attempt_failed,
+    ConditionEvaluated: RunModel._on_condition_evaluated,
+    ResourceUpdated: RunModel._on_resource_updated,
+    GoalChanged: RunModel._on_goal_changed,
+    DecisionMade: RunModel._on_decided,
+    QuestionAsked: RunModel._on_question_asked,
+    QuestionAnswered: RunModel._on_question_answered,
+    RunPaused: RunModel._on_run_paused,
+    RunResumed: RunModel._on_run_resumed,
+    PlanRevised: RunModel._on_revised,
+    RunEnded: RunModel._on_run_ended,
 }
 
 
-def changed(changes: Sequence[PlanChange]) -> list[tuple[str, PlanChange]]:
+def changed_tasks(changes: Sequence[PlanChange]) -> list[tuple[str, PlanChange]]:
     """The tasks that changes are about, each with the change, in order; new tasks left out."""
     found: list[tuple[str, PlanChange]] = []
     for change in changes:

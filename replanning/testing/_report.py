@@ -40,7 +40,7 @@ class SimulatedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """How numbers are spread."""
 
     least: float
@@ -49,7 +49,7 @@ class Spread:
     mean: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
+    def of(cls, values: Sequence[float]) -> Distribution | None:
         """The spread of some values, if there are any."""
         if not values:
             return None
@@ -87,19 +87,19 @@ class SimulationReport:
         return sum(run.status == "succeeded" for run in self.runs) / len(self.runs) if self.runs else 0.0
 
     @property
-    def makespan(self) -> Spread | None:
+    def makespan(self) -> Distribution | None:
         """How long the runs took that succeeded, in seconds; None if none did."""
-        return Spread.of([run.makespan for run in self.runs if run.status == "succeeded"])
+        return Distribution.of([run.makespan for run in self.runs if run.status == "succeeded"])
 
     @property
-    def revisions(self) -> Spread | None:
+    def revisions(self) -> Distribution | None:
         """How often the plan was changed in a run."""
-        return Spread.of([run.revisions for run in self.runs])
+        return Distribution.of([run.revisions for run in self.runs])
 
     @property
-    def questions(self) -> Spread | None:
+    def questions(self) -> Distribution | None:
         """How many questions people were asked in a run."""
-        return Spread.of([run.questions for run in self.runs])
+        return Distribution.of([run.questions for run in self.runs])
 
     @property
     def failures(self) -> Mapping[str, int]:

@@ -13,26 +13,26 @@ from replanning.events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
-    Body,
     Candidate,
-    Charged,
     ContextUpdated,
-    Decided,
+    DecisionMade,
     FactsObserved,
     Failure,
     GoalChanged,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
-    Revised,
+    RecordBody,
     RunEnded,
     RunOpened,
     Score,
     TaskFailed,
     TriggerFired,
     Usage,
+    UsageCharged,
 )
-from replanning.interfaces import AttemptId, Message, QuestionId, ReplanId, RunId, TaskId, TriggerId
+from replanning.interfaces import AttemptId, InboxMessage, QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 _ATTEMPT: Final = AttemptId("attempt-1")
 _TASK: Final = TaskId("build")
@@ -40,7 +40,7 @@ _REPLAN: Final = ReplanId("replan-1")
 _TRIGGER: Final = TriggerId("trigger-1")
 
 
-def plan() -> Plan:
+def sample_plan() -> Plan:
     """A small plan with a name that is not ASCII."""
     return Plan(
         name="Größe",
@@ -55,7 +55,7 @@ def plan() -> Plan:
     )
 
 
-def bodies(run: RunId) -> tuple[Body, ...]:
+def sample_bodies(run: RunId) -> tuple[RecordBody, ...]:
     """Bodies of many kinds, from the first of a run to the last."""
     task = Task(id=TaskId("build-2"), tool="pip", arguments={"out": "dist dir"})
     changes = (ReplaceTask(task_id=_TASK, tasks=(task,)), ModifyTask(task_id=_TASK, fields={"goal": None}))
@@ -65,13 +65,13 @@ def bodies(run: RunId) -> tuple[Body, ...]:
         Candidate(Alternative(changes=(AddTask(task=task),), reason=""), rejected="a cycle"),
     )
     return (
-        RunOpened(run, plan(), settings={"cooldown": 30.0}, forked_from=(RunId("older"), 2), version="0.1"),
-        started(),
+        RunOpened(run, sample_plan(), settings={"cooldown": 30.0}, forked_from=(RunId("older"), 2), version="0.1"),
+        attempt_started(),
         AttemptFailed(_ATTEMPT, _TASK, Failure("OSError", "line one\nline two", transient=True), 1700000000.123456),
         TriggerFired(TaskFailed(id=_TRIGGER, run=run, at=1.5, tasks=(_TASK,), cause="OSError", attempts=3)),
         AlternativesConsidered(_REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)),
-        Decided(_REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7),
-        Revised(1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64),
+        DecisionMade(_REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7),
+        PlanRevised(1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64),
         QuestionAsked(
             QuestionId("q-1"), _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, deadline=2e9
         ),
@@ -81,30 +81,30 @@ def bodies(run: RunId) -> tuple[Body, ...]:
         GoalChanged(
             Goal(objective="other", facts=("on(b,a)",), stop_when_reached=True), ("facts",), "a whim", "eve", 3
         ),
-        Charged(Usage(1, 10**12, 0.1 + 0.2), provider="repair"),
-        succeeded({"path": "dist/x.whl", "sizes": [1, 2]}),
+        UsageCharged(Usage(1, 10**12, 0.1 + 0.2), provider="repair"),
+        attempt_succeeded({"path": "dist/x.whl", "sizes": [1, 2]}),
         RunEnded("succeeded", "all is done", cancelled=(TaskId("smoke"),)),
     )
 
 
-def started() -> AttemptStarted:
+def attempt_started() -> AttemptStarted:
     """The start of an attempt, the most frequent kind of body."""
     return AttemptStarted(_ATTEMPT, _TASK, 1, 1700000060.5)
 
 
-def succeeded(output: JsonValue) -> AttemptSucceeded:
+def attempt_succeeded(output: JsonValue) -> AttemptSucceeded:
     """The good end of an attempt."""
     return AttemptSucceeded(_ATTEMPT, _TASK, output)
 
 
-def record(seq: int) -> Record:
+def sample_record(seq: int) -> Record:
     """A small record with this number."""
-    return Record(seq, seq + 0.25, started())
+    return Record(seq, seq + 0.25, attempt_started())
 
 
-def message(text: str) -> Message:
+def sample_message(text: str) -> InboxMessage:
     """A message with this text in its payload."""
-    return Message("request", 1.5, "eve ☎", {"reason": text, "deep": [{"n": None}]})
+    return InboxMessage("request", 1.5, "eve ☎", {"reason": text, "deep": [{"n": None}]})
 
 
 def plain_outputs() -> tuple[JsonValue, ...]:

@@ -9,18 +9,18 @@ from typing import Final, Protocol
 import anyio
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine
-from replanning.events import AttemptFailed, AttemptTimedOut, QuestionAsked, Revised
+from replanning.events import AttemptFailed, AttemptTimedOut, PlanRevised, QuestionAsked
 from replanning.history import MemoryStore
 from replanning.interfaces import HumanGate, RunStore
 from replanning.testing._clock import VirtualClock
 from replanning.testing._environment import virtual_environment
 from replanning.testing._fakes import ScriptedExecutor
 from replanning.testing._faults import FaultSchedule
-from replanning.testing._promises import broken_promises
+from replanning.testing._promises import invariant_violations
 from replanning.testing._report import SimulatedRun, SimulatedStatus, SimulationReport
 from replanning.testing._snapshot import replay_differences
 
-TIME_LIMIT: Final = 30 * 24 * 3600.0
+DEFAULT_TIME_LIMIT: Final = 30 * 24 * 3600.0
 """Virtual seconds after which a run counts as stuck."""
 
 
@@ -40,7 +40,7 @@ def simulate(
     seed: int = 0,
     engine_factory: EngineFactory = ReplanningEngine,
     max_concurrency: int = 8,
-    time_limit: float = TIME_LIMIT,
+    time_limit: float = DEFAULT_TIME_LIMIT,
 ) -> SimulationReport:
     """Run a plan many times on a virtual clock, with faults that are drawn anew for each run.
 
@@ -84,10 +84,10 @@ class _Simulation:
         self._workers = workers
         self._time_limit = time_limit
         self._clock = VirtualClock()
-        self._faults = schedule.drawn(plan, seed, self._clock, root_of=self._root_of)
-        self._work = ScriptedExecutor(self._faults.step, clock=self._clock)
+        self._faults = schedule.draw(plan, seed, self._clock, root_of=self._root_of)
+        self._executor = ScriptedExecutor(self._faults.attempt_step, clock=self._clock)
         self._store = MemoryStore()
-        self._problem: tuple[SimulatedStatus, str] | None = None
+        self._abnormal_end: tuple[SimulatedStatus, str] | None = None
         self._run: PlanRun | None = None
 
     async def play(self, factory: EngineFactory) -> SimulatedRun:
@@ -98,22 +98,22 @@ class _Simulation:
                 async with engine.open(self._plan) as self._run:
                     await self._drive(self._run)
             except Exception as error:  # noqa: BLE001 - what a run raises is what a simulation is to find out
-                self._problem = "crashed", f"{type(error).__name__}: {error}"
+                self._abnormal_end = "crashed", f"{type(error).__name__}: {error}"
             return self._summary()
 
     def _engine(self, factory: EngineFactory) -> ReplanningEngine:
         environment = virtual_environment(self._seed, clock=self._clock)
-        engine = factory(environment=environment, store=self._faults.store(self._store), gate=self._faults.gate())
+        engine = factory(environment=environment, store=self._faults.wrap_store(self._store), gate=self._faults.gate())
         if self._schedule.provider_fail or self._schedule.provider_hang:
-            paths = engine.generator.paths
-            paths.providers = tuple(map(self._faults.provider, paths.providers))
+            paths = engine.generator.path_generator
+            paths.providers = tuple(map(self._faults.wrap_provider, paths.providers))
         return engine
 
     async def _drive(self, run: PlanRun) -> None:
         async with anyio.create_task_group() as around:
-            around.start_soon(self._give_up, run, around.cancel_scope)
-            for when, action in self._schedule.happenings:
-                around.start_soon(self._happen, run, when, action, around.cancel_scope)
+            around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
+            for when, action in self._schedule.events:
+                around.start_soon(self._apply_event, run, when, action, around.cancel_scope)
             async with anyio.create_task_group() as workers:
                 for _ in range(self._workers):
                     workers.start_soon(self._worker, run)
@@ -122,21 +122,21 @@ class _Simulation:
     async def _worker(self, run: PlanRun) -> None:
         async for task in run.ready():
             async with run.attempt(task) as attempt:
-                attempt.output = await self._work(task, attempt.context)
+                attempt.output = await self._executor(task, attempt.context)
 
-    async def _happen(
+    async def _apply_event(
         self, run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
     ) -> None:
         await self._clock.sleep(when)
         try:
             action(run)
         except Exception as error:  # noqa: BLE001 - it is the user's function, and belongs into the report
-            self._problem = "crashed", f"what happens after {when:g} s raised {type(error).__name__}: {error}"
+            self._abnormal_end = "crashed", f"what happens after {when:g} s raised {type(error).__name__}: {error}"
             scope.cancel()
 
-    async def _give_up(self, run: PlanRun, scope: anyio.CancelScope) -> None:
+    async def _enforce_time_limit(self, run: PlanRun, scope: anyio.CancelScope) -> None:
         await self._clock.sleep(self._time_limit)
-        self._problem = "stuck", f"it had not ended after {self._time_limit:g} s: {run!r}"
+        self._abnormal_end = "stuck", f"it had not ended after {self._time_limit:g} s: {run!r}"
         scope.cancel()
 
     def _root_of(self, task_id: str) -> str:
@@ -146,19 +146,19 @@ class _Simulation:
         records = list(self._store.read(self._store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
         failed = Counter(r.body.task for r in records if isinstance(r.body, AttemptFailed | AttemptTimedOut))
-        status, reason = self._problem or ("crashed", "it did not begin")
+        status, reason = self._abnormal_end or ("crashed", "it did not begin")
         broken: list[str] = []
         if self._run is not None:
-            if self._problem is None:
+            if self._abnormal_end is None:
                 status, reason = self._run.result.status, self._run.result.reason
             if not self._run.result.unjournaled:
-                broken = broken_promises(records) + replay_differences(self._run, records, self._clock.now())
+                broken = invariant_violations(records) + replay_differences(self._run, records, self._clock.now())
         return SimulatedRun(
             seed=self._seed,
             status=status,
             reason=reason,
             makespan=round(self._clock.elapsed, 6),
-            revisions=kinds[Revised],
+            revisions=kinds[PlanRevised],
             questions=kinds[QuestionAsked],
             failures=dict(failed.most_common()),
             broken=tuple(broken),

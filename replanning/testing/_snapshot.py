@@ -13,13 +13,23 @@ if TYPE_CHECKING:
 
 Snapshot = dict[str, object]
 
-_FIELDS: Final = (
-    *("task", "root", "replaced_by", "missing", "open_sinks", "order", "priority", "removed"),
-    *("attempts", "round", "failures", "attempt", "deadline", "started", "duration", "failure", "reason"),
-    *("condition", "recoverable", "continued", "feedback"),
+_COMPARED_FIELDS: Final = (
+    *("task", "root", "replaced_by", "unsatisfied_dependencies", "unsatisfied_sinks", "order", "priority", "removed"),
+    *(
+        "attempts",
+        "attempts_in_round",
+        "failures",
+        "attempt",
+        "deadline",
+        "started_at",
+        "duration",
+        "failure",
+        "reason",
+    ),
+    *("condition_revision", "recoverable", "continuations", "feedback"),
 )
 
-_WAITED: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+_DELAYED_STATES: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
 def snapshot(live: LivePlan, at: float) -> Snapshot:
@@ -41,27 +51,29 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
         "context": dict(live.context),
         "tools": dict(live.tools),
         "capacity": dict(live.pool.capacity),
-        "unsatisfied": live.unsatisfied,
+        "unsatisfied": live.unsatisfied_count,
         "stuck": list(live.stuck),
         "aborted": live.aborted,
         "outcomes": {tool: list(outcomes) for tool, outcomes in live.outcomes.items()},
     }
     used: dict[str, float] = {}
     for entry in live:
-        waited = entry.state in _WAITED and entry.due is not None and entry.due <= at
+        waited = entry.state in _DELAYED_STATES and entry.not_before is not None and entry.not_before <= at
         done = entry.state is TaskState.DONE
         found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
         found[f"task {entry.id!r} output"] = entry.output if done and entry.recoverable else None
-        found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _FIELDS}
-        found[f"task {entry.id!r} due"] = entry.due if entry.due is not None and entry.due > at else None
+        found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _COMPARED_FIELDS}
+        found[f"task {entry.id!r} due"] = (
+            entry.not_before if entry.not_before is not None and entry.not_before > at else None
+        )
         if entry.state is TaskState.RUNNING:
-            for name, amount in live.claims.demand(entry.task).items():
+            for name, amount in live.dispatcher.demand(entry.task).items():
                 used[name] = used.get(name, 0.0) + amount
     found["in use"] = {name: round(amount, 9) for name, amount in used.items()}
     return found
 
 
-def replayed(live: LivePlan, records: Iterable[Record], at: float) -> Snapshot:
+def replayed_snapshot(live: LivePlan, records: Iterable[Record], at: float) -> Snapshot:
     """The snapshot of a plan made anew from a journal.
 
     Args:
@@ -81,7 +93,7 @@ def replay_differences(run: PlanRun, records: Iterable[Record], at: float) -> li
     """Where the live plan of a run and one made anew from its journal differ, one line each."""
     one = snapshot(run.live, at)
     try:
-        other = replayed(run.live, records, at)
+        other = replayed_snapshot(run.live, records, at)
     except ReplanningError as error:
         return [f"the journal cannot be replayed: {error}"]
     return [

@@ -11,7 +11,7 @@ from replanning.interfaces import Clock
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScriptStep:
     """What a fake does at one call: wait, then return a value or raise an error.
 
     Made by `returns`, `raises` and `hangs`.
@@ -31,22 +31,22 @@ class Step:
             raise ValueError(f"after is a number of seconds, 0 or more; got {self.after!r}")
 
 
-def returns(value: object = None, *, after: float = 0.0) -> Step:
+def returns(value: object = None, *, after: float = 0.0) -> ScriptStep:
     """Return a value, after so many seconds."""
-    return Step(value, after=after)
+    return ScriptStep(value, after=after)
 
 
-def raises(error: BaseException | type[BaseException], *, after: float = 0.0) -> Step:
+def raises(error: BaseException | type[BaseException], *, after: float = 0.0) -> ScriptStep:
     """Raise an error, after so many seconds."""
-    return Step(error=error, after=after)
+    return ScriptStep(error=error, after=after)
 
 
-def hangs() -> Step:
+def hangs() -> ScriptStep:
     """Never come back, until cancelled."""
-    return Step(after=math.inf)
+    return ScriptStep(after=math.inf)
 
 
-async def perform(step: Step, clock: Clock | None) -> object:
+async def perform_step(step: ScriptStep, clock: Clock | None) -> object:
     """Do what a step says.
 
     Raises:

@@ -24,132 +24,134 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
-from replanning.events import Body, Record, RunEnded, RunOpened, RunResumed
+from replanning.events import Record, RecordBody, RunEnded, RunOpened, RunResumed
 from replanning.history import owner_id
-from replanning.interfaces import Lease, Outcome, RunId, RunStore
+from replanning.interfaces import Lease, RunId, RunStore, ToolOutcome
 from replanning.testing._samples import (
-    bodies,
-    message,
+    attempt_started,
+    attempt_succeeded,
     odd_outputs,
     plain_outputs,
-    plan,
-    record,
-    started,
-    succeeded,
+    sample_bodies,
+    sample_message,
+    sample_plan,
+    sample_record,
 )
 
-OpenStore = Callable[[], RunStore]
-Check = Callable[[OpenStore], None]
+StoreFactory = Callable[[], RunStore]
+StoreCheck = Callable[[StoreFactory], None]
 _Error = TypeVar("_Error", bound=Exception)
 
 RUN: Final = RunId("run-1")
-ELSEWHERE: Final = "process 1 on another machine"
+OTHER_OWNER: Final = "process 1 on another machine"
 
 
-def check_new_run_is_empty(open_store: OpenStore) -> None:
+def check_new_run_is_empty(open_store: StoreFactory) -> None:
     """A run that was created has no records, is listed as running, and has its owner."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 10.0, 5.0)
-        _same((lease.run, lease.owner), (RUN, "me"), "a lease names run and owner")
-        _same(_read(store), [], "a new run has no records")
-        _same(list(store.inbox(RUN)), [], "a new run has no messages")
+        _assert_equal((lease.run, lease.owner), (RUN, "me"), "a lease names run and owner")
+        _assert_equal(_read_records(store), [], "a new run has no records")
+        _assert_equal(list(store.inbox(RUN)), [], "a new run has no messages")
         listed = [(run.run, run.status, run.created, run.updated, run.records, run.owner) for run in store.runs()]
-        _same(listed, [(RUN, "running", 10.0, 10.0, 0, "me")], "a new run is listed")
+        _assert_equal(listed, [(RUN, "running", 10.0, 10.0, 0, "me")], "a new run is listed")
 
 
-def check_run_is_created_once(open_store: OpenStore) -> None:
+def check_run_is_created_once(open_store: StoreFactory) -> None:
     """Creating a run that exists is refused and takes nothing from its owner."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
-        _refused(StoreError, lambda: store.create(RUN, "you", 100.0, 5.0), "a run is created once")
-        store.append(lease, record(1))
-        _same(_read(store), [record(1)], "the owner can still write")
+        _assert_raises(StoreError, lambda: store.create(RUN, "you", 100.0, 5.0), "a run is created once")
+        store.append(lease, sample_record(1))
+        _assert_equal(_read_records(store), [sample_record(1)], "the owner can still write")
 
 
-def check_unknown_runs_are_said_to_be_unknown(open_store: OpenStore) -> None:
+def check_unknown_runs_are_refused(open_store: StoreFactory) -> None:
     """Whatever is asked of a run that does not exist raises UnknownRun."""
     with closing(open_store()) as store:
         for run in (RunId("nope"), RunId("../nope"), RunId("")):
-            _refused(UnknownRun, partial(_read, store, run), "reading")
-            _refused(UnknownRun, partial(store.acquire, run, "me", 0.0, 5.0), "acquiring")
-            _refused(UnknownRun, partial(store.post, run, message("x")), "posting")
-            _refused(UnknownRun, partial(store.inbox, run), "the inbox")
-        _same(list(store.runs()), [], "nothing was made by asking")
+            _assert_raises(UnknownRun, partial(_read_records, store, run), "reading")
+            _assert_raises(UnknownRun, partial(store.acquire, run, "me", 0.0, 5.0), "acquiring")
+            _assert_raises(UnknownRun, partial(store.post, run, sample_message("x")), "posting")
+            _assert_raises(UnknownRun, partial(store.inbox, run), "the inbox")
+        _assert_equal(list(store.runs()), [], "nothing was made by asking")
 
 
-def check_records_come_back_as_they_were(open_store: OpenStore) -> None:
+def check_records_come_back_as_they_were(open_store: StoreFactory) -> None:
     """Records of every shape are read back equal and in order, also from the middle."""
-    records = [Record(seq, seq / 3, body) for seq, body in enumerate(bodies(RUN), 1)]
+    records = [Record(seq, seq / 3, body) for seq, body in enumerate(sample_bodies(RUN), 1)]
     with closing(open_store()) as store:
-        _written(store, records)
-        _same(_read(store), records, "what was appended is read")
-        _same(list(store.read(RUN, after=3)), records[3:], "reading begins after a number")
-        _same(list(store.read(RUN, after=len(records))), [], "nothing comes after the last")
+        _create_run(store, records)
+        _assert_equal(_read_records(store), records, "what was appended is read")
+        _assert_equal(list(store.read(RUN, after=3)), records[3:], "reading begins after a number")
+        _assert_equal(list(store.read(RUN, after=len(records))), [], "nothing comes after the last")
 
 
-def check_long_journals_come_back_whole(open_store: OpenStore) -> None:
+def check_long_journals_come_back_whole(open_store: StoreFactory) -> None:
     """A journal of a thousand records is read whole, also while it grows."""
-    records = [record(seq) for seq in range(1, 1001)]
+    records = [sample_record(seq) for seq in range(1, 1001)]
     with closing(open_store()) as store:
-        lease = _written(store, records)
+        lease = _create_run(store, records)
         reading = store.read(RUN)
         begun = [next(reading)]
-        store.append(lease, record(1001))
-        _same((begun + list(reading))[:1000], records, "the records that were there are read")
-        _same(len(_read(store)), 1001, "then the new one, too")
+        store.append(lease, sample_record(1001))
+        _assert_equal((begun + list(reading))[:1000], records, "the records that were there are read")
+        _assert_equal(len(_read_records(store)), 1001, "then the new one, too")
 
 
-def check_outputs_come_back_as_they_were(open_store: OpenStore) -> None:
+def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
     """Outputs with odd text, odd numbers and several megabytes are read back equal, or refused with nothing written."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
         kept: list[Record] = []
         plain = plain_outputs()
         for number, output in enumerate([*plain, *odd_outputs()]):
-            new = Record(len(kept) + 1, 0.0, succeeded(output))
+            new = Record(len(kept) + 1, 0.0, attempt_succeeded(output))
             try:
                 store.append(lease, new)
             except StoreError as error:
-                _same(number >= len(plain), True, f"a plain output is taken, here it was refused with {error}")
+                _assert_equal(number >= len(plain), True, f"a plain output is taken, here it was refused with {error}")
             else:
                 kept.append(new)
         for new, come in zip(kept, store.read(RUN), strict=True):
             if come != new:  # as NaN does not equal itself: then the text decides
-                _same(repr(come), repr(new), "an output comes back")
+                _assert_equal(repr(come), repr(new), "an output comes back")
 
 
-def check_numbers_have_no_gaps(open_store: OpenStore) -> None:
+def check_numbers_have_no_gaps(open_store: StoreFactory) -> None:
     """A record that does not follow the last one is refused, nothing is written, and the right one is taken."""
     with closing(open_store()) as store:
-        lease = _written(store, [record(1), record(2)])
+        lease = _create_run(store, [sample_record(1), sample_record(2)])
         for seq in (0, 1, 2, 4, 1000):
-            error = _refused(StoreError, partial(store.append, lease, record(seq)), f"record {seq} after 2")
-            _same(isinstance(error, LeaseLost), False, "a wrong number is no lost lease")
-        store.append(lease, record(3))
-        _same([record.seq for record in store.read(RUN)], [1, 2, 3], "only what follows was written")
+            error = _assert_raises(
+                StoreError, partial(store.append, lease, sample_record(seq)), f"record {seq} after 2"
+            )
+            _assert_equal(isinstance(error, LeaseLost), False, "a wrong number is no lost lease")
+        store.append(lease, sample_record(3))
+        _assert_equal([record.seq for record in store.read(RUN)], [1, 2, 3], "only what follows was written")
 
 
-def check_runs_are_listed_newest_first(open_store: OpenStore) -> None:
+def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
     """The list of runs says name, objective, status, times, owner and number of records, the newest run first."""
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 10.0, 5.0)
-        store.append(first, Record(1, 11.0, RunOpened(RUN, plan())))
+        store.append(first, Record(1, 11.0, RunOpened(RUN, sample_plan())))
         store.create(RunId("run-2"), "you", 20.0, 5.0)
         rows = [(run.run, run.name, run.objective, run.created, run.records, run.owner) for run in store.runs()]
         newer, older = (RunId("run-2"), "", "", 20.0, 0, "you"), (RUN, "Größe", "get there", 10.0, 1, "me")
-        _same(rows, [newer, older], "the newest run comes first")
-        _same([run.updated for run in store.runs()], [20.0, 11.0], "updated when the last record was written")
+        _assert_equal(rows, [newer, older], "the newest run comes first")
+        _assert_equal([run.updated for run in store.runs()], [20.0, 11.0], "updated when the last record was written")
 
 
-def check_status_follows_the_records(open_store: OpenStore) -> None:
+def check_status_follows_the_records(open_store: StoreFactory) -> None:
     """A run is running until it has ended, has the status with which it ended, and runs again when it is resumed."""
     ended = RunEnded("paused", "asked to")
-    turns: list[Body] = [
-        RunOpened(RUN, plan()),
-        started(),
+    turns: list[RecordBody] = [
+        RunOpened(RUN, sample_plan()),
+        attempt_started(),
         ended,
         RunResumed("me"),
-        started(),
+        attempt_started(),
         RunEnded("failed", "it broke"),
     ]
     with closing(open_store()) as store:
@@ -159,198 +161,206 @@ def check_status_follows_the_records(open_store: OpenStore) -> None:
             store.append(lease, Record(seq, 0.0, body))
             seen += [(run.status, run.name) for run in store.runs()]
         late = partial(store.append, lease, Record(99, 0.0, RunEnded("succeeded", "")))
-        _refused(StoreError, late, "a record that does not follow")
-        _same([run.status for run in store.runs()], ["failed"], "a record that is refused changes no status")
+        _assert_raises(StoreError, late, "a record that does not follow")
+        _assert_equal([run.status for run in store.runs()], ["failed"], "a record that is refused changes no status")
     statuses = ["running", "running", "paused", "running", "running", "failed"]
-    _same(seen, [(status, "Größe") for status in statuses], "the status follows the records")
+    _assert_equal(seen, [(status, "Größe") for status in statuses], "the status follows the records")
 
 
-def check_owned_run_is_not_given_away(open_store: OpenStore) -> None:
+def check_owned_run_is_not_given_away(open_store: StoreFactory) -> None:
     """While a lease lasts, to its very end, nobody else gets the run, not even the same process again."""
     with closing(open_store()) as store:
-        lease = store.create(RUN, ELSEWHERE, 0.0, 5.0)
-        for owner in ("me", ELSEWHERE):
-            error = _refused(RunOwned, partial(store.acquire, RUN, owner, 5.0, 5.0), "an owned run")
-            _same((error.run_id, error.owner), (RUN, ELSEWHERE), "the error names run and owner")
-        store.append(lease, record(1))
+        lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
+        for owner in ("me", OTHER_OWNER):
+            error = _assert_raises(RunOwned, partial(store.acquire, RUN, owner, 5.0, 5.0), "an owned run")
+            _assert_equal((error.run_id, error.owner), (RUN, OTHER_OWNER), "the error names run and owner")
+        store.append(lease, sample_record(1))
 
 
-def check_ended_lease_is_taken_over(open_store: OpenStore) -> None:
+def check_ended_lease_is_taken_over(open_store: StoreFactory) -> None:
     """A lease that has ended is good until somebody takes the run over; then it is worth nothing."""
     with closing(open_store()) as store:
-        old = store.create(RUN, ELSEWHERE, 0.0, 5.0)
-        store.append(old, record(1))
+        old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
+        store.append(old, sample_record(1))
         new = store.acquire(RUN, "me", 5.1, 5.0)
-        _fenced(store, old)
-        store.append(new, record(2))
-        _same([run.owner for run in store.runs()], ["me"], "the run has its new owner")
-        _same(_read(store), [record(1), record(2)], "only the owners of the time have written")
+        _assert_fenced(store, old)
+        store.append(new, sample_record(2))
+        _assert_equal([run.owner for run in store.runs()], ["me"], "the run has its new owner")
+        _assert_equal(
+            _read_records(store), [sample_record(1), sample_record(2)], "only the owners of the time have written"
+        )
 
 
-def check_renewed_lease_lasts_longer(open_store: OpenStore) -> None:
+def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
     """A lease that is renewed, even after its end, is counted from then."""
     with closing(open_store()) as store:
-        lease = store.create(RUN, ELSEWHERE, 0.0, 5.0)
+        lease = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.renew(lease, 7.0, 5.0)
-        _refused(RunOwned, lambda: store.acquire(RUN, "me", 12.0, 5.0), "a renewed lease")
+        _assert_raises(RunOwned, lambda: store.acquire(RUN, "me", 12.0, 5.0), "a renewed lease")
         store.acquire(RUN, "me", 12.1, 5.0)
 
 
-def check_released_run_is_free(open_store: OpenStore) -> None:
+def check_released_run_is_free(open_store: StoreFactory) -> None:
     """A released run can be taken at once, and the lease that was given up is worth nothing."""
     with closing(open_store()) as store:
-        old = store.create(RUN, ELSEWHERE, 0.0, 5.0)
+        old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.release(old)
-        _same([run.owner for run in store.runs()], [None], "a released run has no owner")
-        _fenced(store, old)
+        _assert_equal([run.owner for run in store.runs()], [None], "a released run has no owner")
+        _assert_fenced(store, old)
         new = store.acquire(RUN, "me", 1.0, 5.0)
-        _fenced(store, old)
-        store.append(new, record(1))
-        _same(_read(store), [record(1)], "the new owner writes")
+        _assert_fenced(store, old)
+        store.append(new, sample_record(1))
+        _assert_equal(_read_records(store), [sample_record(1)], "the new owner writes")
 
 
-def check_run_of_a_dead_process_is_free(open_store: OpenStore) -> None:
+def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
     program = "from replanning.history import owner_id; print(owner_id(), end='')"
     dead = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout  # noqa: S603
     with closing(open_store()) as store:
         store.create(RUN, dead, 0.0, 1000.0)
         alive = store.acquire(RUN, owner_id(), 1.0, 1000.0)
-        _refused(RunOwned, lambda: store.acquire(RUN, "me", 2.0, 5.0), "the run of a living process")
-        store.append(alive, record(1))
+        _assert_raises(RunOwned, lambda: store.acquire(RUN, "me", 2.0, 5.0), "the run of a living process")
+        store.append(alive, sample_record(1))
 
 
-def check_runs_are_owned_one_by_one(open_store: OpenStore) -> None:
+def check_runs_are_owned_one_by_one(open_store: StoreFactory) -> None:
     """The lease of one run is worth nothing for another, and taking over one leaves the other alone."""
     other = RunId("run-2")
     with closing(open_store()) as store:
         first, second = store.create(RUN, "me", 0.0, 5.0), store.create(other, "me", 0.0, 5.0)
         store.acquire(RUN, "you", 6.0, 5.0)
-        _refused(LeaseLost, lambda: store.append(first, record(1)), "a lost lease")
-        store.append(second, record(1))
+        _assert_raises(LeaseLost, lambda: store.append(first, sample_record(1)), "a lost lease")
+        store.append(second, sample_record(1))
         nowhere = Lease(RunId("nope"), second.epoch, second.owner)
         for call in (
-            partial(store.append, nowhere, record(1)),
+            partial(store.append, nowhere, sample_record(1)),
             partial(store.renew, nowhere, 1.0, 5.0),
             partial(store.discard, nowhere, [1]),
         ):
-            _refused(LeaseLost, call, "the lease of a run that does not exist")
+            _assert_raises(LeaseLost, call, "the lease of a run that does not exist")
         store.release(nowhere)
-        _same((_read(store), _read(store, other)), ([], [record(1)]), "each run has its own records")
+        _assert_equal(
+            (_read_records(store), _read_records(store, other)),
+            ([], [sample_record(1)]),
+            "each run has its own records",
+        )
 
 
-def check_messages_wait_in_order(open_store: OpenStore) -> None:
+def check_messages_wait_in_order(open_store: StoreFactory) -> None:
     """Messages wait in order with ids of their own until they are discarded; no id comes twice."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
         store.create(RunId("run-2"), "me", 0.0, 5.0)
         for text in ("a", "b", "c"):
-            store.post(RUN, message(text))
+            store.post(RUN, sample_message(text))
         a, b, c = store.inbox(RUN)
         kept = [replace(given, id=0) for given in (a, b, c)]
-        _same(kept, [message(text) for text in ("a", "b", "c")], "messages are kept")
+        _assert_equal(kept, [sample_message(text) for text in ("a", "b", "c")], "messages are kept")
         store.discard(lease, [a.id, c.id, 12345])
-        _same(list(store.inbox(RUN)), [b], "what was discarded is gone")
+        _assert_equal(list(store.inbox(RUN)), [b], "what was discarded is gone")
         store.discard(lease, [b.id])
-        store.post(RUN, message("d"))
+        store.post(RUN, sample_message("d"))
         (d,) = store.inbox(RUN)
-        _same(len({a.id, b.id, c.id, d.id}), 4, "no id comes twice")
-        _same(list(store.inbox(RunId("run-2"))), [], "a message is for one run")
+        _assert_equal(len({a.id, b.id, c.id, d.id}), 4, "no id comes twice")
+        _assert_equal(list(store.inbox(RunId("run-2"))), [], "a message is for one run")
 
 
-def check_messages_wait_for_the_next_owner(open_store: OpenStore) -> None:
+def check_messages_wait_for_the_next_owner(open_store: StoreFactory) -> None:
     """A message waits while nobody owns the run, and only the owner can discard it."""
     with closing(open_store()) as store:
-        old = store.create(RUN, ELSEWHERE, 0.0, 5.0)
+        old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
         store.release(old)
-        store.post(RUN, message("a"))
+        store.post(RUN, sample_message("a"))
         lease = store.acquire(RUN, "me", 6.0, 5.0)
         (given,) = store.inbox(RUN)
-        _refused(LeaseLost, lambda: store.discard(old, [given.id]), "discarding under a lost lease")
-        _same(list(store.inbox(RUN)), [given], "the message is still there")
+        _assert_raises(LeaseLost, lambda: store.discard(old, [given.id]), "discarding under a lost lease")
+        _assert_equal(list(store.inbox(RUN)), [given], "the message is still there")
         store.discard(lease, [given.id])
-        _same(list(store.inbox(RUN)), [], "the owner has discarded it")
+        _assert_equal(list(store.inbox(RUN)), [], "the owner has discarded it")
 
 
-def check_outcomes_come_newest_first(open_store: OpenStore) -> None:
+def check_outcomes_come_newest_first(open_store: StoreFactory) -> None:
     """Outcomes come newest first, of one tool, one capability or all, and not more than asked for."""
     rows = [("pip", "build", True), ("uv", "build", False), ("curl", None, True), ("pip", "build", False)]
-    a, b, c, d = (Outcome(*row, float(at)) for at, row in enumerate(rows))
+    a, b, c, d = (ToolOutcome(*row, float(at)) for at, row in enumerate(rows))
     with closing(open_store()) as store:
-        _same(list(store.outcomes()), [], "there are none yet")
+        _assert_equal(list(store.outcomes()), [], "there are none yet")
         store.add_outcomes([a, b])
         store.add_outcomes([])
         store.add_outcomes([c, d])
-        _same(list(store.outcomes()), [d, c, b, a], "all outcomes")
-        _same(list(store.outcomes(tool="pip")), [d, a], "those of a tool")
-        _same(list(store.outcomes(capability="build")), [d, b, a], "those of a capability")
-        _same(list(store.outcomes(tool="uv", capability="build")), [b], "those of both")
-        _same(list(store.outcomes(tool="pi")), [], "a part of a name is no name")
-        _same(list(store.outcomes(limit=2)), [d, c], "no more than asked for")
+        _assert_equal(list(store.outcomes()), [d, c, b, a], "all outcomes")
+        _assert_equal(list(store.outcomes(tool="pip")), [d, a], "those of a tool")
+        _assert_equal(list(store.outcomes(capability="build")), [d, b, a], "those of a capability")
+        _assert_equal(list(store.outcomes(tool="uv", capability="build")), [b], "those of both")
+        _assert_equal(list(store.outcomes(tool="pi")), [], "a part of a name is no name")
+        _assert_equal(list(store.outcomes(limit=2)), [d, c], "no more than asked for")
 
 
-def check_threads_can_share_a_store(open_store: OpenStore) -> None:
+def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
     """Several threads use one store at once: each run has all of its records."""
     with closing(open_store()) as store:
         runs = [RunId(f"run-{number}") for number in range(4)]
-        threads = [Thread(target=_written, args=(store, [record(n) for n in range(1, 51)], run)) for run in runs]
+        threads = [
+            Thread(target=_create_run, args=(store, [sample_record(n) for n in range(1, 51)], run)) for run in runs
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        _same([len(_read(store, run)) for run in runs], [50] * 4, "records of runs written by threads")
+        _assert_equal([len(_read_records(store, run)) for run in runs], [50] * 4, "records of runs written by threads")
 
 
-def check_everything_outlives_the_store(open_store: OpenStore) -> None:
+def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
     """What was kept in a durable store is found when it is opened again, and the lease still counts."""
-    records = [Record(seq, 1.0, body) for seq, body in enumerate(bodies(RUN), 1)]
-    outcome = Outcome("pip", "build", True, 1.0)
+    records = [Record(seq, 1.0, body) for seq, body in enumerate(sample_bodies(RUN), 1)]
+    outcome = ToolOutcome("pip", "build", True, 1.0)
     with closing(open_store()) as store:
         if not store.durable:
             return
-        lease = _written(store, records)
-        store.post(RUN, message("a"))
+        lease = _create_run(store, records)
+        store.post(RUN, sample_message("a"))
         store.add_outcomes([outcome])
         listed, messages = list(store.runs()), list(store.inbox(RUN))
     with closing(open_store()) as store:
-        _same(_read(store), records, "records")
-        _same((list(store.runs()), list(store.inbox(RUN))), (listed, messages), "runs and messages")
-        _same(list(store.outcomes()), [outcome], "outcomes")
-        store.append(lease, record(len(records) + 1))
+        _assert_equal(_read_records(store), records, "records")
+        _assert_equal((list(store.runs()), list(store.inbox(RUN))), (listed, messages), "runs and messages")
+        _assert_equal(list(store.outcomes()), [outcome], "outcomes")
+        store.append(lease, sample_record(len(records) + 1))
 
 
-def check_openings_see_one_another(open_store: OpenStore) -> None:
+def check_two_stores_share_one_history(open_store: StoreFactory) -> None:
     """Two openings of a durable store see what the other writes, and who is taken over there is fenced here."""
     with closing(open_store()) as here:
         if not here.durable:
             return
         with closing(open_store()) as there:
-            old = here.create(RUN, ELSEWHERE, 0.0, 5.0)
-            here.append(old, record(1))
-            there.post(RUN, message("a"))
-            _same((len(_read(there)), len(here.inbox(RUN))), (1, 1), "each sees what the other wrote")
-            _refused(
+            old = here.create(RUN, OTHER_OWNER, 0.0, 5.0)
+            here.append(old, sample_record(1))
+            there.post(RUN, sample_message("a"))
+            _assert_equal((len(_read_records(there)), len(here.inbox(RUN))), (1, 1), "each sees what the other wrote")
+            _assert_raises(
                 RunOwned, lambda: there.acquire(RUN, "me", 1.0, 5.0), "a run that is owned through another opening"
             )
             new = there.acquire(RUN, "me", 6.0, 5.0)
-            there.append(new, record(2))
-            _fenced(here, old)
-            there.append(new, record(3))
-            _same([record.seq for record in here.read(RUN)], [1, 2, 3], "the journal has no gap")
+            there.append(new, sample_record(2))
+            _assert_fenced(here, old)
+            there.append(new, sample_record(3))
+            _assert_equal([record.seq for record in here.read(RUN)], [1, 2, 3], "the journal has no gap")
 
 
-STORE_CHECKS: Final[Sequence[Check]] = tuple(
+STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
     check for name, check in list(globals().items()) if name.startswith("check_")
 )
 """Every check of this module."""
 
 
-_SHOWN: Final = reprlib.Repr()
-_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = 20
-_SHOWN.maxstring = _SHOWN.maxother = 500
+_REPR: Final = reprlib.Repr()
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 20
+_REPR.maxstring = _REPR.maxother = 500
 
 
-def _written(store: RunStore, records: Sequence[Record], run: RunId = RUN) -> Lease:
+def _create_run(store: RunStore, records: Sequence[Record], run: RunId = RUN) -> Lease:
     """A new run with these records, and its lease."""
     lease = store.create(run, "me", 0.0, 5.0)
     for written in records:
@@ -358,30 +368,30 @@ def _written(store: RunStore, records: Sequence[Record], run: RunId = RUN) -> Le
     return lease
 
 
-def _read(store: RunStore, run: RunId = RUN) -> list[Record]:
+def _read_records(store: RunStore, run: RunId = RUN) -> list[Record]:
     return list(store.read(run))
 
 
-def _fenced(store: RunStore, lease: Lease) -> None:
+def _assert_fenced(store: RunStore, lease: Lease) -> None:
     """A lease is worth nothing: its owner can write no record, however numbered, nor renew, discard or release."""
-    before = _read(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
+    before = _read_records(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
     for seq in (len(before[0]), len(before[0]) + 1):
-        _refused(LeaseLost, partial(store.append, lease, record(seq)), "appending under a lost lease")
-    _refused(LeaseLost, partial(store.renew, lease, 1.0, 1000.0), "renewing a lost lease")
-    _refused(
+        _assert_raises(LeaseLost, partial(store.append, lease, sample_record(seq)), "appending under a lost lease")
+    _assert_raises(LeaseLost, partial(store.renew, lease, 1.0, 1000.0), "renewing a lost lease")
+    _assert_raises(
         LeaseLost, partial(store.discard, lease, [given.id for given in before[1]]), "discarding under a lost lease"
     )
     store.release(lease)
-    after = _read(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
-    _same(after, before, "a former owner changes nothing")
+    after = _read_records(store, lease.run), list(store.inbox(lease.run)), list(store.runs())
+    _assert_equal(after, before, "a former owner changes nothing")
 
 
-def _same(actual: object, expected: object, promise: str) -> None:
+def _assert_equal(actual: object, expected: object, promise: str) -> None:
     if actual != expected:
-        raise AssertionError(f"{promise}: expected {_SHOWN.repr(expected)}, got {_SHOWN.repr(actual)}")
+        raise AssertionError(f"{promise}: expected {_REPR.repr(expected)}, got {_REPR.repr(actual)}")
 
 
-def _refused(error: type[_Error], call: Callable[[], object], promise: str) -> _Error:
+def _assert_raises(error: type[_Error], call: Callable[[], object], promise: str) -> _Error:
     """The error of this type that the call must raise."""
     try:
         call()

@@ -26,7 +26,7 @@ tool is run, and its value is hidden in whatever comes back.
 """
 
 from replanning._servers import McpServer
-from replanning.tools._call import Kind, ToolCall, WorkContext
+from replanning.tools._call import ToolCall, ToolRunner, WorkContext
 from replanning.tools._check import check_machine, check_tools
 from replanning.tools._errors import (
     CommandFailed,
@@ -46,21 +46,21 @@ from replanning.tools._errors import (
     UnknownTool,
 )
 from replanning.tools._executor import ToolExecutor
-from replanning.tools._mcp import Report
+from replanning.tools._mcp import AvailabilityListener
 from replanning.tools._templates import Secrets
 
 __all__ = [
+    "AvailabilityListener",
     "CommandFailed",
     "HttpStatusFailed",
     "HttpUnreachable",
     "InvalidArguments",
     "InvalidTool",
-    "Kind",
+    "ToolRunner",
     "McpNotInstalled",
     "McpServer",
     "McpServerLost",
     "McpToolFailed",
-    "Report",
     "Secrets",
     "ToolCall",
     "ToolExecutor",

@@ -22,38 +22,47 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from replanning._patterns import as_text, fill, holes
+from replanning._patterns import as_text, fill_placeholders, placeholders
 from replanning._plan import JsonObject, ToolSpec
 
-MOST_FILES: Final = 10_000
+MAX_DIRECTORY_ENTRIES: Final = 10_000
 """A directory with more entries than this is not searched."""
 
-Stamp = tuple[int, int, int]
-Snapshot = Mapping[str, Stamp]
+FileStamp = tuple[int, int, int]
+FileSnapshot = Mapping[str, FileStamp]
 """The files of interest, as an argument names them, with what changes when they are written."""
 
 
 def artifact_names(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> list[str]:
     """What a tool produces, with its arguments filled in."""
     known = {name: as_text(value) for name, value in arguments.items()}
-    return [fill(pattern, known) for pattern in tool.produces if all(name in known for name in holes(pattern))]
+    return [
+        fill_placeholders(pattern, known)
+        for pattern in tool.produces
+        if all(name in known for name in placeholders(pattern))
+    ]
 
 
-def snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> Snapshot:
+def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot:
     """The files that arguments name, and those directly in the directories that they name."""
-    found: dict[str, Stamp] = {}
-    for text in _texts(arguments.values()):
+    found: dict[str, FileStamp] = {}
+    for text in _path_arguments(arguments.values()):
         with suppress(OSError, ValueError):  # no such file, or no name of a file at all
             place = cwd / text
             if place.is_dir():
-                found.update(_files_in(place, PurePath(text)))
-            elif stamp := _stamp(place):
+                found.update(_directory_snapshot(place, PurePath(text)))
+            elif stamp := _file_stamp(place):
                 found[text] = stamp
     return found
 
 
 def find_artifacts(
-    names: Iterable[str], arguments: Mapping[str, JsonValue], *, said: JsonValue, before: Snapshot, after: Snapshot
+    names: Iterable[str],
+    arguments: Mapping[str, JsonValue],
+    *,
+    json_output: JsonValue,
+    before: FileSnapshot,
+    after: FileSnapshot,
 ) -> JsonObject:
     """The artifacts of which it is clear what they are, by name.
 
@@ -67,16 +76,16 @@ def find_artifacts(
     made = sorted(file for file, stamp in after.items() if before.get(file) != stamp)
     found: JsonObject = {}
     for name in names:
-        if isinstance(said, dict) and name in said:
-            found[name] = said[name]
+        if isinstance(json_output, dict) and name in json_output:
+            found[name] = json_output[name]
         elif isinstance(arguments.get(name), str):
             found[name] = arguments[name]
-        elif (file := _pick(name, made)) is not None:
+        elif (file := _matching_file(name, made)) is not None:
             found[name] = file
     return found
 
 
-def _pick(name: str, made: list[str]) -> str | None:
+def _matching_file(name: str, made: list[str]) -> str | None:
     """The one file that is meant, or None where several or none could be."""
     called = [file for file in made if PurePath(file).name == name]
     ending = [file for file in made if file.endswith(f".{name}")]
@@ -86,25 +95,25 @@ def _pick(name: str, made: list[str]) -> str | None:
     return None
 
 
-def _texts(values: Iterable[JsonValue]) -> Iterator[str]:
+def _path_arguments(values: Iterable[JsonValue]) -> Iterator[str]:
     for value in values:
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, str) and item:
                 yield item
 
 
-def _files_in(directory: Path, named: PurePath) -> dict[str, Stamp]:
-    found: dict[str, Stamp] = {}
+def _directory_snapshot(directory: Path, named: PurePath) -> dict[str, FileStamp]:
+    found: dict[str, FileStamp] = {}
     with os.scandir(directory) as entries:
         for count, entry in enumerate(entries):
-            if count >= MOST_FILES:
+            if count >= MAX_DIRECTORY_ENTRIES:
                 return {}
-            if entry.is_file() and (stamp := _stamp(Path(entry.path))):
+            if entry.is_file() and (stamp := _file_stamp(Path(entry.path))):
                 found[str(named / entry.name)] = stamp
     return found
 
 
-def _stamp(file: Path) -> Stamp | None:
+def _file_stamp(file: Path) -> FileStamp | None:
     """What changes when a file is written; None where it is not there."""
     try:
         status = file.stat()

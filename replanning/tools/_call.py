@@ -24,7 +24,7 @@ class WorkContext(Protocol):
     def tool(self) -> ToolSpec | None:
         """The tool as it stands in the live plan, or None where the plan does not describe it."""
 
-    def note_process(self, pid: int, /) -> object:
+    def record_process(self, pid: int, /) -> object:
         """Record that the tool started a process group, before the group does anything."""
 
 
@@ -49,5 +49,5 @@ class ToolCall:
         return self.task.arguments
 
 
-Kind = Callable[[ToolCall], Awaitable[JsonValue]]
+ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]
 """Executes the tools of one kind: returns the output, raises when it fails."""

@@ -9,31 +9,31 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning._errors import Problem
-from replanning._patterns import holes
-from replanning._plan import COMMAND, Plan, TaskBody, ToolSpec
-from replanning._wording import Path, did_you_mean, place
-from replanning.tools._commands import command_problems, programs
+from replanning._patterns import placeholders
+from replanning._plan import COMMAND_PREFIX, Plan, TaskBody, ToolSpec
+from replanning._wording import JsonPath, did_you_mean, format_path
+from replanning.tools._commands import command_problems, command_programs
 from replanning.tools._errors import McpNotInstalled
 from replanning.tools._python import callable_problems
 from replanning.tools._requests import request_problems
 from replanning.tools._shell import shell_problems
-from replanning.tools._templates import missing_arguments, templates_of, texts_of, unset_variables
+from replanning.tools._templates import missing_arguments, strings_in, tool_templates, unset_variables
 
-_OWN_NAMES: Final[Mapping[str, frozenset[str]]] = {
+_RESERVED_OUTPUT_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
     "http": frozenset({"status", "headers", "json", "text", "undecodable"}),
     "mcp": frozenset({"text", "json", "content"}),
 }
 
 
-_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
+_DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "shell": shell_problems,
     "http": request_problems,
     "python": lambda tool: callable_problems(tool.callable),
     "mcp": lambda tool: [],  # that its server is described, the plan checks itself
 }
 
-_FILLED: Final = ("shell", "http")
+_TEMPLATE_KINDS: Final = ("shell", "http")
 """The kinds of tools that take no argument but where a template has a place for it."""
 
 
@@ -47,7 +47,7 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
-    return [*_tool_problems(plan, kinds | _CHECKS.keys()), *_task_problems(plan)]
+    return [*_tool_problems(plan, kinds | _DEFINITION_CHECKS.keys()), *_task_problems(plan)]
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
@@ -62,7 +62,7 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     """
     known = os.environ if environ is None else environ
     return [
-        *_missing_of_servers(plan, known),
+        *_server_problems(plan, known),
         *(
             Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
             for index, tool in enumerate(plan.tools)
@@ -71,7 +71,7 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     ]
 
 
-def check_arguments(plan: Plan) -> list[Problem]:
+def check_unused_arguments(plan: Plan) -> list[Problem]:
     """The arguments that no command and no request has a place for, so that they have no effect.
 
     Nothing is wrong with that, as another tool may take them; it is worth a note before.
@@ -81,26 +81,34 @@ def check_arguments(plan: Plan) -> list[Problem]:
     """
     same: dict[str, set[str]] = {}  # what may take the place of a tool is given the same
     for tool in plan.tools:
-        same.setdefault(tool.capability or "", set()).update(_taken(tool) if tool.capability is not None else ())
-    taken = {tool.name: _taken(tool) | same[tool.capability or ""] for tool in plan.tools if tool.kind in _FILLED}
+        same.setdefault(tool.capability or "", set()).update(
+            _accepted_arguments(tool) if tool.capability is not None else ()
+        )
+    taken = {
+        tool.name: _accepted_arguments(tool) | same[tool.capability or ""]
+        for tool in plan.tools
+        if tool.kind in _TEMPLATE_KINDS
+    }
     makers = {tool.name for tool in plan.tools if tool.produces}  # what they make is looked for where arguments say
     return [
-        Problem(place((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}")
+        Problem(
+            format_path((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
+        )
         for index, task in enumerate(plan.tasks)
-        for path, body, checks in _bodies(("tasks", index), task)
+        for path, body, checks in _task_bodies(("tasks", index), task)
         if body.tool in taken and body.tool not in makers
         for name in body.arguments
-        if name not in taken[body.tool] and name not in {hole for text in checks for hole in holes(text)}
+        if name not in taken[body.tool] and name not in {hole for text in checks for hole in placeholders(text)}
     ]
 
 
-def _taken(tool: ToolSpec) -> set[str]:
+def _accepted_arguments(tool: ToolSpec) -> set[str]:
     """The arguments that a tool has a place for; its parameters are checked with the plan."""
     facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
-    return {*tool.parameters, *(name for text in (*templates_of(tool), *facts) for name in holes(text))}
+    return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
 
 
-def _missing_of_servers(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
+def _server_problems(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
     if plan.mcp and find_spec("mcp") is None:
         yield Problem("mcp", str(McpNotInstalled(plan.mcp)))
     for name, server in plan.mcp.items():
@@ -120,17 +128,17 @@ def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:
         at = f"tools[{index}]"
         if tool.kind is None or tool.kind not in kinds:
             if tool.name in used:
-                yield Problem(at, _unknown_kind(tool, kinds))
+                yield Problem(at, _unknown_kind_message(tool, kinds))
             continue
-        for problem in _CHECKS[tool.kind](tool) if tool.kind in _CHECKS else ():
+        for problem in _DEFINITION_CHECKS[tool.kind](tool) if tool.kind in _DEFINITION_CHECKS else ():
             yield Problem(at, f"tool {tool.name!r}: {problem}")
-        for name in sorted(_OWN_NAMES.get(tool.kind, frozenset()).intersection(tool.produces)):
+        for name in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)):
             yield Problem(
                 f"{at}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
             )
 
 
-def _unknown_kind(tool: ToolSpec, kinds: frozenset[str]) -> str:
+def _unknown_kind_message(tool: ToolSpec, kinds: frozenset[str]) -> str:
     if tool.kind is None:
         return f"tool {tool.name!r} states no `kind`; known are {sorted(kinds)}"
     hint = did_you_mean(tool.kind, kinds)
@@ -142,43 +150,43 @@ def _unknown_kind(tool: ToolSpec, kinds: frozenset[str]) -> str:
 def _task_problems(plan: Plan) -> Iterator[Problem]:
     """Arguments that the body of a request needs; a plan checks those of commands and addresses itself."""
     for index, task in enumerate(plan.tasks):
-        for path, body, checks in _bodies(("tasks", index), task):
+        for path, body, checks in _task_bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
-            missing = missing_arguments(texts_of(tool.body), body.arguments) if tool is not None else []
+            missing = missing_arguments(strings_in(tool.body), body.arguments) if tool is not None else []
             if missing:
                 message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
-                yield Problem(place((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
+                yield Problem(format_path((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
             for number, text in enumerate(checks):
                 for problem in _check_problems(text, body):
                     where = (*path, "acceptance", number) if body.acceptance else path
-                    yield Problem(place(where), f"task {task.id!r}: the check {text!r}: {problem}")
+                    yield Problem(format_path(where), f"task {task.id!r}: the check {text!r}: {problem}")
 
 
 def _check_problems(text: str, body: TaskBody) -> list[str]:
-    if not text.startswith(COMMAND):
+    if not text.startswith(COMMAND_PREFIX):
         return []
-    command = text.removeprefix(COMMAND)
+    command = text.removeprefix(COMMAND_PREFIX)
     missing = missing_arguments([command], body.arguments)
     lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
     return command_problems(command) + lacking
 
 
-def _bodies(
-    path: Path, body: TaskBody, checks: tuple[str, ...] = ()
-) -> Iterator[tuple[Path, TaskBody, tuple[str, ...]]]:
+def _task_bodies(
+    path: JsonPath, body: TaskBody, checks: tuple[str, ...] = ()
+) -> Iterator[tuple[JsonPath, TaskBody, tuple[str, ...]]]:
     """A task, its fallbacks and its undo, and theirs, each with its place and what it is held to."""
     held = body.acceptance or checks
     yield path, body, held
     for index, fallback in enumerate(body.fallbacks):
-        yield from _bodies((*path, "fallbacks", index), fallback, held)
+        yield from _task_bodies((*path, "fallbacks", index), fallback, held)
     if body.undo is not None:
-        yield from _bodies((*path, "undo"), body.undo)
+        yield from _task_bodies((*path, "undo"), body.undo)
 
 
 def _missing_programs(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
     if tool.kind == "shell" and tool.command:
         path = environ.get("PATH", os.defpath)
-        for program in programs(tool.command):
+        for program in command_programs(tool.command):
             if shutil.which(program, path=path) is None:
                 yield f"the program {program!r}, which is not on the PATH"
 

@@ -15,12 +15,12 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from replanning.tools._templates import MARK, MARKED, mark, variables, word
+from replanning.tools._templates import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
 
 _TOKEN: Final = re.compile(
     rf"""
-      (?P<hole>{MARK}[^{MARK}]+{MARK})
-    | (?P<backslash>\\{MARK}[^{MARK}]+{MARK})
+      (?P<hole>{HOLE_DELIMITER}[^{HOLE_DELIMITER}]+{HOLE_DELIMITER})
+    | (?P<backslash>\\{HOLE_DELIMITER}[^{HOLE_DELIMITER}]+{HOLE_DELIMITER})
     | (?P<escape>\\.)
     | (?P<quotes>'[^']*'|"(?:\\.|[^"\\])*")
     | (?P<backquotes>`(?:\\.|[^`\\])*`)
@@ -34,7 +34,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-_REFUSED: Final = {
+_HOLE_ERRORS: Final = {
     "backslash": "{hole} follows a backslash; values are quoted for you, remove it",
     "quotes": "{hole} stands inside quotes; values are quoted for you, remove the quotes, or write {{{hole}}} for that text itself",
     "backquotes": "{hole} stands inside backquotes; write $(…) instead",
@@ -45,9 +45,9 @@ _REFUSED: Final = {
 }
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
-_RESERVED: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
-_CLOSING: Final = frozenset({"}", "done", "fi"})
-_BUILTIN: Final = frozenset(
+_PREFIX_WORDS: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
+_CLOSING_WORDS: Final = frozenset({"}", "done", "fi"})
+_SHELL_BUILTINS: Final = frozenset(
     ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
     " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
 )
@@ -65,18 +65,18 @@ def command_problems(command: str) -> list[str]:
     """Everything that is wrong with a command template, in the order of the text."""
     if not command.strip():
         return ["its command is empty"]
-    if MARK in command:
+    if HOLE_DELIMITER in command:
         return ["its command holds the character NUL"]
     problems = [
         f"its command refers to {{env:{name}}}, which every user of the machine could read in the list of "
         f'processes; write "${name}", or pass it on under `env`'
-        for name in variables(command)
+        for name in env_references(command)
     ]
-    for kind, text, _ in _tokens(mark(command)):
+    for kind, text, _ in _tokens(mark_holes(command)):
         if kind == "open":
             problems.append(f"its command opens a {text} that is never closed")
-        elif kind in _REFUSED:
-            problems += [_REFUSED[kind].format(hole=f"{{{name}}}") for name in MARKED.findall(text)]
+        elif kind in _HOLE_ERRORS:
+            problems += [_HOLE_ERRORS[kind].format(hole=f"{{{name}}}") for name in MARKED_HOLE.findall(text)]
     return problems
 
 
@@ -90,17 +90,17 @@ def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
     words: list[str] = []
     parts: list[str] = []
     problems: list[str] = []
-    for kind, text, alone in _tokens(mark(command)):
+    for kind, text, alone in _tokens(mark_holes(command)):
         if kind != "hole":
             parts.append(text)
             continue
-        name = text.strip(MARK)
+        name = text.strip(HOLE_DELIMITER)
         value = arguments[name]
         if isinstance(value, list) and not alone:
             problems.append(f"{name!r} is a list, but {{{name}}} does not stand alone in the command")
         elif name not in names:
             try:
-                new = _words(name, value)
+                new = _argument_words(name, value)
             except ValueError as error:
                 problems.append(str(error))
                 new = []
@@ -109,21 +109,21 @@ def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
         parts.append(" ".join(names.get(name, ())))
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
-    return Script(_assignments(len(words)) + "".join(parts), tuple(words))
+    return Script(_parameter_assignments(len(words)) + "".join(parts), tuple(words))
 
 
-def programs(command: str) -> list[str]:
+def command_programs(command: str) -> list[str]:
     """The programs that a command starts, as far as its text says so plainly, each once, in order."""
     if re.search(r"\bcase\b|\(\s*\)", command):
         return []  # patterns of `case` and names of functions look like programs
     found: dict[str, None] = {}
     expected = True
-    for token in _plain_words(mark(command)):
+    for token in _plain_words(mark_holes(command)):
         if token in {"|", "&", ";", "(", "\n"}:
             expected = True
-        elif expected and not re.match(r"\w+=", token) and token not in _RESERVED:
+        elif expected and not re.match(r"\w+=", token) and token not in _PREFIX_WORDS:
             expected = False
-            if re.fullmatch(r"[\w./+@][\w./+@-]*", token) and token not in _BUILTIN:
+            if re.fullmatch(r"[\w./+@][\w./+@-]*", token) and token not in _SHELL_BUILTINS:
                 found[token] = None
     return list(found)
 
@@ -135,9 +135,11 @@ def simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
     """
     words: list[str] = []
     before = ""
-    for token in [*_plain_words(mark(command)), ";"]:
+    for token in [*_plain_words(mark_holes(command)), ";"]:
         if token not in {"|", "&", ";", "(", "\n"}:
-            words += [token] if words or not (re.match(r"\w+=", token) or token in _RESERVED | _CLOSING) else []
+            words += (
+                [token] if words or not (re.match(r"\w+=", token) or token in _PREFIX_WORDS | _CLOSING_WORDS) else []
+            )
         elif words:
             yield before, words
             words, before = [], token
@@ -145,13 +147,13 @@ def simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
             before += token
 
 
-def _words(name: str, value: JsonValue) -> list[str]:
+def _argument_words(name: str, value: JsonValue) -> list[str]:
     if not isinstance(value, list):
-        return [word(name, value)]
-    return [word(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        return [argument_text(name, value)]
+    return [argument_text(f"{name}[{index}]", item) for index, item in enumerate(value)]
 
 
-def _assignments(count: int) -> str:
+def _parameter_assignments(count: int) -> str:
     """Keeps the words in variables of their own, out of reach of `set`, `shift` and functions."""
     if not count:
         return ""

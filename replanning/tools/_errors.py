@@ -28,35 +28,43 @@ from collections.abc import Iterable, Sequence
 from replanning._errors import OutputError, ToolError, TransientError
 from replanning._wording import did_you_mean
 
-TAIL = 2_000
+MAX_EXCERPT_CHARS = 2_000
 """How much of what a tool wrote an error message quotes, in characters."""
 
-_LONGEST_COMMAND = 200
+_MAX_COMMAND_CHARS = 200
 
 
 def tail(text: str) -> str:
     """The end of a text, marked where something was left out."""
     text = text.strip()
-    return text if len(text) <= TAIL else f"[… {len(text) - TAIL} characters before] {text[-TAIL:]}"
+    return (
+        text
+        if len(text) <= MAX_EXCERPT_CHARS
+        else f"[… {len(text) - MAX_EXCERPT_CHARS} characters before] {text[-MAX_EXCERPT_CHARS:]}"
+    )
 
 
 def head(text: str) -> str:
     """The start of a text, marked where something was left out."""
     text = text.strip()
-    return text if len(text) <= TAIL else f"{text[:TAIL]} [… {len(text) - TAIL} characters more]"
+    return (
+        text
+        if len(text) <= MAX_EXCERPT_CHARS
+        else f"{text[:MAX_EXCERPT_CHARS]} [… {len(text) - MAX_EXCERPT_CHARS} characters more]"
+    )
 
 
 class UnknownTool(ToolError):
     """A task names a tool that the plan does not describe, or no tool at all."""
 
     def __init__(self, task: str, tool: str | None, known: Iterable[str]) -> None:
-        self.task, self.tool, self.known = task, tool, tuple(known)
+        self.task, self.tool, self.known_tools = task, tool, tuple(known)
         if tool is None:
             what = f"task {task!r} names no tool"
         else:
             what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
-        hint = did_you_mean(tool, self.known) if tool else ""
-        super().__init__("; ".join(filter(None, [what, f"described are {list(self.known)}", hint])))
+        hint = did_you_mean(tool, self.known_tools) if tool else ""
+        super().__init__("; ".join(filter(None, [what, f"described are {list(self.known_tools)}", hint])))
 
 
 class InvalidTool(ToolError):
@@ -90,7 +98,7 @@ class CommandFailed(ToolError):
         self.tool, self.command, self.exit_code, self.stderr = tool, command, exit_code, tail(stderr)
         said = f": {self.stderr}" if self.stderr else ", without a word on stderr"
         super().__init__(
-            f"tool {tool!r} ended with exit code {exit_code}{_signal(exit_code)}{said} (command: {command})"
+            f"tool {tool!r} ended with exit code {exit_code}{_signal_suffix(exit_code)}{said} (command: {command})"
         )
 
 
@@ -112,7 +120,7 @@ class HttpStatusFailed(ToolError):
         retry_after: float | None = None,
         advice: str = "",
     ) -> None:
-        self.tool, self.request, self.status, self.answer = tool, request, status, head(answer)
+        self.tool, self.request, self.status, self.response_text = tool, request, status, head(answer)
         self.request_id = request_id
         self.retry_after = retry_after
         """Seconds that the server asks to wait, where it says so."""
@@ -122,7 +130,7 @@ class HttpStatusFailed(ToolError):
             f"request id {request_id}" if request_id else "",
             f"to be tried again after {retry_after:g} s" if retry_after is not None else "",
         ]
-        super().__init__("; ".join(filter(None, parts)) + (f": {self.answer}" if self.answer else ""))
+        super().__init__("; ".join(filter(None, parts)) + (f": {self.response_text}" if self.response_text else ""))
 
 
 class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
@@ -141,7 +149,7 @@ class McpToolFailed(ToolError):
     """A tool of an MCP server, or the server itself, reports an error."""
 
     def __init__(self, tool: str, server: str, said: str) -> None:
-        self.tool, self.server, self.said = tool, server, said
+        self.tool, self.server, self.message = tool, server, said
         super().__init__(f"tool {tool!r}: the MCP server {server!r} reports an error: {head(said)}")
 
 
@@ -169,7 +177,7 @@ class ToolTimedOut(ToolError):
     """A tool took longer than the executor allows where neither task nor tool states a timeout."""
 
     def __init__(self, tool: str, limit: float) -> None:
-        self.tool, self.limit = tool, limit
+        self.tool, self.timeout = tool, limit
         super().__init__(
             f"tool {tool!r} was stopped after {limit:g} s, the limit where nothing else is stated; "
             "give the task or the tool a `timeout` if it needs longer"
@@ -187,12 +195,12 @@ class ToolOutputTooLarge(ToolError, OutputError):
         )
 
 
-def _brief(command: str) -> str:
+def _shortened_command(command: str) -> str:
     """A command as a message shows it."""
-    return command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]} …"
+    return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:_MAX_COMMAND_CHARS]} …"
 
 
-def _signal(exit_code: int) -> str:
+def _signal_suffix(exit_code: int) -> str:
     """Which signal an exit code stands for, in words."""
     try:
         return f" ({signal.Signals(exit_code - 128).name})"

@@ -17,7 +17,7 @@ from replanning._interfaces import Clock
 from replanning._plan import Plan, Task, ToolSpec
 from replanning._servers import McpServer
 from replanning.tools._arguments import argument_problems
-from replanning.tools._call import Kind, ToolCall, WorkContext
+from replanning.tools._call import ToolCall, ToolRunner, WorkContext
 from replanning.tools._errors import (
     CommandFailed,
     InvalidArguments,
@@ -26,15 +26,15 @@ from replanning.tools._errors import (
     ToolUnavailable,
     UnknownTool,
 )
-from replanning.tools._mcp import McpKind, Report
-from replanning.tools._python import PythonKind
+from replanning.tools._mcp import AvailabilityListener, McpToolRunner
+from replanning.tools._python import PythonToolRunner
 from replanning.tools._shell import run_shell
 from replanning.tools._templates import Secrets, missing_arguments, unset_variables
 
 if TYPE_CHECKING:
-    from replanning.tools._http import HttpKind
+    from replanning.tools._http import HttpToolRunner
 
-MEBIBYTE: Final = 1024 * 1024
+DEFAULT_OUTPUT_LIMIT: Final = 1024 * 1024
 
 
 class ToolExecutor:
@@ -65,11 +65,11 @@ class ToolExecutor:
         tools: Plan | Iterable[ToolSpec],
         *,
         default_timeout: float | None = 60.0,
-        output_limit: int = MEBIBYTE,
+        output_limit: int = DEFAULT_OUTPUT_LIMIT,
         cwd: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
         grace: float = 2.0,
-        kinds: Mapping[str, Kind] | None = None,
+        kinds: Mapping[str, ToolRunner] | None = None,
         servers: Mapping[str, McpServer] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -79,23 +79,23 @@ class ToolExecutor:
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = grace
-        self._begun: dict[str, anyio.Event] = {}
-        self._http: HttpKind | None = None
+        self._running: dict[str, anyio.Event] = {}
+        self._http_runner: HttpToolRunner | None = None
         found = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
-        self._mcp = McpKind(found, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock())
-        self._kinds: dict[str, Kind] = {
+        self._mcp_runner = McpToolRunner(found, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock())
+        self._runners: dict[str, ToolRunner] = {
             "shell": run_shell,
             "http": self._run_http,
-            "python": PythonKind(),
+            "python": PythonToolRunner(),
             "mcp": self._run_mcp,
             **(kinds or {}),
         }
 
     def __repr__(self) -> str:
-        return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._kinds))}>"
+        return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._runners))}>"
 
     async def __aenter__(self) -> Self:
-        await self._mcp.open()
+        await self._mcp_runner.open()
         return self
 
     async def __aexit__(
@@ -106,10 +106,10 @@ class ToolExecutor:
     async def aclose(self) -> None:
         """Close the connections of HTTP tools; using one afterwards opens them again. End the MCP servers."""
         try:
-            if self._http is not None:
-                await self._http.aclose()
+            if self._http_runner is not None:
+                await self._http_runner.aclose()
         finally:
-            await self._mcp.aclose()
+            await self._mcp_runner.aclose()
 
     async def discover(self, plan: Plan) -> Plan:
         """The plan with the tools that its MCP servers have, as `SERVER.TOOL`; the servers are started to ask them.
@@ -123,23 +123,23 @@ class ToolExecutor:
         """
         if not plan.mcp:
             return plan
-        found = await self._mcp.discover(plan)
+        found = await self._mcp_runner.discover(plan)
         self._tools.update((tool.name, tool) for tool in found.tools)
         return found
 
-    def watch(self, report: Report | None) -> None:
+    def watch(self, report: AvailabilityListener | None) -> None:
         """Tell a run which tools of MCP servers are available, now and whenever that changes.
 
         Args:
             report: `run.change_resource`, or what takes the same; None for nobody any more. Where it is not said, the
                 run learns it from the first task that uses such a tool.
         """
-        self._mcp.watch(report)
+        self._mcp_runner.watch(report)
 
     @property
     def unavailable_servers(self) -> Mapping[str, str]:
         """The MCP servers that were asked and are not there, and why."""
-        return self._mcp.unavailable
+        return self._mcp_runner.unavailable
 
     async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
         """Execute one task.
@@ -155,17 +155,17 @@ class ToolExecutor:
             ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s too.
             Exception: whatever a function of kind `python` raises.
         """
-        tool = self._tool(task, context)
-        kind = self._kind(tool)
+        tool = self._resolve_tool(task, context)
+        kind = self._runner_for(tool)
         if problems := argument_problems(tool, task.arguments):
             raise InvalidArguments(tool.name, problems)
         if unset := unset_variables(tool, self._environ):
             raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
-        call = self._call(tool, task, context)
+        call = self._tool_call(tool, task, context)
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
-        async with self._alone(context.idempotency_key):
+        async with self._exclusive(context.idempotency_key):
             with anyio.move_on_after(limit):
-                return call.secrets.hide_in(await kind(call))
+                return call.secrets.redact_json(await kind(call))
         assert limit is not None
         raise ToolTimedOut(tool.name, limit)
 
@@ -189,7 +189,7 @@ class ToolExecutor:
             raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         if missing := missing_arguments([command], task.arguments):
             raise InvalidArguments(tool.name, [f"{name!r} is missing" for name in missing])
-        call = self._call(tool, task, context)
+        call = self._tool_call(tool, task, context)
         with anyio.move_on_after(self._default_timeout):
             try:
                 await run_shell(call)
@@ -199,18 +199,18 @@ class ToolExecutor:
         raise ToolTimedOut(tool.name, self._default_timeout or 0.0)
 
     @asynccontextmanager
-    async def _alone(self, key: str) -> AsyncIterator[None]:
+    async def _exclusive(self, key: str) -> AsyncIterator[None]:
         """Wait until what was begun before under a key is over: a process that is stopped takes its time."""
-        while (before := self._begun.get(key)) is not None:
+        while (before := self._running.get(key)) is not None:
             await before.wait()
-        self._begun[key] = over = anyio.Event()
+        self._running[key] = over = anyio.Event()
         try:
             yield
         finally:
-            del self._begun[key]
+            del self._running[key]
             over.set()
 
-    def _tool(self, task: Task, context: WorkContext) -> ToolSpec:
+    def _resolve_tool(self, task: Task, context: WorkContext) -> ToolSpec:
         tool = context.tool
         if tool is None and task.tool is not None:
             tool = self._tools.get(task.tool)
@@ -218,15 +218,15 @@ class ToolExecutor:
             raise UnknownTool(task.id, task.tool, self._tools)
         return tool
 
-    def _kind(self, tool: ToolSpec) -> Kind:
-        known = sorted(self._kinds)
+    def _runner_for(self, tool: ToolSpec) -> ToolRunner:
+        known = sorted(self._runners)
         if tool.kind is None:
             raise InvalidTool(tool.name, [f"it states no `kind`; known are {known}"])
-        if tool.kind not in self._kinds:
+        if tool.kind not in self._runners:
             raise InvalidTool(tool.name, [f"nothing executes its kind {tool.kind!r}; known are {known}"])
-        return self._kinds[tool.kind]
+        return self._runners[tool.kind]
 
-    def _call(self, tool: ToolSpec, task: Task, context: WorkContext) -> ToolCall:
+    def _tool_call(self, tool: ToolSpec, task: Task, context: WorkContext) -> ToolCall:
         return ToolCall(
             tool=tool,
             task=task,
@@ -239,14 +239,16 @@ class ToolExecutor:
         )
 
     async def _run_mcp(self, call: ToolCall) -> JsonValue:
-        report: Report | None = getattr(call.context, "change_resource", None)  # others' contexts need have none
-        if report is not None and not self._mcp.watched:
-            self._mcp.watch(report)
-        return await self._mcp(call)
+        report: AvailabilityListener | None = getattr(
+            call.context, "change_resource", None
+        )  # others' contexts need have none
+        if report is not None and not self._mcp_runner.has_listener:
+            self._mcp_runner.watch(report)
+        return await self._mcp_runner(call)
 
     async def _run_http(self, call: ToolCall) -> JsonValue:
-        if self._http is None:
-            from replanning.tools._http import HttpKind  # httpx takes its time, and many plans need none
+        if self._http_runner is None:
+            from replanning.tools._http import HttpToolRunner  # httpx takes its time, and many plans need none
 
-            self._http = HttpKind()
-        return await self._http(call)
+            self._http_runner = HttpToolRunner()
+        return await self._http_runner(call)

@@ -25,15 +25,27 @@ from replanning.tools._errors import (
     ToolUnavailable,
     TransientHttpStatusFailed,
 )
-from replanning.tools._requests import Request, fill_request, request_problems
-from replanning.tools._templates import read_json
+from replanning.tools._requests import Request, build_request, request_problems
+from replanning.tools._templates import parse_json
 
-_TRANSIENT: Final = frozenset({408, 409, 425, 429})
-_HOPS: Final = 5
-_PACKINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_CHARSETS: Final = ("utf", "us-ascii", "iso-8859", "latin", "windows-", "cp125", "koi8", "gb", "big5", "shift", "euc")
+_TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+_MAX_REDIRECTS: Final = 5
+_CONTENT_ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_CHARSET_PREFIXES: Final = (
+    "utf",
+    "us-ascii",
+    "iso-8859",
+    "latin",
+    "windows-",
+    "cp125",
+    "koi8",
+    "gb",
+    "big5",
+    "shift",
+    "euc",
+)
 """What an answer may say it is written in: some of Python's other codecs are no text, or slow on purpose."""
-_KEPT: Final = (
+_OUTPUT_HEADERS: Final = (
     "content-type",
     "etag",
     "last-modified",
@@ -45,7 +57,7 @@ _KEPT: Final = (
 )
 
 
-class HttpKind:
+class HttpToolRunner:
     """Executes HTTP tools over connections that are kept open between requests.
 
     It belongs to one event loop; close it with `aclose`.
@@ -75,14 +87,14 @@ class HttpKind:
         if problems := request_problems(call.tool):
             raise InvalidTool(call.tool.name, problems)
         try:
-            request = fill_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
+            request = build_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
-        response, packed = await self._answer(call, request)
-        body = _unpack(call, request, response, packed)
+        response, packed = await self._fetch(call, request)
+        body = _decompress(call, request, response, packed)
         if not response.is_success:
-            raise _failure(call, request, response, body)
-        return _output(call, response, body)
+            raise _status_error(call, request, response, body)
+        return _tool_output(call, response, body)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -90,16 +102,18 @@ class HttpKind:
         if client is not None:
             await client.aclose()
 
-    async def _answer(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
+    async def _fetch(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
         try:
             return await self._send(call, request)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
-            raise InvalidArguments(call.tool.name, [f"{request.shown}: {call.secrets.hide(str(error))}"]) from error
+            raise InvalidArguments(
+                call.tool.name, [f"{request.redacted}: {call.secrets.redact(str(error))}"]
+            ) from error
         except httpx.TransportError as error:
-            cause = call.secrets.hide(str(error)) or type(error).__name__
-            if _is_untrusted(error):
-                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.shown})", cause) from error
-            raise HttpUnreachable(call.tool.name, request.shown, cause) from error
+            cause = call.secrets.redact(str(error)) or type(error).__name__
+            if _is_certificate_error(error):
+                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
+            raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
 
     async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
         """The answer at the end of all redirects to the same host, with its content as it was sent."""
@@ -116,14 +130,14 @@ class HttpKind:
         while True:
             sent = self._client.stream(request.method, url, headers=headers, content=request.content)
             async with sent as response:
-                body = await _read(call, response)
-            target = _target(url, response)
-            if not request.is_safe or target is None or hops == _HOPS:
+                body = await _read_body(call, response)
+            target = _redirect_target(url, response)
+            if not request.is_safe or target is None or hops == _MAX_REDIRECTS:
                 return response, body
             url, hops = target, hops + 1
 
 
-async def _read(call: ToolCall, response: httpx.Response) -> bytes:
+async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
     """What the server sends, as it sends it."""
     body = bytearray()
     try:
@@ -140,51 +154,51 @@ async def _read(call: ToolCall, response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _unpack(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
+def _decompress(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
     """The content of an answer; never more of it than may be kept."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity" or not packed:
         return packed
-    if encoding not in _PACKINGS:
+    if encoding not in _CONTENT_ENCODINGS:
         cause = f"its answer is packed as {encoding!r}, which was not asked for"
-        raise HttpUnreachable(call.tool.name, request.shown, cause)
-    unpacking = zlib.decompressobj(_PACKINGS[encoding])
+        raise HttpUnreachable(call.tool.name, request.redacted, cause)
+    unpacking = zlib.decompressobj(_CONTENT_ENCODINGS[encoding])
     try:
         body = unpacking.decompress(packed, call.output_limit + 1)
     except zlib.error as error:
         cause = f"its answer is not the {encoding} that it states"
-        raise HttpUnreachable(call.tool.name, request.shown, cause) from error
+        raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
     if len(body) > call.output_limit:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
     if not unpacking.eof:
-        raise HttpUnreachable(call.tool.name, request.shown, f"its answer is not the {encoding} that it states")
+        raise HttpUnreachable(call.tool.name, request.redacted, f"its answer is not the {encoding} that it states")
     return body
 
 
-def _failure(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
+def _status_error(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
     """What an answer that is no success is to its task."""
     status = response.status_code
-    passing = status in _TRANSIENT or status >= 500 or status in call.tool.transient
+    passing = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
     advice = ""
     if response.has_redirect_location:
-        target = call.secrets.hide(response.headers["location"])
+        target = call.secrets.redact(response.headers["location"])
         advice = f"it redirects to {target!r}; if that is right, write it as the `url` of the tool"
     return (TransientHttpStatusFailed if passing else HttpStatusFailed)(
         call.tool.name,
-        request.shown,
+        request.redacted,
         status,
-        call.secrets.hide(_decode(response, body)[0]),
+        call.secrets.redact(_decode_text(response, body)[0]),
         request_id=response.headers.get("x-request-id") or response.headers.get("request-id"),
         retry_after=_retry_after(response),
         advice=advice,
     )
 
 
-def _output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonObject:
-    headers: JsonObject = {name: response.headers[name] for name in _KEPT if name in response.headers}
+def _tool_output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonObject:
+    headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
     output: JsonObject = {"status": response.status_code, "headers": headers}
-    text, decodable = _decode(response, body)
-    said = read_json(text) if _is_json(response) else None
+    text, decodable = _decode_text(response, body)
+    said = parse_json(text) if _is_json(response) else None
     if said is not None or (_is_json(response) and text.strip() == "null"):
         output["json"] = said
     else:
@@ -192,7 +206,7 @@ def _output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonObject
     if not decodable:
         output["undecodable"] = ["text"]
     names = artifact_names(call.tool, call.arguments)
-    return {**find_artifacts(names, call.arguments, said=said, before={}, after={}), **output}
+    return {**find_artifacts(names, call.arguments, json_output=said, before={}, after={}), **output}
 
 
 def _is_json(response: httpx.Response) -> bool:
@@ -200,10 +214,10 @@ def _is_json(response: httpx.Response) -> bool:
     return bool(kind == "application/json" or kind.endswith("+json"))
 
 
-def _decode(response: httpx.Response, body: bytes) -> tuple[str, bool]:
+def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:
     """The text of an answer, and whether all of it is text."""
     stated = (response.charset_encoding or "").lower()
-    charset = stated if stated.startswith(_CHARSETS) else "utf-8"
+    charset = stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8"
     try:
         text = body.decode(charset)
         text.encode()
@@ -226,7 +240,7 @@ def _retry_after(response: httpx.Response) -> float | None:
         return None
 
 
-def _target(url: str, response: httpx.Response) -> str | None:
+def _redirect_target(url: str, response: httpx.Response) -> str | None:
     """Where a redirect leads, if it stays with scheme, host and port."""
     if not response.has_redirect_location:
         return None
@@ -237,7 +251,7 @@ def _target(url: str, response: httpx.Response) -> str | None:
         return None
 
 
-def _is_untrusted(error: BaseException) -> bool:
+def _is_certificate_error(error: BaseException) -> bool:
     """Whether a connection failed because of the certificate, which no retry will change."""
     cause: BaseException | None = error
     while cause is not None:

@@ -15,7 +15,7 @@ from replanning._errors import PlanError, Problem
 from replanning._interfaces import Clock
 from replanning._plan import Plan, ToolSpec
 from replanning._servers import McpServer
-from replanning._wording import Hints, place
+from replanning._wording import NameSuggester, format_path
 from replanning.tools._call import ToolCall
 from replanning.tools._errors import (
     InvalidArguments,
@@ -25,22 +25,22 @@ from replanning.tools._errors import (
     ToolUnavailable,
     TransientMcpServerLost,
 )
-from replanning.tools._mcp_tools import output_of, schema_problems, spec_of
+from replanning.tools._mcp_tools import mcp_output, mcp_tool_spec, schema_problems
 
 if TYPE_CHECKING:
     from replanning.tools._mcp_session import McpSession
 
-_CLOSING: Final = 10.0
+_CLOSE_TIMEOUT: Final = 10.0
 """Seconds that servers have to end in order; then they are killed."""
 
 
-class Report(Protocol):
+class AvailabilityListener(Protocol):
     """Is told that a tool is available or not, such as `run.change_resource`."""
 
     def __call__(self, name: str, /, *, available: bool, reason: str) -> object: ...
 
 
-class McpKind:
+class McpToolRunner:
     """Executes the tools of the servers of a plan, and keeps the servers.
 
     Args:
@@ -57,21 +57,23 @@ class McpKind:
         self._sessions: dict[str, McpSession] = {}
         self._tools: dict[str, ToolSpec] = {}
         self._group: TaskGroup | None = None
-        self._report: Report | None = None
-        self._told: dict[str, bool] = {}
+        self._listener: AvailabilityListener | None = None
+        self._reported: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
 
     @property
-    def watched(self) -> bool:
+    def has_listener(self) -> bool:
         """Whether somebody is told when tools become available or cease to be."""
-        return self._report is not None
+        return self._listener is not None
 
     @property
     def unavailable(self) -> Mapping[str, str]:
         """The servers that were asked and are not there, and why."""
-        return {name: session.reason for name, session in self._sessions.items() if session.reason}
+        return {
+            name: session.unavailable_reason for name, session in self._sessions.items() if session.unavailable_reason
+        }
 
     async def open(self) -> None:
         """Begin; `aclose` must be called by the same task."""
@@ -81,20 +83,20 @@ class McpKind:
 
     async def aclose(self) -> None:
         """End the servers that were started."""
-        group, self._group, self._report = self._group, None, None
+        group, self._group, self._listener = self._group, None, None
         if group is None:
             return
         for session in self._sessions.values():
             session.close()
         self._sessions = {}
-        group.cancel_scope.deadline = anyio.current_time() + _CLOSING
+        group.cancel_scope.deadline = anyio.current_time() + _CLOSE_TIMEOUT
         await group.__aexit__(None, None, None)
 
-    def watch(self, report: Report | None) -> None:
+    def watch(self, report: AvailabilityListener | None) -> None:
         """Tell somebody which tools are available, now and whenever that changes; None for nobody any more."""
-        self._report, self._told = report, {}
+        self._listener, self._reported = report, {}
         for session in self._sessions.values():
-            self._tell(session)
+            self._report_availability(session)
 
     async def discover(self, plan: Plan) -> Plan:
         """The plan with the tools that its servers have; starts them.
@@ -106,21 +108,21 @@ class McpKind:
             PlanError: the tasks do not fit the tools.
             McpNotInstalled: the SDK is not there.
         """
-        sessions = {name: self._session(name) for name in plan.mcp}
+        sessions = {name: self._get_session(name) for name in plan.mcp}
         async with anyio.create_task_group() as group:
             for session in sessions.values():
                 group.start_soon(session.start)
-        tools = [self._completed(tool, sessions) for tool in plan.tools]
+        tools = [self._merged_spec(tool, sessions) for tool in plan.tools]
         known = {(tool.server, tool.tool or tool.name) for tool in tools if tool.kind == "mcp"}
         for name, session in sessions.items():
             for tool in session.tools.values():
                 allowed = session.server.tools is None or tool.name in session.server.tools
                 if allowed and (name, tool.name) not in known:
-                    found = spec_of(name, session.server, tool, None, session.secrets.hide)
+                    found = mcp_tool_spec(name, session.server, tool, None, session.secrets.redact)
                     tools += [found] if found is not None else []
-        tools += _absent(plan, tools, sessions)
+        tools += _unavailable_tools(plan, tools, sessions)
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
-        return _checked(plan, tools)
+        return _with_tools(plan, tools)
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Have a server use one of its tools.
@@ -134,25 +136,25 @@ class McpKind:
             McpNotInstalled: the SDK is not there.
         """
         tool, name = call.tool, call.tool.server or ""
-        session = self._session(name, tool.name)
+        session = self._get_session(name, tool.name)
         self._tools.setdefault(tool.name, tool)
         if problems := schema_problems(tool.input_schema, call.arguments):
-            raise InvalidArguments(tool.name, [call.secrets.hide(problem) for problem in problems])
+            raise InvalidArguments(tool.name, [call.secrets.redact(problem) for problem in problems])
         from replanning.tools._mcp_session import ServerGone
 
         try:
             result = await session.call(tool.tool or tool.name, call.arguments)
         except ServerGone as error:
-            if not error.reached:
+            if not error.request_sent:
                 raise ToolUnavailable(tool.name, f"the MCP server {name!r}", f"which is not there: {error}") from None
             lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
             raise lost(tool.name, name, str(error)) from None
         except Exception as error:  # whatever a server makes the SDK raise is a failure of this task alone
-            said = session.secrets.hide(str(error)) or type(error).__name__
+            said = session.secrets.redact(str(error)) or type(error).__name__
             raise McpToolFailed(tool.name, name, said) from error
-        return session.secrets.hide_in(output_of(call, result, session.secrets.hide))
+        return session.secrets.redact_json(mcp_output(call, result, session.secrets.redact))
 
-    def _session(self, name: str, tool: str = "") -> McpSession:
+    def _get_session(self, name: str, tool: str = "") -> McpSession:
         if name not in self._sessions:
             if name not in self._servers:
                 raise ToolUnavailable(tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`")
@@ -160,10 +162,10 @@ class McpKind:
                 raise ToolUnavailable(
                     tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
                 )
-            self._sessions[name] = self._started(name, self._group)
+            self._sessions[name] = self._start_session(name, self._group)
         return self._sessions[name]
 
-    def _started(self, name: str, group: TaskGroup) -> McpSession:
+    def _start_session(self, name: str, group: TaskGroup) -> McpSession:
         if find_spec("mcp") is None:
             raise McpNotInstalled(self._servers)
         from replanning.tools._mcp_session import McpSession  # the SDK takes its time, and most plans need none
@@ -174,25 +176,25 @@ class McpKind:
             environ=self._environ,
             cwd=self._cwd,
             clock=self._clock,
-            on_change=self._tell,
+            on_change=self._report_availability,
         )
-        group.start_soon(session.keep)
+        group.start_soon(session.run)
         return session
 
-    def _tell(self, session: McpSession) -> None:
+    def _report_availability(self, session: McpSession) -> None:
         """Say of the tools of a server whether they can be used, where that is new."""
-        if self._report is None:
+        if self._listener is None:
             return
         for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
             lacking = (tool.tool or tool.name) not in session.tools
-            reason = session.reason or ("the server does not have it any more" if lacking else "")
-            if self._told.get(tool.name) is not (available := not reason):
-                self._told[tool.name] = available
+            reason = session.unavailable_reason or ("the server does not have it any more" if lacking else "")
+            if self._reported.get(tool.name) is not (available := not reason):
+                self._reported[tool.name] = available
                 why = f"MCP server {session.name!r}: {reason}" if reason else ""
-                self._report(tool.name, available=available, reason=why)
+                self._listener(tool.name, available=available, reason=why)
 
     @staticmethod
-    def _completed(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
+    def _merged_spec(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
         """What a plan says of a tool, with what it leaves out as its server states it."""
         session = sessions.get(tool.server or "") if tool.kind == "mcp" else None
         if session is None:
@@ -201,19 +203,21 @@ class McpKind:
         if found is None:  # of what nobody has said anything, the worst is assumed
             safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
             return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
-        return spec_of(session.name, session.server, found, tool, session.secrets.hide) or tool
+        return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
 
 
-def _checked(plan: Plan, tools: list[ToolSpec]) -> Plan:
+def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
     """The plan with these tools.
 
     Raises:
         PlanError: its tasks do not fit them.
     """
-    known, hints = {tool.name: tool for tool in tools}, Hints()
+    known, hints = {tool.name: tool for tool in tools}, NameSuggester()
     problems = [
-        Problem(place(("tasks", *path, "tool")), f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}")
-        for path, name in _named(plan)
+        Problem(
+            format_path(("tasks", *path, "tool")), f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}"
+        )
+        for path, name in _referenced_tools(plan)
         if known and name not in known and (hint := hints(name, known) or "; its server does not have it")
     ]
     try:
@@ -226,7 +230,7 @@ def _checked(plan: Plan, tools: list[ToolSpec]) -> Plan:
     return found
 
 
-def _named(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
+def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
     """The tools that tasks and their fallbacks name, each with its place."""
     for index, task in enumerate(plan.tasks):
         if task.tool is not None:
@@ -236,10 +240,10 @@ def _named(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str
                 yield (index, "fallbacks", number), fallback.tool
 
 
-def _absent(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
+def _unavailable_tools(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
     """The tools that tasks name of servers that are not there."""
     known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
-    for name in dict.fromkeys(name for _, name in _named(plan) if name not in known):
+    for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in known):
         for server, session in sessions.items():
             if name.startswith(f"{server}.") and not session.available:
                 fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}

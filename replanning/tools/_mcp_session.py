@@ -19,20 +19,20 @@ from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, 
 from replanning._interfaces import Clock
 from replanning._plan import JsonObject
 from replanning._servers import McpServer
-from replanning.tools._mcp_transport import CannotStart, Line, opened
+from replanning.tools._mcp_transport import ServerHandle, ServerStartError, open_transport
 from replanning.tools._templates import Secrets
 
 _log = logging.getLogger("replanning.mcp")
 
-RESTARTS: Final = 5
+MAX_RESTARTS: Final = 5
 """How often in a row a server is started again that answers no call in between."""
 
-_MOST_TOOLS: Final = 1_000
-_MOST_PAGES: Final = 100
-_QUIET: Final = 1.0
+_MAX_TOOLS: Final = 1_000
+_MAX_PAGES: Final = 100
+_REFRESH_INTERVAL: Final = 1.0
 """Seconds between one time that a server is asked what it can do and the next, however often it says that this changed."""
 
-_TERMINATED: Final = "Session terminated"
+_SESSION_TERMINATED: Final = "Session terminated"
 """What the SDK says where a server answers that it has forgotten a session."""
 
 
@@ -40,11 +40,11 @@ class ServerGone(Exception):
     """A server is not there, or has gone while it was at work.
 
     Attributes:
-        reached: whether it may have begun with what was asked.
+        request_sent: whether it may have begun with what was asked.
     """
 
     def __init__(self, reason: str, *, reached: bool) -> None:
-        self.reached = reached
+        self.request_sent = reached
         super().__init__(reason)
 
 
@@ -54,22 +54,22 @@ class _Connection:
 
     Attributes:
         client: it, once it answers.
-        changed: set when it says that its tools have changed.
-        over: set when it is gone, with the reason.
+        tools_changed: set when it says that its tools have changed.
+        closed: set when it is gone, with the reason.
     """
 
-    line: Line
+    handle: ServerHandle
     client: Client | None = None
-    calls: int = 0
+    active_calls: int = 0
     reason: str = ""
     settled: anyio.Event = field(default_factory=anyio.Event)
-    changed: anyio.Event = field(default_factory=anyio.Event)
-    over: anyio.Event = field(default_factory=anyio.Event)
+    tools_changed: anyio.Event = field(default_factory=anyio.Event)
+    closed: anyio.Event = field(default_factory=anyio.Event)
 
-    async def hear(self, message: object) -> None:
+    async def handle_message(self, message: object) -> None:
         """Take in what the server says of its own accord; called while nothing else can be read from it."""
         if isinstance(message, ToolListChangedNotification):
-            self.changed.set()
+            self.tools_changed.set()
 
 
 class McpSession:
@@ -85,7 +85,7 @@ class McpSession:
 
     Attributes:
         tools: its tools by name, as it stated them last.
-        reason: why it is not available; empty where it is.
+        unavailable_reason: why it is not available; empty where it is.
         secrets: what it was told and nobody else is to see.
     """
 
@@ -101,34 +101,34 @@ class McpSession:
     ) -> None:
         self.name, self.server = name, server
         self.tools: dict[str, Tool] = {}
-        self.reason = "it was not started yet"
+        self.unavailable_reason = "it was not started yet"
         self.secrets = Secrets(environ)
         self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
-        self._connection = self._new()
-        self._wanted = anyio.Event()
+        self._connection = self._new_connection()
+        self._start_requested = anyio.Event()
         self._scope = anyio.CancelScope()
         self._starting = self._closing = False
-        self._starts = 0
+        self._start_count = 0
 
     def __repr__(self) -> str:
-        return f"<McpSession {self.name!r} {'available' if self.available else self.reason}>"
+        return f"<McpSession {self.name!r} {'available' if self.available else self.unavailable_reason}>"
 
     @property
     def available(self) -> bool:
         """Whether it answers."""
-        return not self.reason
+        return not self.unavailable_reason
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Keep the server alive, once somebody wants it, until it is closed or given up. Runs in a task of its own."""
         try:
             with self._scope:
-                await self._wanted.wait()
-                while not self._closing and self._starts <= RESTARTS:
-                    if self._starts > 1:  # the first time that it ends it is started again at once
-                        await self._clock.sleep(2.0 ** (self._starts - 2))
-                    self._starts += 1
-                    await self._once(self._connection)
-                self.reason += "" if self._closing else f"; it was given up after {RESTARTS} more tries"
+                await self._start_requested.wait()
+                while not self._closing and self._start_count <= MAX_RESTARTS:
+                    if self._start_count > 1:  # the first time that it ends it is started again at once
+                        await self._clock.sleep(2.0 ** (self._start_count - 2))
+                    self._start_count += 1
+                    await self._run_connection(self._connection)
+                self.unavailable_reason += "" if self._closing else f"; it was given up after {MAX_RESTARTS} more tries"
         finally:
             self._connection.settled.set()
 
@@ -136,15 +136,15 @@ class McpSession:
         """Have it end, in order where it is connected."""
         self._closing = True
         if self._connection.client is not None:
-            self._connection.line.ended.set()
+            self._connection.handle.ended.set()
         elif self._starting and self.server.command is not None:
-            self._connection.line.abandon()
+            self._connection.handle.abandon()
         else:
             self._scope.cancel()
 
     async def start(self) -> None:
         """Have it started, and wait until it answers or cannot be reached."""
-        self._wanted.set()
+        self._start_requested.set()
         await self._connection.settled.wait()
 
     async def call(self, tool: str, arguments: JsonObject) -> CallToolResult:
@@ -157,83 +157,83 @@ class McpSession:
         await self.start()
         connection = self._connection
         if connection.client is None:
-            raise ServerGone(self.reason, reached=False)
-        lost, connection.calls = False, connection.calls + 1
+            raise ServerGone(self.unavailable_reason, reached=False)
+        lost, connection.active_calls = False, connection.active_calls + 1
         try:
-            outcome = await _asked(connection, tool, arguments)
-            lost = connection.over.is_set() or _is_loss(outcome)
+            outcome = await _call_tool(connection, tool, arguments)
+            lost = connection.closed.is_set() or _is_connection_lost(outcome)
         finally:
-            connection.calls -= not lost
+            connection.active_calls -= not lost
         if isinstance(outcome, CallToolResult):
-            self._starts = 1
+            self._start_count = 1
             return outcome
         if outcome is not None and not lost:
             raise outcome
-        connection.line.ended.set()
-        await connection.over.wait()
+        connection.handle.ended.set()
+        await connection.closed.wait()
         # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
         # which nothing can be done is over.
         await self._connection.settled.wait()
-        raise ServerGone(connection.reason, reached=not _is_forgotten(outcome))
+        raise ServerGone(connection.reason, reached=not _is_session_expired(outcome))
 
-    def _new(self) -> _Connection:
-        return _Connection(Line(self.name, self.secrets))
+    def _new_connection(self) -> _Connection:
+        return _Connection(ServerHandle(self.name, self.secrets))
 
-    async def _once(self, connection: _Connection) -> None:
+    async def _run_connection(self, connection: _Connection) -> None:
         """Start it, and wait until it has ended, however it does."""
         self._starting = True
         try:
-            await self._live(connection)
+            await self._serve_connection(connection)
             reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
-            reason = _explained(error, self.server.url)
+            reason = _error_text(error, self.server.url)
         self._starting = False
-        words = connection.line.last_words
-        self.reason = connection.reason = self.secrets.hide(f"{reason}: {words}" if words else reason)
-        if self._starts <= RESTARTS and not self._closing:
-            self._connection = self._new()
+        words = connection.handle.last_stderr_line
+        self.unavailable_reason = connection.reason = self.secrets.redact(f"{reason}: {words}" if words else reason)
+        if self._start_count <= MAX_RESTARTS and not self._closing:
+            self._connection = self._new_connection()
         # That a server ended which nobody was using is worth a word only if it cannot be started again.
-        told = not self._closing and (connection.client is None or connection.calls > 0)
+        told = not self._closing and (connection.client is None or connection.active_calls > 0)
         connection.client = None
-        connection.over.set()
+        connection.closed.set()
         if told:
             self._on_change(self)
         connection.settled.set()
 
-    async def _live(self, connection: _Connection) -> None:
-        server, line = self.server, connection.line
+    async def _serve_connection(self, connection: _Connection) -> None:
+        server, line = self.server, connection.handle
         with anyio.CancelScope(deadline=anyio.current_time() + server.timeout) as scope:
-            way = opened(server, line, self._environ, self._cwd)
-            async with Client(way, cache=None, message_handler=connection.hear) as client:
-                self.tools = await _listed(client)
+            way = open_transport(server, line, self._environ, self._cwd)
+            async with Client(way, cache=None, message_handler=connection.handle_message) as client:
+                self.tools = await _list_tools(client)
                 scope.deadline = math.inf
-                connection.client, self.reason = client, ""
+                connection.client, self.unavailable_reason = client, ""
                 self._on_change(self)
                 connection.settled.set()
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_listen, client)
-                    group.start_soon(self._keep_listed, connection, client)
+                    group.start_soon(_subscribe_to_changes, client)
+                    group.start_soon(self._refresh_tools, connection, client)
                     await line.ended.wait()
                     group.cancel_scope.cancel()
         if scope.cancelled_caught:
-            raise CannotStart(f"it did not say within {server.timeout:g} s what it can do")
+            raise ServerStartError(f"it did not say within {server.timeout:g} s what it can do")
 
-    async def _keep_listed(self, connection: _Connection, client: Client) -> None:
+    async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
         """Ask the server again what it can do whenever it says that this has changed."""
         while True:
-            await connection.changed.wait()
-            connection.changed = anyio.Event()
+            await connection.tools_changed.wait()
+            connection.tools_changed = anyio.Event()
             try:
                 with anyio.fail_after(self.server.timeout):
-                    self.tools = await _listed(client)
+                    self.tools = await _list_tools(client)
             except Exception as error:  # noqa: BLE001 - that the server is gone is noticed elsewhere
-                _log.debug("%s: its tools have changed, and are not known: %s", self.name, _explained(error))
+                _log.debug("%s: its tools have changed, and are not known: %s", self.name, _error_text(error))
             else:
                 self._on_change(self)
-            await self._clock.sleep(_QUIET)
+            await self._clock.sleep(_REFRESH_INTERVAL)
 
 
-async def _listen(client: Client) -> None:
+async def _subscribe_to_changes(client: Client) -> None:
     """Have a server say when its tools have changed, where it does so only if it is asked to."""
     with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
         async with client.listen(tools_list_changed=True) as events:
@@ -241,14 +241,14 @@ async def _listen(client: Client) -> None:
                 pass  # it is heard of like what a server says unasked
 
 
-async def _asked(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
+async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
     """What came of a call; None where the server went away."""
     outcome: CallToolResult | Exception | None = None
     assert connection.client is not None
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
-            await connection.over.wait()
+            await connection.closed.wait()
             group.cancel_scope.cancel()
 
         group.start_soon(watch)
@@ -260,31 +260,31 @@ async def _asked(connection: _Connection, tool: str, arguments: JsonObject) -> C
     return outcome
 
 
-def _is_forgotten(outcome: object) -> bool:
+def _is_session_expired(outcome: object) -> bool:
     """Whether a server refuses a session that it does not know any more."""
-    return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _TERMINATED)
+    return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _SESSION_TERMINATED)
 
 
-def _is_loss(outcome: object) -> bool:
+def _is_connection_lost(outcome: object) -> bool:
     """Whether what came of a call says that the server is gone."""
-    return _is_forgotten(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
+    return _is_session_expired(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
 
 
-async def _listed(client: Client) -> dict[str, Tool]:
+async def _list_tools(client: Client) -> dict[str, Tool]:
     """The tools that a server states, as many as are looked at."""
     found: dict[str, Tool] = {}
     cursor: str | None = None
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
-        for tool in page.tools[: _MOST_TOOLS - len(found)]:
+        for tool in page.tools[: _MAX_TOOLS - len(found)]:
             found.setdefault(tool.name, tool)
         cursor = page.next_cursor
-        if cursor is None or len(found) >= _MOST_TOOLS:
+        if cursor is None or len(found) >= _MAX_TOOLS:
             break
     return found
 
 
-def _explained(error: BaseException, url: str | None = None) -> str:
+def _error_text(error: BaseException, url: str | None = None) -> str:
     """Why a server cannot be used, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
@@ -294,5 +294,7 @@ def _explained(error: BaseException, url: str | None = None) -> str:
     if isinstance(error, httpx2.TransportError):
         return f"{url} cannot be reached: {type(error).__name__}: {text}".rstrip(": ")
     return (
-        text if isinstance(error, CannotStart | MCPError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+        text
+        if isinstance(error, ServerStartError | MCPError) and text
+        else f"{type(error).__name__}: {text}".rstrip(": ")
     )

@@ -22,7 +22,7 @@ from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, 
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from replanning._leftovers import kill_marked
+from replanning._leftovers import kill_processes_with_variable
 from replanning._servers import McpServer
 from replanning.tools._templates import Secrets, unset_variables
 
@@ -30,56 +30,56 @@ _log = logging.getLogger("replanning.mcp")
 for _name in ("mcp", "client"):  # what the SDK says of a server it cannot read is for who asks for it, not for stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
-_SHELL: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
+_LAUNCH_ARGV: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
 """Says which process group the program has, before it becomes the program."""
 
-_GROUP: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
+_GROUP_LINE: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
 
-_MARK: Final = "REPLANNING_MCP_SERVER"
+_MARKER_VARIABLE: Final = "REPLANNING_MCP_SERVER"
 """The variable that tells what a server has started from everything else, also once it has left its process group."""
 
-_HALF: Final = re.compile(rb"\A\S+")
+_PARTIAL_WORD: Final = re.compile(rb"\A\S+")
 
-_KEPT: Final = 2_000
-_LAST: Final = 1.0
+_MAX_STDERR_BYTES: Final = 2_000
+_STDERR_DRAIN_TIMEOUT: Final = 1.0
 """Seconds that what a program said last is waited for, once it has ended."""
 
-_PATIENCE: Final = 30.0
+_CONNECT_TIMEOUT: Final = 30.0
 """Seconds to reach an address; what an answer may take is for the task to say."""
 
 
-class CannotStart(Exception):
+class ServerStartError(Exception):
     """A server cannot be started or reached; says why."""
 
 
 @dataclass(slots=True)
-class Line:
+class ServerHandle:
     """A line to a server.
 
     Attributes:
-        mark: by which all that its program starts is known, as a variable of the environment.
+        process_token: by which all that its program starts is known, as a variable of the environment.
         ended: set as soon as nothing more can come.
-        said: what the program said last on stderr.
+        stderr_tail: what the program said last on stderr.
     """
 
     name: str
     secrets: Secrets
     ended: anyio.Event = field(default_factory=anyio.Event)
-    said: bytes = b""
-    mark: str = field(default_factory=lambda: token_hex(16))
-    _known: anyio.Event = field(default_factory=anyio.Event)
-    _silent: anyio.Event = field(default_factory=anyio.Event)
-    _group: int = 0
-    _unwanted: bool = False
+    stderr_tail: bytes = b""
+    process_token: str = field(default_factory=lambda: token_hex(16))
+    _group_known: anyio.Event = field(default_factory=anyio.Event)
+    _stderr_closed: anyio.Event = field(default_factory=anyio.Event)
+    _process_group: int = 0
+    _abandoned: bool = False
 
     @property
-    def last_words(self) -> str:
+    def last_stderr_line(self) -> str:
         """The last line that the program said on stderr, without secrets."""
-        lines = self.said.decode(errors="replace").split("\n")
+        lines = self.stderr_tail.decode(errors="replace").split("\n")
         found = [line.strip() for line in lines if line.strip()]
-        return self.secrets.hide(found[-1])[:_KEPT] if found else ""
+        return self.secrets.redact(found[-1])[:_MAX_STDERR_BYTES] if found else ""
 
-    async def follow(self, end: int) -> None:
+    async def read_stderr(self, end: int) -> None:
         """Read what the program says on stderr, for the log and for when it ends."""
         os.set_blocking(end, False)
         try:
@@ -88,28 +88,28 @@ class Line:
                 chunk = os.read(end, 65_536)
                 if not chunk:
                     return
-                self._heard(chunk)
+                self._handle_stderr(chunk)
         finally:
             os.close(end)
-            self._silent.set()
+            self._stderr_closed.set()
 
-    def _heard(self, chunk: bytes) -> None:
-        self.said += chunk
-        if not self._group and (found := _GROUP.search(self.said)):
-            self._group, self.said = int(found[1]), self.said[found.end() :]
-            self._known.set()
-            if self._unwanted:
+    def _handle_stderr(self, chunk: bytes) -> None:
+        self.stderr_tail += chunk
+        if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
+            self._process_group, self.stderr_tail = int(found[1]), self.stderr_tail[found.end() :]
+            self._group_known.set()
+            if self._abandoned:
                 self._kill()
-        elif self._group:
-            _log.debug("%s: %s", self.name, self.secrets.hide(chunk.decode(errors="replace")).rstrip())
-        if len(self.said) > _KEPT:  # a word that is cut is left out: half a secret is not recognised
-            self.said = _HALF.sub(b"", self.said[-_KEPT:], count=1)
+        elif self._process_group:
+            _log.debug("%s: %s", self.name, self.secrets.redact(chunk.decode(errors="replace")).rstrip())
+        if len(self.stderr_tail) > _MAX_STDERR_BYTES:  # a word that is cut is left out: half a secret is not recognised
+            self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
 
-    async def attend(self) -> None:
+    async def watch_exit(self) -> None:
         """Notice when the program ends, also where something that it has started holds its output open."""
-        await self._known.wait()
+        await self._group_known.wait()
         try:
-            end = os.pidfd_open(self._group)
+            end = os.pidfd_open(self._process_group)
         except (AttributeError, OSError):  # the system cannot, or it is gone already and its output tells
             return
         try:
@@ -118,26 +118,28 @@ class Line:
         finally:
             os.close(end)
 
-    async def hang_up(self) -> None:
+    async def terminate(self) -> None:
         """End what is left of the program and of all that it has started, and hear its last words."""
         self._kill()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(kill_marked, f"{_MARK}={self.mark}".encode())
-        with anyio.move_on_after(_LAST):
-            await self._silent.wait()
+            await anyio.to_thread.run_sync(
+                kill_processes_with_variable, f"{_MARKER_VARIABLE}={self.process_token}".encode()
+            )
+        with anyio.move_on_after(_STDERR_DRAIN_TIMEOUT):
+            await self._stderr_closed.wait()
 
     def abandon(self) -> None:
         """End a program that is being started, as soon as it is; whoever cancels that instead leaves it unattended."""
-        self._unwanted = True
+        self._abandoned = True
         self._kill()
 
     def _kill(self) -> None:
-        if self._group > 1:
+        if self._process_group > 1:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, signal.SIGKILL)
+                os.killpg(self._process_group, signal.SIGKILL)
 
 
-class _Watched:
+class _MonitoredStream:
     """A stream that says when it has ended."""
 
     def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
@@ -177,8 +179,8 @@ class _Watched:
 
 
 @asynccontextmanager
-async def opened(
-    server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path
+async def open_transport(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
     """The streams to a server, which is started where it is a program; gone with all it started afterwards.
 
@@ -187,47 +189,52 @@ async def opened(
         OSError: it cannot be started.
     """
     if unset := unset_variables(server, environ):
-        raise CannotStart(f"it needs the environment variables {', '.join(unset)}, which are not set")
-    way = _started(server, line, environ, cwd) if server.command is not None else _reached(server, line)
+        raise ServerStartError(f"it needs the environment variables {', '.join(unset)}, which are not set")
+    way = _stdio_transport(server, line, environ, cwd) if server.command is not None else _http_transport(server, line)
     async with way as (read, write):
-        yield _Watched(read, line.ended), write
+        yield _MonitoredStream(read, line.ended), write
 
 
 @asynccontextmanager
-async def _started(
-    server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path
+async def _stdio_transport(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
-    parameters = _parameters(server, line, environ, cwd / server.cwd if server.cwd is not None else cwd)
+    parameters = _stdio_parameters(server, line, environ, cwd / server.cwd if server.cwd is not None else cwd)
     async with anyio.create_task_group() as group, AsyncExitStack() as stack:
         stack.callback(group.cancel_scope.cancel)
-        stack.push_async_callback(line.hang_up)
+        stack.push_async_callback(line.terminate)
         read_end, write_end = os.pipe()
-        group.start_soon(line.follow, read_end)
-        group.start_soon(line.attend)
+        group.start_soon(line.read_stderr, read_end)
+        group.start_soon(line.watch_exit)
         with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
             streams = await stack.enter_async_context(stdio_client(parameters, errors))
         yield streams
 
 
-def _parameters(server: McpServer, line: Line, environ: Mapping[str, str], cwd: Path) -> StdioServerParameters:
+def _stdio_parameters(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
+) -> StdioServerParameters:
     program, *arguments = server.command or ()
     inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
-    own = {name: line.secrets.look_up(text) for name, text in server.env.items()}
+    own = {name: line.secrets.resolve(text) for name, text in server.env.items()}
     if not cwd.is_dir():
-        raise CannotStart(f"its working directory {str(cwd)!r} does not exist")
+        raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
     path = own.get("PATH", environ.get("PATH", os.defpath))
     if shutil.which(cwd / program if "/" in program else program, path=path) is None:
         place = "" if "/" in program else " on the PATH"
-        raise CannotStart(f"the program {program!r} is not found{place}; install it, or correct `command`")
+        raise ServerStartError(f"the program {program!r} is not found{place}; install it, or correct `command`")
     return StdioServerParameters(
-        command=_SHELL[0], args=[*_SHELL[1:], program, *arguments], env={**inherited, **own, _MARK: line.mark}, cwd=cwd
+        command=_LAUNCH_ARGV[0],
+        args=[*_LAUNCH_ARGV[1:], program, *arguments],
+        env={**inherited, **own, _MARKER_VARIABLE: line.process_token},
+        cwd=cwd,
     )
 
 
 @asynccontextmanager
-async def _reached(server: McpServer, line: Line) -> AsyncIterator[TransportStreams]:
-    headers = {name: line.secrets.look_up(text) for name, text in server.headers.items()}
-    limits = httpx2.Timeout(_PATIENCE, read=None)
+async def _http_transport(server: McpServer, line: ServerHandle) -> AsyncIterator[TransportStreams]:
+    headers = {name: line.secrets.resolve(text) for name, text in server.headers.items()}
+    limits = httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
     async with (
         httpx2.AsyncClient(headers=headers, timeout=limits) as client,
         streamable_http_client(server.url or "", http_client=client) as streams,

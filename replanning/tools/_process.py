@@ -13,7 +13,7 @@ from subprocess import PIPE
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-GATE = "read -r _ || exit 125; exec </dev/null; "
+START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
 """What a shell script begins with to wait until its process group is noted; then its input is empty.
 
 Without it a process could be at work that nobody knows of: if we are killed between starting it and noting
@@ -22,19 +22,19 @@ it, the read fails and it ends by itself.
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A process to be started. Its program waits for a line on its input, see `GATE`."""
+class ProcessSpec:
+    """A process to be started. Its program waits for a line on its input, see `START_BARRIER`."""
 
     argv: Sequence[str]
     cwd: Path
     environ: Mapping[str, str]
     output_limit: int
     grace: float
-    note: Callable[[int], object]
+    on_start: Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CompletedProcess:
     """What a process left: its exit code (128 and the number of the signal that ended it) and its output."""
 
     exit_code: int
@@ -42,25 +42,25 @@ class Finished:
     stderr: bytes
 
 
-class TooMuchOutput(Exception):
+class OutputLimitExceeded(Exception):
     """A process printed more than may be kept, and was stopped."""
 
 
 @dataclass(slots=True)
-class _Output:
+class _OutputBuffer:
     """What a process has printed so far, on both of its streams together."""
 
-    room: int
+    remaining: int
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
 
-    def take(self, kept: bytearray, chunk: bytes) -> None:
-        self.room -= len(chunk)
-        if self.room >= 0:
+    def append(self, kept: bytearray, chunk: bytes) -> None:
+        self.remaining -= len(chunk)
+        if self.remaining >= 0:
             kept += chunk
 
 
-async def run_process(launch: Launch) -> Finished:
+async def run_process(launch: ProcessSpec) -> CompletedProcess:
     """Run a process in a group of its own until it ends, and end what it left behind in the background.
 
     When the surrounding scope is cancelled, the whole group is asked to end and then killed, before this
@@ -80,27 +80,27 @@ async def run_process(launch: Launch) -> Finished:
             env=launch.environ,
             start_new_session=True,
         )
-    output = _Output(launch.output_limit)
+    output = _OutputBuffer(launch.output_limit)
     try:
-        launch.note(process.pid)
-        await _open_gate(process)
-        exit_code = await _follow(process, output, launch.grace)
+        launch.on_start(process.pid)
+        await _release_barrier(process)
+        exit_code = await _collect_output(process, output, launch.grace)
     finally:
         with anyio.CancelScope(shield=True):
-            await _stop(process, launch.grace)
+            await _terminate_group(process, launch.grace)
     if exit_code is None:
-        raise TooMuchOutput
-    return Finished(128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr))
+        raise OutputLimitExceeded
+    return CompletedProcess(128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr))
 
 
-async def _open_gate(process: Process) -> None:
+async def _release_barrier(process: Process) -> None:
     assert process.stdin is not None
     with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
         await process.stdin.send(b"\n")
         await process.stdin.aclose()
 
 
-async def _follow(process: Process, output: _Output, grace: float) -> int | None:
+async def _collect_output(process: Process, output: _OutputBuffer, grace: float) -> int | None:
     """Collect what it prints until it ends; None when it printed too much."""
     exit_code: int | None = None
     async with anyio.create_task_group() as group:
@@ -109,8 +109,8 @@ async def _follow(process: Process, output: _Output, grace: float) -> int | None
             assert stream is not None
             with suppress(anyio.BrokenResourceError):
                 async for chunk in stream:
-                    output.take(kept, chunk)
-                    if output.room < 0:
+                    output.append(kept, chunk)
+                    if output.remaining < 0:
                         group.cancel_scope.cancel()
 
         group.start_soon(collect, process.stdout, output.stdout)
@@ -120,10 +120,10 @@ async def _follow(process: Process, output: _Output, grace: float) -> int | None
         # open after this, and that one is not waited for.
         _signal_group(process.pid, signal.SIGKILL)
         group.cancel_scope.deadline = anyio.current_time() + grace
-    return exit_code if output.room >= 0 else None
+    return exit_code if output.remaining >= 0 else None
 
 
-async def _stop(process: Process, grace: float) -> None:
+async def _terminate_group(process: Process, grace: float) -> None:
     """End the whole group: ask, wait a little, kill."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)

@@ -19,10 +19,10 @@ from replanning.tools._errors import InvalidArguments, InvalidTool, ToolUnavaila
 Function = Callable[..., object]
 T = TypeVar("T")
 
-_THREADS: Final = 40
+_MAX_THREADS: Final = 40
 
 
-class PythonKind:
+class PythonToolRunner:
     """Executes Python functions: asynchronous ones as they are, others in a thread.
 
     A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled, or times
@@ -52,7 +52,7 @@ class PythonKind:
         if problems := callable_problems(call.tool.callable):
             raise InvalidTool(call.tool.name, problems)
         if self._threads is None:
-            self._threads = anyio.CapacityLimiter(_THREADS)
+            self._threads = anyio.CapacityLimiter(_MAX_THREADS)
         function = await self._in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
         work = _bind(call, function)
         result = work() if _is_async(function) else await self._in_thread(work)

@@ -9,9 +9,9 @@ from typing import Final
 import anyio.to_thread
 from pydantic import JsonValue
 
-from replanning._leftovers import IDEMPOTENCY_VARIABLE
+from replanning._leftovers import IDEMPOTENCY_KEY_VARIABLE
 from replanning._plan import JsonObject, ToolSpec
-from replanning.tools._artifacts import Snapshot, artifact_names, find_artifacts, snapshot
+from replanning.tools._artifacts import FileSnapshot, artifact_names, find_artifacts, take_snapshot
 from replanning.tools._call import ToolCall
 from replanning.tools._commands import Script, command_problems, compile_command
 from replanning.tools._errors import (
@@ -22,14 +22,14 @@ from replanning.tools._errors import (
     ToolUnavailable,
     TransientCommandFailed,
 )
-from replanning.tools._process import GATE, Finished, Launch, TooMuchOutput, run_process
-from replanning.tools._templates import MARK, read_json
+from replanning.tools._process import START_BARRIER, CompletedProcess, OutputLimitExceeded, ProcessSpec, run_process
+from replanning.tools._templates import HOLE_DELIMITER, parse_json
 
 FEEDBACK_VARIABLE: Final = "REPLANNING_FEEDBACK"
 """The variable by which a process learns what a judge said of the attempt before."""
 
 _SHELL: Final = "/bin/sh"
-_NOT_FOUND: Final = 127
+_EXIT_NOT_FOUND: Final = 127
 
 
 async def run_shell(call: ToolCall) -> JsonValue:
@@ -47,14 +47,14 @@ async def run_shell(call: ToolCall) -> JsonValue:
         CommandFailed: the exit code is not 0.
         ToolOutputTooLarge: it printed too much.
     """
-    script = _script(call)
+    script = _compile_script(call)
     names = artifact_names(call.tool, call.arguments)
-    look = partial(anyio.to_thread.run_sync, snapshot, call.arguments, call.cwd)
-    before: Snapshot = await look() if names else {}
-    finished = await _run(call, script)
-    output = _output(finished)
-    after: Snapshot = await look() if names else {}
-    artifacts = find_artifacts(names, call.arguments, said=output.get("json"), before=before, after=after)
+    look = partial(anyio.to_thread.run_sync, take_snapshot, call.arguments, call.cwd)
+    before: FileSnapshot = await look() if names else {}
+    finished = await _run_script(call, script)
+    output = _tool_output(finished)
+    after: FileSnapshot = await look() if names else {}
+    artifacts = find_artifacts(names, call.arguments, json_output=output.get("json"), before=before, after=after)
     return {**artifacts, **output}
 
 
@@ -63,13 +63,17 @@ def shell_problems(tool: ToolSpec) -> list[str]:
     problems = ["its kind is 'shell', so it needs a `command`"] if tool.command is None else []
     problems += command_problems(tool.command) if tool.command is not None else []
     problems += [
-        f"{name!r} cannot be the name of a variable" for name in tool.env if not name or set(name) & {"=", MARK}
+        f"{name!r} cannot be the name of a variable"
+        for name in tool.env
+        if not name or set(name) & {"=", HOLE_DELIMITER}
     ]
-    problems += [f"{value!r} cannot be the value of a variable" for value in tool.env.values() if MARK in value]
+    problems += [
+        f"{value!r} cannot be the value of a variable" for value in tool.env.values() if HOLE_DELIMITER in value
+    ]
     return problems
 
 
-def _script(call: ToolCall) -> Script:
+def _compile_script(call: ToolCall) -> Script:
     if problems := shell_problems(call.tool):
         raise InvalidTool(call.tool.name, problems)
     try:
@@ -78,77 +82,79 @@ def _script(call: ToolCall) -> Script:
         raise InvalidArguments(call.tool.name, [str(error)]) from None
 
 
-def _launch(call: ToolCall, script: Script) -> Launch:
-    own = {name: call.secrets.look_up(value) for name, value in call.tool.env.items()}
-    feedback = str(getattr(call.context, "feedback", "")).replace(MARK, " ")  # others' contexts need have none
+def _process_spec(call: ToolCall, script: Script) -> ProcessSpec:
+    own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
+    feedback = str(getattr(call.context, "feedback", "")).replace(
+        HOLE_DELIMITER, " "
+    )  # others' contexts need have none
     told = {FEEDBACK_VARIABLE: feedback} if feedback else {}
-    return Launch(
-        argv=(_SHELL, "-ec", GATE + script.text, call.tool.name, *script.words),
+    return ProcessSpec(
+        argv=(_SHELL, "-ec", START_BARRIER + script.text, call.tool.name, *script.words),
         cwd=call.cwd,
-        environ={**call.environ, **own, IDEMPOTENCY_VARIABLE: call.context.idempotency_key, **told},
+        environ={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key, **told},
         output_limit=call.output_limit,
         grace=call.grace,
-        note=call.context.note_process,
+        on_start=call.context.record_process,
     )
 
 
-async def _run(call: ToolCall, script: Script) -> Finished:
+async def _run_script(call: ToolCall, script: Script) -> CompletedProcess:
     tool = call.tool
     if not call.cwd.is_dir():
         raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
     try:
-        finished = await run_process(_launch(call, script))
-    except TooMuchOutput:
+        finished = await run_process(_process_spec(call, script))
+    except OutputLimitExceeded:
         raise ToolOutputTooLarge(tool.name, call.output_limit, "what it printed") from None
     except OSError as error:
         reason = f"it cannot be started: {error.strerror or error}"
         raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
     if finished.exit_code != 0:
-        raise _failure(call, finished)
+        raise _exit_error(call, finished)
     return finished
 
 
-def _failure(call: ToolCall, finished: Finished) -> Exception:
+def _exit_error(call: ToolCall, finished: CompletedProcess) -> Exception:
     """What a command that failed is to its task."""
     tool, code = call.tool, finished.exit_code
-    stderr = call.secrets.hide(finished.stderr.decode(errors="replace"))
+    stderr = call.secrets.redact(finished.stderr.decode(errors="replace"))
     if code in tool.transient:
         return TransientCommandFailed(tool.name, tool.command or "", code, stderr)
-    if code == _NOT_FOUND and (program := _unknown_program(tool.name, stderr)):
+    if code == _EXIT_NOT_FOUND and (program := _missing_program(tool.name, stderr)):
         need = f"the program {program!r}, which is not on the PATH"
         return ToolUnavailable(tool.name, need, "install it, or use another tool")
     return CommandFailed(tool.name, tool.command or "", code, stderr)
 
 
-def _unknown_program(tool: str, stderr: str) -> str | None:
+def _missing_program(tool: str, stderr: str) -> str | None:
     """The program that the shell says it did not find."""
     said = re.findall(rf"^{re.escape(tool)}: (?:line )?\d+: (.+?): (?:command )?not found$", stderr, re.MULTILINE)
     return said[-1] if said else None
 
 
-def _output(finished: Finished) -> JsonObject:
+def _tool_output(finished: CompletedProcess) -> JsonObject:
     streams = {"stdout": finished.stdout, "stderr": finished.stderr}
     output: JsonObject = {"exit_code": finished.exit_code}
     output |= {name: data.decode(errors="replace").rstrip("\r\n") for name, data in streams.items()}
-    said = _said(str(output["stdout"]))
+    said = _json_in_stdout(str(output["stdout"]))
     if said is not None:
         output["json"] = said
-    if undecodable := [name for name, data in streams.items() if not _is_text(data)]:
+    if undecodable := [name for name, data in streams.items() if not _is_utf8(data)]:
         output["undecodable"] = list[JsonValue](undecodable)
     return output
 
 
-def _said(stdout: str) -> JsonValue:
+def _json_in_stdout(stdout: str) -> JsonValue:
     """The JSON object or array that is all a command printed, or the object that is its last line."""
-    whole = read_json(stdout) if stdout.lstrip()[:1] in {"{", "["} else None
+    whole = parse_json(stdout) if stdout.lstrip()[:1] in {"{", "["} else None
     if isinstance(whole, dict | list):
         return whole
     last = stdout.rpartition("\n")[2]
-    said = read_json(last) if last.lstrip()[:1] == "{" else None
+    said = parse_json(last) if last.lstrip()[:1] == "{" else None
     return said if isinstance(said, dict) else None
 
 
-def _is_text(data: bytes) -> bool:
+def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
