@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from pydantic import TypeAdapter
 
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 
 Coroutine = Callable[[int], Awaitable[float]]
 

@@ -15,8 +15,7 @@ import anyio.lowlevel
 
 from benchmarks.figures import Figure, quiet, single
 from replanning import Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import RunStore
+from replanning.journal import MemoryStore, RunStore, SqliteStore
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
 

@@ -13,9 +13,9 @@ import anyio
 import yaml
 
 from replanning import Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
-from replanning.events import AlternativesConsidered
-from replanning.interfaces import JsonObject
+from replanning.journal import AlternativesConsidered
 from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import JsonObject
 
 FAMILIES = Path(__file__).parent / "domains" / "agents.yaml"
 

@@ -35,8 +35,10 @@ from replanning import (
     Task,
 )
 from replanning.changes import AddTask, PlanChange, RemoveTask
-from replanning.events import AlternativesConsidered, DecisionMade, TriggerFired, Usage
-from replanning.interfaces import AlternativeProvider, JsonObject, RunId, TaskState
+from replanning.decision import AlternativeProvider
+from replanning.journal import AlternativesConsidered, DecisionMade, TriggerFired, Usage
+from replanning.live import TaskState
+from replanning.plan import JsonObject, RunId
 
 FILES = ("planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl")
 DOMAIN = Path(__file__).parent / "domains" / "planbench.yaml"

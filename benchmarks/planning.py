@@ -12,10 +12,10 @@ import anyio
 
 from benchmarks.figures import Figure, Report, machine, quiet, single
 from replanning import Environment, Settings, ToolSpec
-from replanning.events import AttemptStarted, AttemptSucceeded, Record
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import AttemptStarted, AttemptSucceeded, MemoryStore, Record
 from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import Phase, PlanningCoordinator
 from replanning.testing import ScriptedLLM
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 
 Files = Sequence[tuple[str, bytes]]
 """Published files: the path in their repository, and what they hold."""

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from benchmarks import outages, planbench, plots, workflows
 from benchmarks.figures import Report
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
 PAGES = (Path(__file__).parent.parent / "README.md", Path(__file__).parent / "README.md")

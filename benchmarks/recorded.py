@@ -10,7 +10,8 @@ import re
 from typing import Final
 
 from benchmarks.instances import Action, Domain, Instance
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.providers.llm import LLMAlternatives
 from replanning.testing import ScriptedLLM
 

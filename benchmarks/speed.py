@@ -14,16 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from benchmarks import footprint, peers
 from benchmarks.figures import Coroutine, Figure, Report, each, machine, paired, quiet, single
 from benchmarks.footprint import flat, nothing
-from replanning import (
-    Alternative,
-    Plan,
-    PlanView,
-    ReplanningEngine,
-    ReplanRequest,
-    Settings,
-    Task,
-    TaskContext,
-)
+from replanning import Alternative, Plan, PlanView, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 

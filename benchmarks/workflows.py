@@ -16,10 +16,9 @@ import anyio
 
 from replanning import Environment, Goal, Plan, ReplanningEngine, Settings, Task, TaskContext, ToolSpec
 from replanning.changes import ReplaceTask
-from replanning.events import AttemptStarted, AttemptSucceeded, DecisionMade, Record, TriggerFired
-from replanning.history import MemoryStore
-from replanning.interfaces import Fallback, JsonObject, Lease
+from replanning.journal import AttemptStarted, AttemptSucceeded, DecisionMade, Lease, MemoryStore, Record, TriggerFired
 from replanning.orchestrators import SwarmOrchestrator
+from replanning.plan import Fallback, JsonObject
 from replanning.testing import VirtualClock
 
 FILE = "wfinstances_open.json.gz"

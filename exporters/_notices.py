@@ -1,22 +1,20 @@
-"""What is told of a replan on the issue that it is about, as comments in Markdown (G1–G3). Pure.
-
-Six kinds of notices are about replans; two more are about people who must decide, and about a run that was given up.
-"""
+"""Text of models, tools and people as Markdown that is that text and nothing else. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from replanning.events import PlanningNoted, QuestionAsked, Record, RunEnded
-from replanning.exporters._forge import MAX_COMMENT_CHARS
-from replanning.exporters._markdown import fit_text, format_time, markdown_list, plain_line
-from replanning.exporters._markdown import markdown_field as named
-from replanning.exporters._marks import Marker
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
+from replanning.journal import PlanningNoted, QuestionAsked, Record, RunEnded
+from replanning.plan import JsonObject, Redactor
+from replanning.plan.types import JsonValue
 from replanning.planning import (
     LEVEL_DESCRIPTIONS,
     Consideration,
@@ -27,6 +25,96 @@ from replanning.planning import (
     ReplanNote,
     ReplanType,
 )
+
+_ZERO_WIDTH_SPACE: Final = "\u200b"
+"""Stands, unseen, where forges would otherwise make something else of what is before and behind it: a link, a picture, a
+call of somebody."""
+
+_REFERENCES: Final = re.compile(
+    r"@|(?<=:)(?=//)"  # somebody; an address
+    r"|[#!%~&$^](?=[\w\"{])"  # issues, merge requests, milestones, labels, epics, snippets, alerts
+    r"|\b(?:GH-(?=\d)|www(?=\.))"
+    r"|:(?=[a-z+-][\w+-]*:)",  # pictures that stand for words
+    re.IGNORECASE,
+)
+
+_EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
+
+_BLOCK_START: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
+"""What is a list, a heading or a command to the forge, where a line begins with it."""
+
+_ESCAPES: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
+
+_ZERO_WIDTH_JOINERS: Final = "\u200c\u200d"
+"""Invisible, and part of how some scripts are written."""
+
+_MAX_LIST_ITEMS: Final = 20
+"""Points of one list that are shown."""
+
+_TEXT_LIMITS: Final = (2_000, 400, 100, 20)
+"""How much of each text is shown, until everything fits."""
+
+_redactor: Final = Redactor()
+
+
+def plain_line(text: str, limit: int) -> str:
+    """A text on one line, without secrets and without what is not seen, cut where it is long."""
+    words = " ".join(_redactor.text(text[: 20 * limit]).split())
+    seen = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
+    return seen if len(seen) <= limit and len(text) <= 20 * limit else f"{seen[: limit - 1]}…"
+
+
+@lru_cache(1024)
+def markdown_line(text: str, limit: int) -> str:
+    """Markdown that shows this text on one line; it links to nothing, and calls nobody."""
+    apart = _REFERENCES.sub(lambda match: f"{match[0]}{_ZERO_WIDTH_SPACE}", plain_line(text, limit))
+    marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPES))
+    return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1) if _BLOCK_START.match(marked) else marked
+
+
+def markdown_field(name: str, text: str, limit: int) -> str:
+    """A name with what it is; what is not known is a dash."""
+    return f"**{name}**: {markdown_line(text, limit) or '—'}"
+
+
+def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False) -> str:
+    """A name with several points; `none` where there are none.
+
+    Args:
+        name: what they are.
+        texts: the points.
+        limit: characters of each.
+        after: stands, as it is, between the name and the points.
+        numbered: whether they are counted.
+    """
+    lines = [shown for text in texts if (shown := markdown_line(text, limit))]
+    if not lines:
+        return f"**{name}**{after}: none"
+    more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
+    listed = (
+        f"{f'{number}.' if numbered else '-'} {one}" for number, one in enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
+    )
+    return "\n".join([f"**{name}**{after}:", *listed])
+
+
+def fit_text(build: Callable[[int], str], room: int = MAX_COMMENT_CHARS) -> str:
+    """What is built with the longest texts that still fit.
+
+    Args:
+        build: makes the whole of texts of at most so many characters.
+        room: characters that there are.
+    """
+    text = ""
+    for limit in _TEXT_LIMITS:
+        text = build(limit)
+        if len(text) <= room:
+            break
+    return text[:room]
+
+
+def format_time(at: float) -> str:
+    """A point in time, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class NoticeKind(StrEnum):
@@ -57,6 +145,7 @@ HEADINGS: Final = MappingProxyType(
 """The heading of each kind."""
 
 Paragraphs = Sequence[str]
+
 ParagraphBuilder = Callable[[int], Paragraphs]
 """Makes the paragraphs of a notice of texts of at most so many characters."""
 
@@ -125,8 +214,6 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 
 
 # Replans
-
-
 def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
     """What a step of a replan tells."""
     considered, record = note.considered, note.record
@@ -159,7 +246,10 @@ def _result_notices(record: DecisionRecord, considered: Consideration | None, at
         why = f"{record.reason}; a person was asked, and did not agree" if asked else record.reason
 
         def overridden(limit: int) -> Paragraphs:
-            rule = (named("Overridden by", str(record.override_reason), limit), named("Rule", why, limit))
+            rule = (
+                markdown_field("Overridden by", str(record.override_reason), limit),
+                markdown_field("Rule", why, limit),
+            )
             return (*_decision_paragraphs(considered, decision, limit), *rule)
 
         yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{decision.replan_type}: {why}", overridden)
@@ -169,7 +259,7 @@ def _result_notices(record: DecisionRecord, considered: Consideration | None, at
         return
 
     def done(limit: int) -> Paragraphs:
-        error = (named("Error", record.error, limit),) if failed else ()
+        error = (markdown_field("Error", record.error, limit),) if failed else ()
         return (*_revision_paragraphs(considered, decision), *error, f"**Duration**: {record.duration:.1f} s")
 
     kind = NoticeKind.FAILED if failed else NoticeKind.DONE
@@ -185,7 +275,7 @@ def _decision_paragraphs(considered: Consideration, decision: ReplanDecision, li
     return (
         f"**Phase**: {considered.phase}",
         f"**Confidence**: {_percent(decision.confidence)}",
-        named("Reasoning", decision.reasoning, limit),
+        markdown_field("Reasoning", decision.reasoning, limit),
         markdown_list("Issues Found", decision.issues_found, limit),
         markdown_list("Recommended Actions", decision.recommended_actions, limit),
         _revision_field(decision),
@@ -206,9 +296,9 @@ def _caution_paragraphs(considered: Consideration, limit: int) -> Paragraphs:
     """What stands in the way of a decision, if anything does."""
     match considered.ruling.kind:
         case "execute_with_warning":
-            return (named("Warning", considered.ruling.reason, limit),)
+            return (markdown_field("Warning", considered.ruling.reason, limit),)
         case "ask":
-            return (named("Waiting", f"a person must agree: {considered.ruling.reason}", limit),)
+            return (markdown_field("Waiting", f"a person must agree: {considered.ruling.reason}", limit),)
     return ()
 
 
@@ -221,8 +311,6 @@ def _count_field(name: str, count: int) -> str:
 
 
 # People
-
-
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is None or held.why != "clarification":
@@ -230,8 +318,8 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
 
         def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
-            asked = (named("Question", body.text, limit), markdown_list("If you agree", choices, limit))
-            return (*asked, *_summary_paragraphs(texts, limit), named("Question id", body.question, limit))
+            asked = (markdown_field("Question", body.text, limit), markdown_list("If you agree", choices, limit))
+            return (*asked, *_summary_paragraphs(texts, limit), markdown_field("Question id", body.question, limit))
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 
@@ -243,8 +331,12 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
         waits = f"**If no response**{by}: the work waits; nothing is assumed"
         return (
             markdown_list("Questions", held.questions, limit, numbered=True),
-            named("Context", context, limit),
-            *((named("Caution", f"{held.risk}: a reply alone does not agree to that", limit),) if held.risk else ()),
+            markdown_field("Context", context, limit),
+            *(
+                (markdown_field("Caution", f"{held.risk}: a reply alone does not agree to that", limit),)
+                if held.risk
+                else ()
+            ),
             *(
                 [markdown_list("Issues Found", decision.issues_found, limit)]
                 if decision and decision.issues_found
@@ -262,7 +354,11 @@ def _run_ended_notice(body: RunEnded, record: Record, state: PlanningState) -> N
     texts = _stop_summary(state.completion)
 
     def build(limit: int) -> Paragraphs:
-        return (f"**Status**: {body.status}", named("Reason", body.reason, limit), *_summary_paragraphs(texts, limit))
+        return (
+            f"**Status**: {body.status}",
+            markdown_field("Reason", body.reason, limit),
+            *_summary_paragraphs(texts, limit),
+        )
 
     return Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
 
@@ -281,4 +377,4 @@ def _summary_paragraphs(texts: Sequence[str], limit: int) -> Paragraphs:
     if not texts:
         return ()
     wanted = [markdown_list("Recommended Actions", texts[1:], limit)] if texts[1:] else []
-    return (named("Where things stand", texts[0], limit), *wanted)
+    return (markdown_field("Where things stand", texts[0], limit), *wanted)

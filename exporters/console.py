@@ -6,8 +6,9 @@ import sys
 from datetime import UTC, datetime
 from typing import ClassVar, Final, Literal, TextIO
 
+from replanning.decision import Exporter
 from replanning.errors import Problem, SettingsError
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptTimedOut,
@@ -20,7 +21,6 @@ from replanning.events import (
     RunOpened,
     TriggerFired,
 )
-from replanning.interfaces import Exporter
 
 MAX_LINE_CHARS: Final = 240
 """Characters after which a line is cut."""

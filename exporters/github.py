@@ -6,22 +6,23 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_answers import objects_in, text_at
-from replanning.exporters._forge_http import ForgeSession
-from replanning.exporters._forge_issue import ForgeIssue, ForgeVariables, IssueLocation
-from replanning.exporters._forge_names import IssueNaming
-from replanning.exporters._forge_parts import (
+from replanning.exporters._forge_http import (
     MAX_FILES,
+    ForgeSession,
+    IssueNaming,
     as_object,
     file_names,
     list_or_empty,
+    objects_in,
     readme_excerpt,
     result_or_none,
+    text_at,
     truncated_list,
     without_empty,
 )
-from replanning.exporters._posting import MAX_COMMENTS
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.exporters._forge_issue import MAX_COMMENTS, ForgeIssue, ForgeVariables, IssueLocation
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 
 _ISSUE_NAMING: Final = IssueNaming(
     forge="GitHub",

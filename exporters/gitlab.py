@@ -9,23 +9,22 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_answers import text_at
-from replanning.exporters._forge_http import ForgeSession
-from replanning.exporters._forge_issue import ForgeIssue, ForgeVariables, IssueLocation
-from replanning.exporters._forge_names import IssueNaming
-from replanning.exporters._forge_parts import (
+from replanning.exporters._forge_http import (
     MAX_FILES,
+    ForgeSession,
+    IssueNaming,
     as_object,
     file_names,
     list_or_empty,
     readme_excerpt,
     result_or_none,
+    text_at,
     truncated_list,
     without_empty,
 )
-from replanning.exporters._posting import MAX_COMMENTS
+from replanning.exporters._forge_issue import MAX_COMMENTS, ForgeIssue, ForgeVariables, IssueLocation
 from replanning.http import url_problem
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 
 _PROJECT_PATTERN: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"
 _KIND_PATTERN: Final = r"(?P<kind>issues|work_items|merge_requests)"

@@ -6,10 +6,9 @@ from typing import ClassVar, Self
 
 from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge_issue import ForgeIssue
-from replanning.exporters._notifier import Notifier
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
-from replanning.exporters.notices import ANSWER_HINT
+from replanning.exporters.notices import ANSWER_HINT, Notifier
 
 
 class _IssueNotifier(Notifier):

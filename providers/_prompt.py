@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from replanning import PlanView, ReplanningError, ReplanRequest, ToolSpec
 from replanning.changes import PlanChange
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     DecisionMade,
     Failure,
@@ -31,9 +31,10 @@ from replanning.events import (
     RecordBody,
     Trigger,
 )
-from replanning.facts import placeholders
-from replanning.interfaces import JsonObject, JsonValue, TaskState, TaskView
+from replanning.live import TaskState, TaskView
 from replanning.llm import DataSection, encode_data, fit_sections, truncate_value
+from replanning.plan import JsonObject, placeholders
+from replanning.plan.types import JsonValue
 
 DEFAULT_PROMPT_CHARS: Final = 24_000
 """Characters of a prompt, if nothing else is said."""

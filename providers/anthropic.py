@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, NonNegativeInt
 
-from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion, FinishReason, LLMOptions
-from replanning.providers._client import HTTPLLMProvider
-from replanning.providers._schemas import json_schema, system_prompt
-from replanning.providers._streams import merge_message_events
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.providers._client import HTTPLLMProvider, merge_message_events
+from replanning.providers._proposals import json_schema, system_prompt
 
 _API_VERSION: Final = "2023-06-01"
 _ANSWER_TOOL: Final = "answer"

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from replanning import Alternative, PlanView, ReplanRequest
 from replanning.errors import NoResult
-from replanning.interfaces import JsonObject, JsonValue, TaskState, TaskView
+from replanning.live import TaskState, TaskView
 from replanning.llm import DataSection, LLMOptions, LLMProvider, encode_data, fit_sections, truncate_value
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.providers._prompt import MIN_PROMPT_CHARS
 from replanning.providers._proposals import (
     NewTask,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from replanning import Alternative, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError
-from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import LLMOptions, LLMProvider
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
     MIN_PROMPT_CHARS,

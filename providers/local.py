@@ -17,8 +17,8 @@ from anyio import to_thread
 
 from replanning import Environment
 from replanning.errors import LLMRequestRejected, LLMUnavailable
-from replanning.interfaces import JsonValue
 from replanning.llm import PRICES, Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
+from replanning.plan.types import JsonValue
 
 _CONTEXT_TOKENS: Final = 8192
 """Tokens of a prompt with its answer."""

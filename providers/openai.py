@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt
 
-from replanning.interfaces import JsonObject, JsonValue
 from replanning.llm import Completion, FinishReason, LLMOptions
-from replanning.providers._client import HTTPLLMProvider
-from replanning.providers._schemas import json_schema, schema_name, strict_schema, system_prompt
-from replanning.providers._streams import merge_chat_chunks
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.providers._client import HTTPLLMProvider, merge_chat_chunks
+from replanning.providers._proposals import json_schema, schema_name, strict_schema, system_prompt
 
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
     "stop": "stop",

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from replanning import Environment
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMUnavailable
-from replanning.events import Usage
+from replanning.journal import Usage
 from replanning.llm import PRICES, Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
 
 if TYPE_CHECKING:

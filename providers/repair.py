@@ -7,11 +7,17 @@ from itertools import islice
 from typing import Final
 
 from replanning import Alternative, PlanView, ReplanRequest
-from replanning.events import BetterPathFound, Trigger
-from replanning.interfaces import TaskState, TaskView
-from replanning.providers._bridge import complete_proposal, find_repairs
-from replanning.providers._options import NotApplicable, RepairCase, RepairOption, repair_options, replace_tool
-from replanning.providers._solve import UnreachableKind
+from replanning.journal import BetterPathFound, Trigger
+from replanning.live import TaskState, TaskView
+from replanning.providers._planner.bridge import complete_proposal, find_repairs
+from replanning.providers._planner.search import UnreachableKind
+from replanning.providers._planner.strategies import (
+    NotApplicable,
+    RepairCase,
+    RepairOption,
+    repair_options,
+    replace_tool,
+)
 
 MAX_STUCK_TASKS: Final = 1_000
 """How many stuck tasks are looked at when a trigger names none."""

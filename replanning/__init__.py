@@ -1,8 +1,8 @@
 """Keep a plan alive while it runs.
 
-The names here are what most programs need. More stands in `replanning.changes` (typed edits of a plan),
-`replanning.events` (triggers and journal records), `replanning.interfaces` (what plugins implement),
-`replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
+These are the names that most programs need. Further names are exported by the packages: `replanning.plan`,
+`replanning.changes` (edits of a plan), `replanning.journal` (triggers, records and stores), `replanning.decision` (what
+plugins implement), `replanning.settings`, `replanning.llm` (language models) and `replanning.errors`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from replanning._attempt import Attempt, TaskContext
-    from replanning._changes import Alternative
-    from replanning._clock import Environment
-    from replanning._confidence import ConfidenceScorer
-    from replanning._engine import ReplanningEngine, open_run
-    from replanning._errors import PlanError, ReplanningError, TransientError
-    from replanning._evaluation import PlanEvaluator
-    from replanning._gate import CallbackGate, StoreGate
-    from replanning._generator import AlternativeGenerator
-    from replanning._interfaces import Answer, Question, ReplanRequest
-    from replanning._monitor import PlanMonitor
-    from replanning._plan import Budget, Goal, Plan, Retry, Task, ToolSpec
-    from replanning._policy import ReplanPolicy
-    from replanning._run import PlanRun, RunResult
-    from replanning._settings import Settings
-    from replanning._states import TaskState
-    from replanning._version import __version__
-    from replanning._view import PlanView
+    from replanning.changes import Alternative
+    from replanning.decision.confidence import ConfidenceScorer
+    from replanning.decision.evaluation import PlanEvaluator
+    from replanning.decision.policy import ReplanPolicy
+    from replanning.decision.request import Answer, Question, ReplanRequest
+    from replanning.engine.engine import ReplanningEngine, open_run
+    from replanning.engine.generator import AlternativeGenerator
+    from replanning.engine.monitor import PlanMonitor
+    from replanning.engine.questions import CallbackGate, StoreGate
+    from replanning.environment import Environment
+    from replanning.errors import PlanError, ReplanningError, TransientError
+    from replanning.live.states import TaskState
+    from replanning.live.view import PlanView
+    from replanning.plan.document import Plan
+    from replanning.plan.tasks import Budget, Goal, Retry, Task, ToolSpec
+    from replanning.run.attempts import Attempt, TaskContext
+    from replanning.run.run import PlanRun, RunResult
+    from replanning.settings import Settings
+    from replanning.version import __version__
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     # the plan
@@ -74,24 +75,25 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 # Where the names stand. They are imported when they are asked for, so that a program that starts is not held up by what
 # it does not use; what is there by then gets its public name.
 _HOMES: Final = {
-    "_attempt": ("Attempt", "TaskContext"),
-    "_changes": ("Alternative",),
-    "_clock": ("Environment",),
-    "_confidence": ("ConfidenceScorer",),
-    "_engine": ("ReplanningEngine", "open_run"),
-    "_errors": ("PlanError", "ReplanningError", "TransientError"),
-    "_evaluation": ("PlanEvaluator",),
-    "_gate": ("CallbackGate", "StoreGate"),
-    "_generator": ("AlternativeGenerator",),
-    "_interfaces": ("Answer", "Question", "ReplanRequest"),
-    "_monitor": ("PlanMonitor",),
-    "_plan": ("Budget", "Goal", "Plan", "Retry", "Task", "ToolSpec"),
-    "_policy": ("ReplanPolicy",),
-    "_run": ("PlanRun", "RunResult"),
-    "_settings": ("Settings",),
-    "_states": ("TaskState",),
-    "_version": ("__version__",),
-    "_view": ("PlanView",),
+    "changes": ("Alternative",),
+    "decision.confidence": ("ConfidenceScorer",),
+    "decision.evaluation": ("PlanEvaluator",),
+    "decision.policy": ("ReplanPolicy",),
+    "decision.request": ("Answer", "Question", "ReplanRequest"),
+    "engine.engine": ("ReplanningEngine", "open_run"),
+    "engine.generator": ("AlternativeGenerator",),
+    "engine.monitor": ("PlanMonitor",),
+    "engine.questions": ("CallbackGate", "StoreGate"),
+    "environment": ("Environment",),
+    "errors": ("PlanError", "ReplanningError", "TransientError"),
+    "live.states": ("TaskState",),
+    "live.view": ("PlanView",),
+    "plan.document": ("Plan",),
+    "plan.tasks": ("Budget", "Goal", "Retry", "Task", "ToolSpec"),
+    "run.attempts": ("Attempt", "TaskContext"),
+    "run.run": ("PlanRun", "RunResult"),
+    "settings": ("Settings",),
+    "version": ("__version__",),
 }
 
 if not TYPE_CHECKING:  # what it would say of types is "anything"

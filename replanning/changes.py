@@ -2,32 +2,229 @@
 
 from __future__ import annotations
 
-from replanning._changes import (
-    AbortRun,
-    AddTask,
-    Alternative,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-    parse_changes,
-)
+import hashlib
+import json
+from typing import Annotated, Final, Literal
 
-__all__ = [
-    "AbortRun",
-    "AddTask",
-    "Alternative",
-    "CancelTask",
-    "ModifyTask",
-    "PlanChange",
-    "RemoveTask",
-    "ReorderTasks",
-    "ReplaceTask",
-    "RetryTask",
-    "SkipTask",
-    "parse_changes",
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from replanning.errors import ChangeRejected, Problem
+from replanning.plan.messages import brief_repr, did_you_mean
+from replanning.plan.tasks import Task
+from replanning.plan.types import JsonObject, TaskId
+
+
+class _Change(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AddTask(_Change):
+    """Add a task; the tasks in `before` will wait for it."""
+
+    kind: Literal["add"] = "add"
+    task: Task
+    before: tuple[TaskId, ...] = ()
+
+
+class RemoveTask(_Change):
+    """Take out a task that has not started and on which nothing that stays depends."""
+
+    kind: Literal["remove"] = "remove"
+    task_id: TaskId
+
+
+class ReplaceTask(_Change):
+    """Put one task or a sub-plan in the place of a task.
+
+    The roots of the sub-plan inherit the dependencies of the original, what depended on the original waits for
+    the sub-plan's sinks and finds their results under the original's id.
+    """
+
+    kind: Literal["replace"] = "replace"
+    task_id: TaskId
+    tasks: tuple[Task, ...] = Field(min_length=1)
+
+
+class ModifyTask(_Change):
+    """Change fields of a task; a finished task takes only `name`, `goal` and `metadata`."""
+
+    kind: Literal["modify"] = "modify"
+    task_id: TaskId
+    fields: JsonObject
+
+
+class ReorderTasks(_Change):
+    """Hand out these waiting tasks in this order; they exchange their places among themselves."""
+
+    kind: Literal["reorder"] = "reorder"
+    order: tuple[TaskId, ...]
+
+
+class RetryTask(_Change):
+    """Run a task again, after `delay` seconds; also revives what was removed, skipped, cancelled or replaced."""
+
+    kind: Literal["retry"] = "retry"
+    task_id: TaskId
+    delay: float = Field(default=0.0, ge=0)
+
+
+class SkipTask(_Change):
+    """Go on without a task: what depends on it may run, with no output from it."""
+
+    kind: Literal["skip"] = "skip"
+    task_id: TaskId
+    reason: str = ""
+
+
+class CancelTask(_Change):
+    """Stop a task, also a running one. What depends on it cannot run."""
+
+    kind: Literal["cancel"] = "cancel"
+    task_id: TaskId
+    reason: str = ""
+
+
+class AbortRun(_Change):
+    """Stop the whole run."""
+
+    kind: Literal["abort"] = "abort"
+    reason: str = ""
+
+
+PlanChange = Annotated[
+    AddTask | RemoveTask | ReplaceTask | ModifyTask | ReorderTasks | RetryTask | SkipTask | CancelTask | AbortRun,
+    Field(discriminator="kind"),
 ]
+
+
+class Alternative(BaseModel):
+    """A way on: changes, why, from whom, and how sure that source is of it (0 to 1).
+
+    `expected_cost` and `expected_duration` (seconds) are estimates where the source has them. A source that has
+    proven that nothing can be done says so with no changes and `unreachable` set. One that knows why a person must
+    agree, however sure it is, says so in `ask`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    changes: tuple[PlanChange, ...]
+    reason: str
+    confidence: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    source: str = ""
+    expected_cost: float | None = Field(default=None, ge=0)
+    expected_duration: float | None = Field(default=None, ge=0)
+    unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
+    ask: str = ""
+
+    def fingerprint(self) -> str:
+        """A hash of what it does, whatever ids it gives to new tasks; equal for duplicates."""
+        return changes_hash(tuple(self.changes))
+
+
+def target_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+    """The existing tasks that changes name as their subject, in order, each once."""
+    ids: dict[TaskId, None] = {}
+    for change in changes:
+        if change.kind == "add":
+            ids.update(dict.fromkeys(change.before))
+        elif change.kind == "reorder":
+            ids.update(dict.fromkeys(change.order))
+        elif change.kind != "abort":
+            ids[change.task_id] = None
+    return tuple(ids)
+
+
+def new_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+    """The tasks that changes bring in, in order."""
+    added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
+    return tuple(task.id for tasks in added for task in tasks)
+
+
+_HASH_CACHE_SIZE: Final = 16
+
+_HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
+"""The last hashes, for the very same changes: they are judged, then applied, then remembered as tried."""
+
+_CANONICAL_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def changes_hash(changes: tuple[PlanChange, ...]) -> str:
+    """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
+    for known, found in _HASH_CACHE:
+        if known is changes:
+            return found
+    found = _compute_hash(changes)
+    _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
+    return found
+
+
+def _compute_hash(changes: tuple[PlanChange, ...]) -> str:
+    names: dict[str, str] = {}
+    for change in changes:
+        new = change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ()
+        for task in new:
+            names[task.id] = f"\n{len(names)}"  # which no id can be
+    document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
+    for part, change in zip(document, changes, strict=True):
+        part["kind"] = change.kind
+        _rename_tasks(part, names)
+    text = _CANONICAL_ENCODER.encode(document)
+    for name, number in names.items() if "${" in text else ():
+        text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
+    """Give the tasks in a change their names, wherever it names them; what does not fit is not for here to say."""
+    for key, value in part.items():
+        if key in ("id", "task_id") and isinstance(value, str):
+            part[key] = names.get(value, value)
+        elif key in ("depends_on", "before", "order") and isinstance(value, list):
+            part[key] = [names.get(name, name) if isinstance(name, str) else name for name in value]
+        elif key in ("task", "tasks", "fields"):
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, dict):
+                    _rename_tasks(inner, names)
+
+
+def dump_change(change: PlanChange) -> JsonObject:
+    """A change as JSON, which `parse_changes` reads back."""
+    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
+
+
+def parse_changes(data: object) -> tuple[PlanChange, ...]:
+    """Changes from JSON, such as a person's or a model's.
+
+    Raises:
+        ChangeRefused: something is no change; names every offender and its place.
+    """
+    try:
+        return _CHANGES_ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise ChangeRejected(
+            [
+                Problem(
+                    "changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]),
+                    _error_message(e),
+                )
+                for e in error.errors(include_url=False)
+            ]
+        ) from None
+
+
+def _error_message(details: ErrorDetails) -> str:
+    match details["type"]:
+        case "missing":
+            return f"{details['loc'][-1]!r} is missing"
+        case "union_tag_invalid":
+            given = details["ctx"]["tag"]
+            hint = did_you_mean(given, _CHANGE_KINDS)
+            return f"there is no kind of change {brief_repr(given)}; known are {', '.join(_CHANGE_KINDS)}{hint and f'; {hint}'}"
+        case "union_tag_not_found":
+            return f"its `kind` is missing; known are {', '.join(_CHANGE_KINDS)}"
+    return details["msg"]
+
+
+_CHANGE_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
+
+_CHANGES_ADAPTER: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

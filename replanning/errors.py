@@ -1,77 +1,271 @@
-"""Every error of the library."""
+"""Every error of the library, in one tree.
+
+ReplanningError                  catch this to catch all of them
+├── PlanError                    a plan document is wrong; lists every problem and its place
+├── ExpressionError              a `when` condition or a `${...}` reference is wrong
+├── ChangeRefused                a set of changes was refused; nothing has changed
+│   └── RevisionConflict         ... because the plan has moved on meanwhile
+├── IllegalTransition            a task cannot go from its state by that event
+├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
+│   └── NoResult                 a task that exists has no result (yet)
+├── NotRunning                   an operation needs a run that is under way
+├── StaleView                    a view of the plan was read after the plan moved on
+├── StaleAnswer                  an answer to a question whose subject has changed
+├── SettingsError                a setting or argument is wrong; names key, source, range
+├── PluginError                  a named plugin is missing or cannot be loaded
+├── StoreError                   the journal cannot be read or written
+│   ├── RunOwned                 another process owns the run
+│   ├── LeaseLost                this process no longer owns the run
+│   ├── JournalCorrupt           records are missing or unreadable
+│   └── Unstorable               a record holds what JSON cannot express; trying again does not help
+├── OutputError                  a task's output is too large or cannot be stored
+├── NotAccepted                  what work came to was judged, and is not accepted
+├── BudgetExceeded               a reservation does not fit the budget
+├── LLMError                     a language model gave no usable answer; keeps status and request id
+│   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
+│   ├── LLMTimedOut              no answer within the deadline, retries included
+│   ├── LLMRejected              the service refuses the request or the key; asking again does not help
+│   ├── LLMRefused               the model declines to answer
+│   └── LLMReplyInvalid          the answer is not what was asked for
+├── NoLLMProvider                no language model is configured, or none of those named can be used
+├── ToolError                    a tool could not do its work
+└── TransientError               work may raise this: the failure may pass, try again
+"""
 
 from __future__ import annotations
 
-from replanning._errors import (
-    BudgetExceeded,
-    ChangeRejected,
-    ExpressionError,
-    IllegalTransition,
-    JournalCorrupt,
-    LeaseLost,
-    LLMError,
-    LLMRefusal,
-    LLMRequestRejected,
-    LLMResponseInvalid,
-    LLMTimeout,
-    LLMUnavailable,
-    NoLLMProvider,
-    NoResult,
-    NotAccepted,
-    NotRunning,
-    OutputError,
-    PlanError,
-    PluginError,
-    Problem,
-    RecordNotSerializable,
-    ReplanningError,
-    RevisionConflict,
-    RunOwned,
-    SettingsError,
-    StaleAnswer,
-    StaleView,
-    StoreError,
-    ToolError,
-    TransientError,
-    UnknownAttempt,
-    UnknownQuestion,
-    UnknownRun,
-    UnknownTask,
-)
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = [
-    "BudgetExceeded",
-    "ChangeRejected",
-    "ExpressionError",
-    "IllegalTransition",
-    "JournalCorrupt",
-    "LLMError",
-    "LLMRefusal",
-    "LLMRequestRejected",
-    "LLMResponseInvalid",
-    "LLMTimeout",
-    "LLMUnavailable",
-    "LeaseLost",
-    "NoLLMProvider",
-    "NoResult",
-    "NotAccepted",
-    "NotRunning",
-    "OutputError",
-    "PlanError",
-    "PluginError",
-    "Problem",
-    "RecordNotSerializable",
-    "ReplanningError",
-    "RevisionConflict",
-    "RunOwned",
-    "SettingsError",
-    "StaleAnswer",
-    "StaleView",
-    "StoreError",
-    "ToolError",
-    "TransientError",
-    "UnknownAttempt",
-    "UnknownQuestion",
-    "UnknownRun",
-    "UnknownTask",
-]
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where."""
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+
+class ReplanningError(Exception):
+    """Base of all errors of this library; catch it when any of them means the same to you."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As it is, and not by its constructor: most errors are not made from their message.
+        return _rebuild_error, (type(self), self.args), self.__dict__
+
+
+def _rebuild_error(kind: type[ReplanningError], args: tuple[object, ...]) -> ReplanningError:
+    return kind.__new__(kind, *args)
+
+
+class _ProblemsError(ReplanningError):
+    """An error made of several problems, all of which it names."""
+
+    summary = "something is wrong"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        count = len(self.problems)
+        super().__init__(f"{self.summary} ({count} problem{'s' * (count != 1)}):\n{lines}")
+
+
+class PlanError(_ProblemsError):
+    """A plan document is not valid; `problems` lists every offender with its place."""
+
+    summary = "the plan is not valid"
+
+
+class ExpressionError(ReplanningError):
+    """A condition or reference cannot be read or evaluated."""
+
+
+class ChangeRejected(_ProblemsError):
+    """A set of changes does not fit the live plan; nothing has changed."""
+
+    summary = "the changes were refused and nothing was changed"
+
+
+class RevisionConflict(ChangeRejected):
+    """The changes were made for another revision of the plan."""
+
+    def __init__(self, problems: Sequence[Problem], *, expected: int = 0, actual: int = 0) -> None:
+        super().__init__(problems)
+        self.expected = expected
+        self.actual = actual
+
+
+class IllegalTransition(ReplanningError):
+    """A task in this state does not take this event."""
+
+    def __init__(self, state: str, event: str, subject: str = "a task") -> None:
+        super().__init__(f"{subject} is {state} and cannot take {str(event)!r}")
+        self.state, self.event, self.subject = state, event, subject
+
+
+class _UnknownError(ReplanningError, LookupError):
+    noun = "thing"
+
+    def __init__(self, name: str, hint: str = "") -> None:
+        super().__init__(f"there is no {self.noun} {name!r}" + (f"; {hint}" if hint else ""))
+        self.name = name
+        self.hint = hint
+
+
+class UnknownTask(_UnknownError):
+    """No task of the plan has this id."""
+
+    noun = "task"
+
+
+class NoResult(UnknownTask):
+    """The task exists, and it has no result: it is not done, or its result was lost."""
+
+    noun = "result of task"
+
+
+class UnknownAttempt(_UnknownError):
+    """No attempt of the run has this id."""
+
+    noun = "attempt"
+
+
+class UnknownQuestion(_UnknownError):
+    """No open question of the run has this id: it was never asked, or was answered already."""
+
+    noun = "open question"
+
+
+class UnknownRun(_UnknownError):
+    """The store holds no run with this id."""
+
+    noun = "run"
+
+
+class NotRunning(ReplanningError):
+    """The operation needs a run that is under way."""
+
+
+class StaleView(ReplanningError):
+    """A `PlanView` was read after the plan had moved on to another revision."""
+
+    def __init__(self, pinned: int, actual: int) -> None:
+        super().__init__(f"this view shows revision {pinned}, the plan is at revision {actual}")
+        self.pinned, self.actual = pinned, actual
+
+
+class StaleAnswer(ReplanningError):
+    """An answer came for a question whose tasks have changed since it was asked."""
+
+
+class SettingsError(_ProblemsError):
+    """A setting or argument has a value that cannot be used."""
+
+    summary = "the settings are not valid"
+
+
+class PluginError(ReplanningError):
+    """A plugin that was named is not installed, or fails to load."""
+
+
+class StoreError(ReplanningError):
+    """The journal cannot be read or written."""
+
+
+class RunOwned(StoreError):
+    """Another process owns the run."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(f"run {run_id!r} is owned by {owner}; stop that process, or wait until its lease ends")
+        self.run_id, self.owner = run_id, owner
+
+
+class LeaseLost(StoreError):
+    """This process no longer owns the run, so it may not write to its journal."""
+
+
+class JournalCorrupt(StoreError):
+    """Records of a journal are missing or cannot be read."""
+
+
+class RecordNotSerializable(StoreError):
+    """A record holds what JSON cannot express; nothing was written, and trying again does not help."""
+
+
+class OutputError(ReplanningError):
+    """The output of a task is too large, or its codec failed."""
+
+
+class NotAccepted(ReplanningError):
+    """What work came to was judged and is not accepted; raised by work, it ends the attempt.
+
+    Args:
+        message: why; where the task is run again, what is told to the next attempt.
+        kind: what is to become of the task: `unfinished`, it is run again; `rejected`, another way is looked for;
+            `blocked`, it stands still until somebody does something.
+    """
+
+    def __init__(self, message: str, kind: Literal["unfinished", "rejected", "blocked"]) -> None:
+        super().__init__(message)
+        self.kind: Literal["unfinished", "rejected", "blocked"] = kind
+
+
+class BudgetExceeded(ReplanningError):
+    """A reservation does not fit what is left of a budget."""
+
+
+class LLMError(ReplanningError):
+    """A language model gave no usable answer.
+
+    Attributes:
+        provider: who was asked.
+        status: of the HTTP answer, where there was one.
+        request_id: by which the service finds the request.
+        excerpt: what was answered, cut short and without secrets.
+    """
+
+    def __init__(
+        self, message: str, *, provider: str = "", status: int | None = None, request_id: str = "", excerpt: str = ""
+    ) -> None:
+        details = [f"HTTP {status}"] if status is not None else []
+        details += [f"request {request_id}"] if request_id else []
+        lead = f"{provider}: " if provider else ""
+        tail = (f" ({', '.join(details)})" if details else "") + (f": {excerpt}" if excerpt else "")
+        super().__init__(f"{lead}{message}{tail}")
+        self.provider, self.status, self.request_id, self.excerpt = provider, status, request_id, excerpt
+
+
+class LLMUnavailable(LLMError):
+    """The service cannot be reached or is overloaded, also after retries; this may pass."""
+
+
+class LLMTimeout(LLMError):
+    """No answer came within the deadline, retries included."""
+
+
+class LLMRequestRejected(LLMError):
+    """The service refuses the request or the key; asking the same again does not help."""
+
+
+class LLMRefusal(LLMError):
+    """The model declines to answer what was asked."""
+
+
+class LLMResponseInvalid(LLMError):
+    """The answer is not what was asked for, also after the model was told so."""
+
+
+class NoLLMProvider(ReplanningError):
+    """No language model is configured, or none of those named can be used; says what was looked for."""
+
+
+class ToolError(ReplanningError):
+    """A tool could not do its work."""
+
+
+class TransientError(ReplanningError):
+    """Raise this (or a subclass) from work when the failure may pass: it is retried."""

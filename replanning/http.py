@@ -14,8 +14,8 @@ import httpx
 import tenacity
 from anyio import to_thread
 
-from replanning._clock import Environment
-from replanning._version import __version__
+from replanning.environment import Environment
+from replanning.version import __version__
 
 __all__ = [
     "MAX_ATTEMPTS",

@@ -1,64 +1,350 @@
-"""The sections of `Settings` for those who set them in Python, and `load_settings` for those who have a file."""
+"""What can be set about replanning; the names are those of the settings file."""
 
 from __future__ import annotations
 
-from replanning._config import LoadedSettings, load_settings
-from replanning._planning_settings import (
-    DecisionSettings,
-    DecompositionSettings,
-    ExecutionSettings,
-    GlobalSettings,
-    GoalSettings,
-    HistorySettings,
-    PlanningReplanSettings,
-    PlanningSettings,
-    PlanRevisionSettings,
-    ReflectionSettings,
-    RevisionSettings,
-    SequenceSettings,
-)
-from replanning._settings import (
-    AlternativeSettings,
-    ApprovalSettings,
-    BetterPathSettings,
-    EscalationSettings,
-    JudgeSettings,
-    LimitSettings,
-    LLMSettings,
-    OverrideSettings,
-    PriceSettings,
-    RedactionSettings,
-    Settings,
-    TimeoutSettings,
-    Weights,
+import re
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from replanning.journal.triggers import TriggerKind
+from replanning.plan.redaction import pattern_problem
+from replanning.plan.tasks import Budget, Retry
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Base of the sections of the settings: immutable, and without fields that nobody knows."""
+
+    # What is wrong may be a secret in the wrong place; errors of the settings file show it, without the secret.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
+
+
+class ReflectionSettings(Section):
+    """When the model looks back while the plan is carried out; an interval of 0 means never without a cause."""
+
+    enabled: bool = True
+    trigger_on_error: bool = True
+    trigger_interval: _Count = 3
+    depth: Literal["deep", "moderate", "shallow"] = "moderate"
+
+
+class RevisionSettings(Section):
+    """How often a plan may be revised; with replanning on, the smaller of this and `max_plan_revisions` holds."""
+
+    max_revisions: _Count = 3
+
+
+class HistorySettings(Section):
+    """Where what was planned is kept beside the journal, and for how long; without an archive old files are removed."""
+
+    storage_type: Literal["jsonl"] = "jsonl"
+    directory: str = Field(default="planning_history", min_length=1)
+    retention_days: int = Field(default=90, ge=1)
+    archive_directory: str | None = Field(default=None, min_length=1)
+
+
+class DecisionSettings(Section):
+    """What becomes of a decision, by the confidence that the model has in it."""
+
+    min_confidence_threshold: Share = 0.5
+    require_user_confirmation_on_low_confidence: bool = True
+    user_confirmation_threshold: Share = 0.3
+    immediate_execution_threshold: Share = 0.8
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        low, middle, high = (
+            self.user_confirmation_threshold,
+            self.min_confidence_threshold,
+            self.immediate_execution_threshold,
+        )
+        if not low <= middle <= high:
+            raise ValueError(
+                "expected user_confirmation_threshold <= min_confidence_threshold <= immediate_execution_threshold,"
+                f" got {low:g}, {middle:g}, {high:g}"
+            )
+        return self
+
+
+class GoalSettings(Section):
+    """How often may be asked what is meant, and what happens when nobody answers."""
+
+    max_clarification_requests: _Count = 2
+    auto_assume_on_no_response: bool = True
+    auto_assume_timeout_minutes: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+
+
+class DecompositionSettings(Section):
+    """How often the goal may be decomposed again."""
+
+    max_redecomposition_attempts: _Count = 3
+
+
+class SequenceSettings(Section):
+    """How often the actions may be planned again."""
+
+    max_regeneration_attempts: _Count = 3
+
+
+class ExecutionSettings(Section):
+    """How often an action may be tried again, and the plan be changed in part."""
+
+    max_action_retries: _Count = 3
+    max_partial_replans: _Count = 2
+
+
+class PlanRevisionSettings(Section):
+    """How often the plan may be revised after a reflection."""
+
+    max_plan_revisions: _Count = 2
+
+
+class GlobalSettings(Section):
+    """What holds for all phases together."""
+
+    max_total_replans: _Count = 10
+    infinite_loop_detection: bool = True
+    same_trigger_max_count: int = Field(default=2, ge=1)
+
+
+class PlanningReplanSettings(Section):
+    """How planning mode decides on replans, and how often it may."""
+
+    enabled: bool = True
+    llm_decision: DecisionSettings = DecisionSettings()
+    goal_understanding: GoalSettings = GoalSettings()
+    task_decomposition: DecompositionSettings = DecompositionSettings()
+    action_sequence: SequenceSettings = SequenceSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    reflection: PlanRevisionSettings = PlanRevisionSettings()
+    overall: GlobalSettings = Field(default=GlobalSettings(), alias="global")
+
+
+class PlanningSettings(Section):
+    """Everything that can be set about planning mode; the defaults are those of the specification."""
+
+    enabled: bool = True
+    strategy: Literal["chain_of_thought", "hierarchical", "simple"] = "chain_of_thought"
+    max_subtasks: int = Field(default=100, ge=1)
+    decomposition_level: Literal["detailed", "moderate", "minimal"] = "moderate"
+    reflection: ReflectionSettings = ReflectionSettings()
+    revision: RevisionSettings = RevisionSettings()
+    history: HistorySettings = HistorySettings()
+    replanning: PlanningReplanSettings = PlanningReplanSettings()
+
+
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Names = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    ),
+]
+"""Names in order; a single one may stand for itself."""
+
+DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
+    "task-failed",
+    "timeout",
+    "context-changed",
+    "human-request",
+    "goal-unreachable",
+    "resource-changed",
 )
 
-__all__ = [
-    "AlternativeSettings",
-    "ApprovalSettings",
-    "BetterPathSettings",
-    "DecisionSettings",
-    "DecompositionSettings",
-    "EscalationSettings",
-    "ExecutionSettings",
-    "GlobalSettings",
-    "GoalSettings",
-    "HistorySettings",
-    "JudgeSettings",
-    "LLMSettings",
-    "LimitSettings",
-    "LoadedSettings",
-    "OverrideSettings",
-    "PlanRevisionSettings",
-    "PlanningReplanSettings",
-    "PlanningSettings",
-    "PriceSettings",
-    "RedactionSettings",
-    "ReflectionSettings",
-    "RevisionSettings",
-    "SequenceSettings",
-    "Settings",
-    "TimeoutSettings",
-    "Weights",
-    "load_settings",
-]
+_ADDRESS: Final = re.compile(
+    r"https?://(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#]*)?"
+)
+
+
+class Weights(Section):
+    """How much each part of a confidence score counts; they sum to 1."""
+
+    self_assessment: Share = 0.4
+    past_success: Share = 0.3
+    availability: Share = 0.2
+    simplicity: Share = 0.1
+
+    @model_validator(mode="after")
+    def _sum(self) -> Self:
+        total = self.self_assessment + self.past_success + self.availability + self.simplicity
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the weights sum to {total:g}; they must sum to 1")
+        return self
+
+
+class AlternativeSettings(Section):
+    """Which alternatives are wanted, and which of them a person must see."""
+
+    max_count: int = Field(default=3, ge=1, le=20)
+    min_confidence: Share = 0.5
+    min_llm_confidence: Share = 0.3
+    human_approval_threshold: Share = 0.7
+    require_approval: bool = False
+    shrink: bool = Field(
+        default=False, description="Draw self-assessments towards what alternatives of the same source have earned."
+    )
+    embeddings: str | None = Field(
+        default=None, description="Language model whose embeddings tell which tools are alike, for past success."
+    )
+    min_similarity: Share = Field(default=0.8, description="How alike they must be, as the cosine of the embeddings.")
+
+
+class BetterPathSettings(Section):
+    """When a cheaper way is looked for, and by how much it must be better."""
+
+    min_gain: Share = 0.15
+    every: int = Field(default=3, ge=1)
+    time_cap: Duration = 5.0
+
+
+class ApprovalSettings(Section):
+    """How long a person has, and what happens then. `on_timeout` is `pause` with a durable store, else `abort`."""
+
+    timeout: Duration | None = 300.0
+    on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
+    always_for: tuple[TriggerKind, ...] = ("goal-unreachable",)
+    remind_after: Share = Field(default=0.8, description="Share of the timeout after which the person is reminded.")
+
+
+class LimitSettings(Section):
+    """How often may be replanned."""
+
+    replans_per_lineage: int = Field(default=3, ge=0)
+    replans_per_run: int | None = Field(default=None, ge=0)
+
+
+class TimeoutSettings(Section):
+    """Seconds. `task` applies to the command line's tools; the library has no default timeout."""
+
+    task: Duration = 60.0
+    replan: Duration = 30.0
+
+
+class JudgeSettings(Section):
+    """Whether what work comes to is judged, how often a task may be run for it, and how long judging may take."""
+
+    enabled: bool = True
+    provider: Names | None = Field(
+        default=None, description="Which language model judges what the checks accept, for the command line."
+    )
+    max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
+    timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
+
+
+class EscalationSettings(Section):
+    """What planning mode does where a wanted replan cannot run; by default it waits where somebody can be asked."""
+
+    on_no_alternative: Literal["wait", "assume", "abort"] | None = None
+
+
+class PriceSettings(Section):
+    """What a million tokens of a model cost, in the currency of the budget."""
+
+    input: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+
+
+def _plain_address(address: str | None) -> str | None:
+    """An address without what could be a secret, which would come into histories and onto screens with it."""
+    if address is None:
+        return None
+    scheme, _, rest = address.partition("://")
+    authority = re.split(r"[/?#]", rest)[0]
+    if scheme in ("http", "https") and ("@" in authority or "?" in rest or "#" in rest):
+        raise ValueError(
+            "it holds more than an address: names, passwords and keys do not belong here; keys are taken from the"
+            " environment alone"
+        )
+    if _ADDRESS.fullmatch(address) is None:
+        raise ValueError("expected an address that begins with http:// or https://, such as http://localhost:8000/v1")
+    return address
+
+
+_TRUSTED: Final = re.compile(r"https://.*|http://(?:localhost|127\.0\.0\.1|\[::1\])(?:[:/].*)?")
+
+
+def _guarded_address(address: str | None) -> str | None:
+    """An address whose answers nobody on the way can have changed: they are settings."""
+    plain = _plain_address(address)
+    if plain is not None and _TRUSTED.fullmatch(plain) is None:
+        raise ValueError("expected an address that begins with https://; http:// only on this machine (localhost)")
+    return plain
+
+
+class OverrideSettings(Section):
+    """Which server knows what a person has set for planning mode, and for how many seconds it is waited for."""
+
+    url: Annotated[str | None, AfterValidator(_guarded_address)] = None
+    timeout: Duration = 5.0
+
+
+class RedactionSettings(Section):
+    """What is a secret beside what looks like one."""
+
+    environment: tuple[str, ...] = Field(
+        default=(), description="Names of environment variables whose values are secrets."
+    )
+    patterns: tuple[str, ...] = Field(default=(), max_length=100, description="Regular expressions that match secrets.")
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        wrong = [f"{pattern!r} {problem}" for pattern in self.patterns if (problem := pattern_problem(pattern))]
+        if wrong:
+            raise ValueError(f"redaction.patterns: {'; '.join(wrong)}")
+        return self
+
+
+class LLMSettings(Section):
+    """How language models are asked."""
+
+    model: str = Field(default="auto", description="Which model; `auto` is the provider's own default.")
+    temperature: float = Field(default=0.3, ge=0, le=2, allow_inf_nan=False)
+    max_tokens: int = Field(default=2000, ge=1)
+    base_url: Annotated[str | None, AfterValidator(_plain_address)] = Field(
+        default=None, description="Where a compatible server listens."
+    )
+    fallback: tuple[str, ...] = Field(default=(), description="Who is asked next when a provider fails, in order.")
+    ollama: bool = Field(default=False, description="Whether `auto` may choose Ollama.")
+    max_concurrency: int = Field(default=4, ge=1, description="How many calls a provider gets at once.")
+    prices: dict[str, PriceSettings] = Field(
+        default={}, description="By model; a name that ends with * stands for all that begin so."
+    )
+
+
+class Settings(Section):
+    """Everything that can be set about replanning; the defaults are those of the specification."""
+
+    enabled: bool = True
+    provider: Names = Field(default=("auto",), description="Who proposes alternatives, for the command line.")
+    triggers: tuple[TriggerKind, ...] = DEFAULT_TRIGGERS
+    alternatives: AlternativeSettings = AlternativeSettings()
+    weights: Weights = Weights()
+    retry: Retry = Retry()
+    timeout: TimeoutSettings = TimeoutSettings()
+    failure_threshold: int = Field(default=1, ge=1)
+    judge: JudgeSettings = JudgeSettings()
+    judge_on: Literal["errors_and_interval", "every_action"] = Field(
+        default="errors_and_interval", description="Which actions planning mode has judged."
+    )
+    escalation: EscalationSettings = EscalationSettings()
+    better_path: BetterPathSettings = BetterPathSettings()
+    approval: ApprovalSettings = ApprovalSettings()
+    limits: LimitSettings = LimitSettings()
+    budget: Budget = Budget()
+    llm: LLMSettings = LLMSettings()
+    redaction: RedactionSettings = RedactionSettings()
+    override: OverrideSettings = OverrideSettings()
+    cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
+    on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
+    store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is tried again.")
+    capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")
+    planning: PlanningSettings = Field(
+        default=PlanningSettings(), description="Planning mode; in the file, a section beside this one."
+    )

@@ -10,11 +10,9 @@ from typing import Any
 
 import httpx
 
-from replanning.interfaces import Clock
+from replanning.environment import Clock
 from replanning.testing import LLMRequest, ServerReply
-from replanning.testing._llm_apis import ROUTES
-from replanning.testing._llm_requests import Headers
-from replanning.testing._llm_server import _response_body
+from replanning.testing.llm_server import ROUTES, Headers, _response_body
 
 Pieces = Iterable[tuple[float, bytes | Exception]]
 """A body: after how many seconds comes what, or which error."""

@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel
 
 from replanning import Environment
-from replanning.interfaces import Clock
+from replanning.environment import Clock
 from replanning.providers._client import HTTPLLMProvider
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider

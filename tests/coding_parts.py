@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from replanning import TaskContext, ToolSpec
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import LLMRequest, LLMServerReply
 from tests.planning_parts import go_on, kind_of, replan, revision, summary
 

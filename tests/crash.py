@@ -24,16 +24,18 @@ from typing import Final, TypedDict
 
 from replanning import Environment
 from replanning.errors import RunOwned, UnknownRun
-from replanning.events import (
+from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
+    JsonlStore,
     QuestionAnswered,
     Record,
     RunEnded,
+    RunStore,
+    SqliteStore,
     dump_body,
 )
-from replanning.history import JsonlStore, SqliteStore
-from replanning.interfaces import RunId, RunStore
+from replanning.plan import RunId
 from replanning.testing import invariant_violations
 
 ROOT: Final = Path(__file__).parents[1]

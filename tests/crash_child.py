@@ -31,9 +31,9 @@ from replanning import (
     TransientError,
 )
 from replanning.errors import RunOwned
-from replanning.events import Record
-from replanning.history import JsonlStore, SqliteStore
-from replanning.interfaces import Lease, RunId, RunStore, Work
+from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
+from replanning.plan import RunId
+from replanning.run import Work
 from replanning.testing import replay_differences
 from replanning.tools import ToolExecutor
 

@@ -21,9 +21,10 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from replanning import Environment
+from replanning.environment import Clock
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
-from replanning.interfaces import Clock, JsonObject
+from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
 
 TOKEN = "glpat-Zx81mQpLw7VbN2kT90aS"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from replanning import Goal, Settings, Task
-from replanning.interfaces import JsonValue, RunStore
+from replanning.journal import RunStore
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore, TaskRequest
 from replanning.testing import VirtualClock, virtual_environment
 from tests.planning_parts import Desk, Model, coordinator

@@ -8,14 +8,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._entries import MAX_LOOKAHEAD, TaskEntry
-from replanning._live import LivePlan
-from replanning._references import resolve_references
-from replanning._states import STUCK, WAITING, TaskState
-from replanning._world import GroundAction, ground_action
 from replanning.changes import PlanChange
 from replanning.errors import ExpressionError
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
@@ -26,6 +21,11 @@ from replanning.events import (
     dump_body,
     load_body,
 )
+from replanning.live.entries import MAX_LOOKAHEAD, TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import STUCK, WAITING, TaskState
+from replanning.live.world import GroundAction, ground_action
+from replanning.plan.references import resolve_references
 
 _OF_THIS_PROCESS = frozenset({"claimed", "passed", "taken"})
 _LINKS = frozenset({"parent", "dependents", "stands_for"})

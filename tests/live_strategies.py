@@ -9,8 +9,6 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanningError, Task
-from replanning._live import LivePlan
-from replanning._states import WAITING, TaskState
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -23,6 +21,8 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
+from replanning.live.plan import LivePlan
+from replanning.live.states import WAITING, TaskState
 from tests.live_parts import Kept, next_up, tool
 
 Draw = Callable[[st.SearchStrategy], object]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from replanning import Alternative, ReplanRequest
-from replanning._plugins import installed_plugins
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
+from replanning.plugins import installed_plugins
 from tests.parts import again
 
 PRICES = PriceTable({"scripted-1": Price(1, 10)})

@@ -11,15 +11,14 @@ from typing import Final
 from zlib import crc32
 
 from replanning import Answer, Question, Settings, Task, TransientError
+from replanning.decision import HumanGate
 from replanning.errors import LLMError, LLMRequestRejected, LLMUnavailable, ToolError
-from replanning.events import (
-    Record,
-)
-from replanning.history import MemoryStore
-from replanning.interfaces import HumanGate, JsonObject, JsonValue
+from replanning.journal import MemoryStore, Record
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
-from replanning.testing._llm_fakes import LLMReply
+from replanning.testing.llm import LLMReply
 from tests.misbehaving_told import ALLOWED
 from tests.planning_parts import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
 from tests.resume_parts import RUN, cut

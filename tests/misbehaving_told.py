@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from replanning import Settings
-from replanning.events import (
+from replanning.journal import (
     AttemptStarted,
     HumanRequest,
     PlanningNoted,
@@ -17,7 +17,7 @@ from replanning.events import (
     TriggerFired,
     UsageCharged,
 )
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "goal_understanding": frozenset({"clarification_request", "goal_revision", "none"}),

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from replanning import Plan, ReplanningEngine, RunResult, Settings
-from replanning.events import Record, RecordBody
-from replanning.interfaces import HumanGate, JsonObject
+from replanning.decision import HumanGate
+from replanning.journal import Record, RecordBody
+from replanning.plan import JsonObject
 from replanning.providers.llm import LLMAlternatives
 from replanning.testing import (
     ExecutorCall,

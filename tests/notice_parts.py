@@ -13,11 +13,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from replanning import Settings
-from replanning.events import Record
-from replanning.exporters._marks import Marker, find_marker
-from replanning.exporters.notices import Forge, ForgeComment, ForgeError, Notifier
-from replanning.history import MemoryStore
-from replanning.interfaces import Exporter, ExporterContext, RunId
+from replanning.decision import Exporter, ExporterContext
+from replanning.exporters._forge import Forge, ForgeComment, ForgeError, Marker, find_marker
+from replanning.exporters.notices import Notifier
+from replanning.journal import MemoryStore, Record
+from replanning.plan import RunId
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, go_on, replan, revision

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from replanning import Alternative, Environment, Goal, Plan, ReplanningEngine, ReplanRequest, Task, TaskContext
 from replanning.changes import PlanChange, ReplaceTask
-from replanning.events import RecordBody
-from replanning.interfaces import RunStore
+from replanning.journal import RecordBody, RunStore
 from replanning.testing import VirtualClock
 
 Propose = Callable[[ReplanRequest], Sequence[Alternative]]

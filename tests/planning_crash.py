@@ -17,7 +17,7 @@ from random import Random
 from typing import Final, TypedDict
 
 from replanning import ReplanningEngine
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
@@ -25,9 +25,9 @@ from replanning.events import (
     AttemptTimedOut,
     QuestionAsked,
     Record,
+    SqliteStore,
     UsageCharged,
 )
-from replanning.history import SqliteStore
 from replanning.planning import PlanningHistoryStore, PlanningState
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, invariant_violations
 from tests.coding_parts import Coder, repository

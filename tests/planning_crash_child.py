@@ -18,7 +18,7 @@ import anyio
 
 from replanning import Plan, RunResult, Settings
 from replanning.exporters.notices import FileNotifier
-from replanning.interfaces import RunStore
+from replanning.journal import RunStore
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import replay_differences

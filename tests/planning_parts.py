@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from replanning import Plan, Settings, Task, ToolSpec
-from replanning.interfaces import Exporter, HumanGate, JsonObject, JsonValue, RunStore
+from replanning.decision import Exporter, HumanGate
+from replanning.journal import RunStore
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, TaskRequest
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from replanning import Settings
-from replanning.interfaces import JsonObject
-from replanning.planning import (
-    PlanningCoordinator,
-    PlanningState,
-)
+from replanning.plan import JsonObject
+from replanning.planning import PlanningCoordinator, PlanningState
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
     Desk,

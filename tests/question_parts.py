@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.events import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked
-from replanning.interfaces import AlternativeProvider, HumanGate, RunStore
+from replanning.decision import AlternativeProvider, HumanGate
+from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked, RunStore
 from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Propose, Proposer, alternative, bodies, environment
 

@@ -20,9 +20,17 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import AddTask, ReplaceTask, SkipTask
-from replanning.events import AttemptStarted, DecisionMade, OutcomeRecorded, PlanRevised, QuestionAsked, Record
-from replanning.history import MemoryStore
-from replanning.interfaces import RunId, RunStore
+from replanning.journal import (
+    AttemptStarted,
+    DecisionMade,
+    MemoryStore,
+    OutcomeRecorded,
+    PlanRevised,
+    QuestionAsked,
+    Record,
+    RunStore,
+)
+from replanning.plan import RunId
 from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Proposer, alternative, environment, plan
 

@@ -18,7 +18,8 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.interfaces import JsonObject, TaskView
+from replanning.live import TaskView
+from replanning.plan import JsonObject
 from tests.simulation_plans import random_body
 
 Make = Callable[["Maker", TaskView], list[PlanChange]]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from replanning import PlanRun, TaskState
-from replanning._entries import TaskEntry
-from replanning._live import LivePlan
-from replanning.events import (
+from replanning.journal import (
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
@@ -19,8 +17,10 @@ from replanning.events import (
     RunResumed,
     UsageCharged,
 )
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.testing import invariant_violations, replay_differences
-from replanning.testing._model import RunModel
+from replanning.testing.model import RunModel
 from tests.simulation_order import out_of_order
 from tests.simulation_world import World
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from replanning import Plan
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
-from replanning.events import AttemptStarted, PlanRevised, Record, RunOpened, RunResumed, TriggerFired
-from replanning.testing._model import RunModel
+from replanning.journal import AttemptStarted, PlanRevised, Record, RunOpened, RunResumed, TriggerFired
+from replanning.testing.model import RunModel
 
 
 class Places:

@@ -10,9 +10,8 @@ import anyio
 
 from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext
 from replanning.errors import NotRunning, StoreError
-from replanning.events import QuestionVerdict, Record, RunEnded, dump_body
-from replanning.history import MemoryStore
-from replanning.interfaces import RunId, RunStore
+from replanning.journal import MemoryStore, QuestionVerdict, Record, RunEnded, RunStore, dump_body
+from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.simulation_checks import problems_of
 from tests.simulation_world import RUN, World

@@ -26,8 +26,8 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import parse_changes
-from replanning.events import QuestionVerdict, Usage
-from replanning.interfaces import RunId, RunStore
+from replanning.journal import QuestionVerdict, RunStore, Usage
+from replanning.plan import RunId
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (
     FlakyStore,

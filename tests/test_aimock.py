@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from tests.cli_parts import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
 from tests.npm_parts import PATIENCE, npm_program
 

@@ -10,20 +10,22 @@ import pytest
 from replanning import Alternative, Answer, ReplanRequest, Task
 from replanning.changes import AbortRun, AddTask, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     AttemptStarted,
     ErrorContained,
+    InboxMessage,
+    MemoryStore,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
     Record,
     RunEnded,
+    SqliteStore,
     TriggerDropped,
 )
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import InboxMessage, RunId
 from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import RunId
 from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import Proposer, alternative, bodies, chain, failing, plan
 from tests.question_parts import asking, dialogue, proposing, two_ways

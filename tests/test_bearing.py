@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replanning import Goal, Plan, PlanRun, Task, ToolSpec, open_run
 from replanning.changes import AddTask, RemoveTask, RetryTask, SkipTask
-from replanning.interfaces import PlanView
+from replanning.live import PlanView
 
 LINES = 4
 

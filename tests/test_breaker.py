@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._breaker import CircuitBreaker, Permit
+from replanning.llm.guards import CircuitBreaker, Permit
 
 
 def used(breaker: CircuitBreaker, now: float) -> Permit:

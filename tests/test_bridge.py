@@ -9,11 +9,11 @@ import pytest
 
 from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, open_run
 from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask
-from replanning.events import AlternativesConsidered, ContextChanged, DecisionMade
-from replanning.interfaces import PlanView
-from replanning.providers._bridge import find_repairs
-from replanning.providers._grounding import Domain, reachable_actions
-from replanning.providers._search import Target, find_cheapest_path
+from replanning.journal import AlternativesConsidered, ContextChanged, DecisionMade
+from replanning.live import PlanView
+from replanning.providers._planner.bridge import find_repairs
+from replanning.providers._planner.domain import Domain, reachable_actions
+from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, environment

@@ -13,11 +13,11 @@ import anyio.to_thread
 import pytest
 
 from replanning import ReplanRequest, Task
-from replanning.events import ContextChanged, FactsObserved
-from replanning.interfaces import PlanView
-from replanning.providers._bridge import repair_problems
-from replanning.providers._grounding import Domain, reachable_actions
-from replanning.providers._solve import solve
+from replanning.journal import ContextChanged, FactsObserved
+from replanning.live import PlanView
+from replanning.providers._planner.bridge import repair_problems
+from replanning.providers._planner.domain import Domain, reachable_actions
+from replanning.providers._planner.search import solve
 from tests.live_parts import Kept, kept, tool
 
 LACKING = "part(600)"

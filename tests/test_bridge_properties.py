@@ -22,10 +22,10 @@ from replanning import (
     open_run,
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
-from replanning.events import ContextChanged, ResourceChanged, TaskFailed
-from replanning.interfaces import PlanView
-from replanning.providers._grounding import ToolAction
-from replanning.providers._search import Target, find_cheapest_path
+from replanning.journal import ContextChanged, ResourceChanged, TaskFailed
+from replanning.live import PlanView
+from replanning.providers._planner.domain import ToolAction
+from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.parts import environment

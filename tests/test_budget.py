@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Budget
-from replanning._budget import BudgetTracker
+from replanning.decision.ledger import BudgetTracker
 from replanning.errors import BudgetExceeded
-from replanning.events import Usage
+from replanning.journal import Usage
 
 
 def test_reserve_and_settle() -> None:

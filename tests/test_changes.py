@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, Task
-from replanning._changes import changes_hash, dump_change, parse_changes, target_task_ids
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -21,6 +20,10 @@ from replanning.changes import (
     ReplaceTask,
     RetryTask,
     SkipTask,
+    changes_hash,
+    dump_change,
+    parse_changes,
+    target_task_ids,
 )
 from replanning.errors import ChangeRejected
 from tests.live_strategies import Changes, situation

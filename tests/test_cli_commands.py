@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replanning import __version__
-from replanning.cli._app import app
+from replanning.cli.app import app
 from tests.cli_parts import (
     ASKING,
     ASKING_TASKS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replanning import Settings
-from replanning._config_keys import values
+from replanning.config import values
 from tests.cli_parts import answer, cli, write_plan
 
 FILE = "replanning:\n  cooldown: 5\n  provider: [repair, openai]\nplanning:\n  strategy: simple\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 from replanning.testing import ScriptedLLMServer
 from tests.cli_parts import cli, lines
 from tests.planning_parts import Replies, go_on, replan, revision, summary

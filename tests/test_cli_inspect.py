@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import SkipTask
-from replanning.cli._app import app
-from replanning.history import ReplanHistory, SqliteStore
+from replanning.cli.app import app
+from replanning.history import ReplanHistory
+from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, again, alternative, chain, environment, failing
 

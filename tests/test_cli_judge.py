@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replanning.interfaces import JsonValue
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedLLMServer
 from replanning.tools import InvalidArguments, ToolExecutor, ToolTimedOut, ToolUnavailable
 from tests.cli_parts import answer, cli, lines, write_plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 from tests.cli_parts import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
 

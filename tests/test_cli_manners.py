@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from replanning.cli._app import app
+from replanning.cli.app import app
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 from tests.cli_parts import ENVIRONMENT, answer, cli
 
@@ -46,7 +46,7 @@ def test_flags_have_no_type(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["replanning.cli._app", "typer", "replanning.cli._plans", "pydantic", "replanning._plan", "yaml"]
+    "name", ["replanning.cli.app", "typer", "replanning.cli.plans", "pydantic", "replanning.plan.document", "yaml"]
 )
 def test_interrupted_while_it_is_loaded(tmp_path: Path, name: str) -> None:
     """Ctrl-C ends the program with code 130 and no traceback, also while its parts are still being imported."""

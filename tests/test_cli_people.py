@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from replanning import ReplanningEngine
-from replanning.history import SqliteStore
+from replanning.journal import SqliteStore
 from tests.cli_parts import (
     ASKING,
     ASKING_TASKS,

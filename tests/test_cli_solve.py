@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from replanning import Plan
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.cli_parts import ENVIRONMENT, SCRIPT, Gate, Started, Terminal, answer, cli, lines
 from tests.planning_parts import Model, Replies, go_on, replan, revision, summary

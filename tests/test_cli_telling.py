@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replanning import Settings
-from replanning.cli._telling import planning_listener
-from replanning.events import PlanningNoted
-from replanning.interfaces import JsonObject
+from replanning.cli.solve import planning_listener
+from replanning.journal import PlanningNoted
+from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
 from tests.planning_parts import Desk, Model, coordinator, go_on, replan
 

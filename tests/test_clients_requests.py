@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field, NonNegativeInt, create_model
 
 from replanning import Environment
 from replanning.errors import LLMError, LLMRequestRejected
-from replanning.interfaces import JsonObject
 from replanning.llm import LLMOptions, Price, PriceTable
-from replanning.providers._schemas import schema_name, strict_schema
+from replanning.plan import JsonObject
+from replanning.providers._proposals import schema_name, strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider

@@ -14,7 +14,7 @@ from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, 
 from replanning.llm import LLMOptions
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock, hangs
-from replanning.testing._clock import EPOCH
+from replanning.testing.clock import EPOCH
 from tests.client_parts import CLIENTS, KEY, Endless, Network, client, fails, said
 
 FOUR = said(OpenAIProvider)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import AddTask, PlanChange, RemoveTask, ReplaceTask
-from replanning.events import AlternativesConsidered, Candidate
 from replanning.history import ReplanHistory, why_report
-from replanning.interfaces import TaskState
+from replanning.journal import AlternativesConsidered, Candidate
+from replanning.live import TaskState
 from replanning.testing import VirtualClock, invariant_violations
 from tests.parts import Proposer, alternative, environment
 from tests.world_parts import Event, Outcome, play

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import Alternative, Task
-from replanning._confidence import ConfidenceScorer, OutcomeHistory, simplicity, smoothed_success_rate, tasks_to_run
-from replanning._settings import Weights
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -22,8 +20,16 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.events import ResourceUpdated, Score
-from replanning.interfaces import PlanView
+from replanning.decision.confidence import (
+    ConfidenceScorer,
+    OutcomeHistory,
+    simplicity,
+    smoothed_success_rate,
+    tasks_to_run,
+)
+from replanning.journal import ResourceUpdated, Score
+from replanning.live import PlanView
+from replanning.settings import Weights
 from tests.live_parts import kept, tool
 from tests.live_strategies import Changes, situation
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Settings
-from replanning._config import LoadedSettings, load_settings
+from replanning.config import LoadedSettings, load_settings
 from replanning.errors import SettingsError
 
 

@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Settings
-from replanning._config_environment import OTHERS, VARIABLES
-from replanning._config_keys import keys, values
+from replanning.config import OTHERS, VARIABLES, LoadedSettings, keys, load_settings, values
 from replanning.errors import SettingsError
-from replanning.settings import LoadedSettings, PriceSettings, load_settings
+from replanning.settings import PriceSettings
 
 PACKAGE = Path(__file__).parents[1] / "replanning"
 FORM = 'expected {"status": "success", "data": {"planning": {…}}}'

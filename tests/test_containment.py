@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from replanning import Alternative, Answer, Question, ReplanningEngine, ReplanRequest, RunResult, Task, TaskContext
-from replanning.events import AttemptInterrupted, ErrorContained, TaskFailed
-from replanning.interfaces import Exporter
+from replanning.decision import Exporter
+from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.testing import ScriptedGate
 from tests.parts import Proposer, again, bodies, plan
 from tests.test_regressions import ASKING

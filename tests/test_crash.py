@@ -16,8 +16,7 @@ import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
 from replanning.errors import RunOwned, StoreError
-from replanning.events import AttemptStarted, ProcessStarted, Record, RunResumed
-from replanning.history import MemoryStore, SqliteStore
+from replanning.journal import AttemptStarted, MemoryStore, ProcessStarted, Record, RunResumed, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
 from tests.crash import RUN, STORES, campaign, journal, spin, started, text

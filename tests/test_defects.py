@@ -26,22 +26,24 @@ from replanning import (
     TaskState,
     TransientError,
 )
-from replanning._config import load_settings
 from replanning.changes import AddTask, RemoveTask, ReplaceTask, SkipTask
+from replanning.config import load_settings
 from replanning.errors import ChangeRejected, LLMRequestRejected, LLMTimeout, RunOwned
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     AttemptStarted,
     DecisionMade,
+    JsonlStore,
+    MemoryStore,
     OutcomeRecorded,
     PlanRevised,
     QuestionAsked,
     QuestionReminded,
     RunEnded,
+    SqliteStore,
     TriggerFired,
     Usage,
 )
-from replanning.history import JsonlStore, MemoryStore, SqliteStore
 from replanning.llm import LLMOptions, extract_json
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import (

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from replanning import Settings
-from replanning._config import load_settings
+from replanning.config import load_settings
 
 PAGE = Path(__file__).parents[1] / "docs/settings.md"
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 
 from replanning import Goal, Plan, Task
-from replanning._live import LivePlan
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -25,7 +24,8 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import ChangeRejected
-from replanning.events import QuestionAsked
+from replanning.journal import QuestionAsked
+from replanning.live.plan import LivePlan
 from tests.live_parts import Kept, claimed, everything, kept, tool, wrong_with
 
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings, Task
-from replanning._confidence import shrink_confidence, source_key
 from replanning.changes import ReplaceTask
-from replanning.events import AlternativesConsidered
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import Answer, RunStore, ToolOutcome
+from replanning.decision import Answer
+from replanning.decision.confidence import shrink_confidence, source_key
+from replanning.journal import AlternativesConsidered, MemoryStore, RunStore, SqliteStore, ToolOutcome
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, again, bodies, chain, environment, failing
 

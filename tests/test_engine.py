@@ -18,24 +18,25 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import AbortRun, AddTask, RemoveTask, ReplaceTask, RetryTask, SkipTask
+from replanning.decision import AlternativeProvider
+from replanning.engine import MonitorNotice
 from replanning.errors import PluginError, StoreError, UnknownRun
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
     DecisionMade,
     ErrorContained,
     GoalUnreachable,
-    MonitorNotice,
+    MemoryStore,
     OutcomeRecorded,
     PlanRevised,
+    SqliteStore,
     TaskFailed,
     TriggerDropped,
     TriggerFired,
     Usage,
 )
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import AlternativeProvider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, kinds, plan

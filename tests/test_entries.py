@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Task, TaskState
-from replanning._entries import Deadlines, ReadyQueue, ResourcePool, TaskEntry
+from replanning.live.entries import Deadlines, ReadyQueue, ResourcePool, TaskEntry
 
 
 def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:

@@ -8,7 +8,8 @@ import pickle
 
 import pytest
 
-from replanning import _errors, errors
+from replanning import errors
+from replanning import errors as _errors
 from replanning.errors import (
     ChangeRejected,
     IllegalTransition,

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 
 from replanning import Task
-from replanning._evaluation import PlanEvaluation, PlanEvaluator
 from replanning.changes import CancelTask, RemoveTask, ReplaceTask, SkipTask
-from replanning.events import DecisionMade
-from replanning.interfaces import PlanView
+from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
+from replanning.journal import DecisionMade
+from replanning.live import PlanView
 from tests.live_parts import Kept, kept, tool
 
 

@@ -11,20 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
-from replanning._delivery import ExporterDelivery
+from replanning.decision import Exporter, ExporterContext
+from replanning.engine.delivery import ExporterDelivery
 from replanning.errors import PluginError, SettingsError
-from replanning.events import AttemptFailed, ErrorContained, Failure, Record, RunEnded, RunOpened
 from replanning.exporters.console import ConsoleExporter
-from replanning.history import MemoryStore
-from replanning.interfaces import Exporter, ExporterContext, RunId
-from replanning.testing import (
-    RecordingExporter,
-    ScriptedExecutor,
-    VirtualClock,
-    raises,
-    returns,
-    virtual_environment,
-)
+from replanning.journal import AttemptFailed, ErrorContained, Failure, MemoryStore, Record, RunEnded, RunOpened
+from replanning.plan import RunId
+from replanning.testing import RecordingExporter, ScriptedExecutor, VirtualClock, raises, returns, virtual_environment
 from tests.parts import Proposer, again, bodies, chain, failing, plan
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._errors import ExpressionError, UnknownTask
-from replanning._expressions import Condition, Reference, find_references, resolve_references
-from replanning._ids import TaskId
-from replanning._plan import JsonObject, JsonValue
+from replanning.errors import ExpressionError, UnknownTask
+from replanning.plan.conditions import Condition
+from replanning.plan.references import Reference, find_references, resolve_references
+from replanning.plan.types import JsonObject, JsonValue, TaskId
 
 CONTEXT: JsonObject = {
     "region": "eu",

@@ -11,22 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Goal, Task
-from replanning._patterns import fill_placeholders, normalise_fact
 from replanning.changes import ModifyTask, ReplaceTask
-from replanning.events import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
-from replanning.facts import (
+from replanning.journal import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
+from replanning.live import (
     GroundAction,
+    PlanView,
     StripsProblem,
     StripsStep,
     artifact_fact,
-    as_text,
-    compile_fact_pattern,
     connected_components,
-    placeholders,
     regress,
     regress_at,
 )
-from replanning.interfaces import PlanView
+from replanning.plan import as_text, compile_fact_pattern, placeholders
+from replanning.plan.references import fill_placeholders, normalise_fact
 from tests.live_parts import Kept, kept, tool
 
 

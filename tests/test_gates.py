@@ -9,9 +9,8 @@ import pytest
 
 from replanning import Answer, CallbackGate, Question, StoreGate, Task
 from replanning.changes import SkipTask
-from replanning.events import AnswerRefused, ErrorContained, PlanRevised, QuestionReminded
-from replanning.history import SqliteStore
-from replanning.interfaces import HumanGate
+from replanning.decision import HumanGate
+from replanning.journal import AnswerRefused, ErrorContained, PlanRevised, QuestionReminded, SqliteStore
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import bodies, chain, failing, plan

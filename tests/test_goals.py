@@ -12,9 +12,17 @@ import pytest
 from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Task, open_run
 from replanning.changes import AddTask
 from replanning.errors import NotRunning
-from replanning.events import ContextChanged, GoalChanged, QuestionAsked, TriggerFired
-from replanning.history import MemoryStore, ReplanHistory, SqliteStore, run_status, text_report
-from replanning.interfaces import InboxMessage, RunId
+from replanning.history import ReplanHistory, run_status, text_report
+from replanning.journal import (
+    ContextChanged,
+    GoalChanged,
+    InboxMessage,
+    MemoryStore,
+    QuestionAsked,
+    SqliteStore,
+    TriggerFired,
+)
+from replanning.plan import RunId
 from replanning.testing import VirtualClock, invariant_violations, replay_differences
 from tests.cli_parts import answer, cli
 from tests.parts import Proposer, alternative, bodies, environment

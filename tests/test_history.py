@@ -15,32 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Alternative, Answer, CallbackGate, Plan, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
-from replanning._ids import ReplanId
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.decision import Exporter, Question
 from replanning.errors import ChangeRejected, JournalCorrupt, StoreError, UnknownRun
-from replanning.events import (
-    AlternativesConsidered,
-    Candidate,
-    DecisionMade,
-    OutcomeRecorded,
-    PlanRevised,
-    Record,
-    TriggerDropped,
-)
 from replanning.history import (
     Calibration,
-    JsonlStore,
-    MemoryStore,
     ReplanEvent,
     ReplanHistory,
     ReplanMetrics,
-    SqliteStore,
     calibrate,
     calibrate_sources,
     compute_metrics,
     open_questions,
 )
-from replanning.interfaces import Exporter, Question
+from replanning.journal import (
+    AlternativesConsidered,
+    Candidate,
+    DecisionMade,
+    JsonlStore,
+    MemoryStore,
+    OutcomeRecorded,
+    PlanRevised,
+    Record,
+    SqliteStore,
+    TriggerDropped,
+)
+from replanning.plan.types import ReplanId
 from replanning.testing import VirtualClock
 from tests.parts import Propose, Proposer, again, alternative, chain, environment, failing, plan
 

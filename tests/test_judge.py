@@ -21,11 +21,14 @@ from replanning import (
     TaskContext,
 )
 from replanning.changes import AbortRun, ReplaceTask
+from replanning.decision import AlternativeProvider
 from replanning.errors import LLMRequestRejected, LLMUnavailable, NotAccepted, TransientError
-from replanning.events import AttemptFailed, UsageCharged
-from replanning.interfaces import AlternativeProvider, JsonObject, JsonValue, Judge, JudgeRequest, TaskState
-from replanning.judging import JudgedWork, Judgement, LLMJudge, RuleJudge, disposition
+from replanning.journal import AttemptFailed, UsageCharged
+from replanning.judging import Judge, JudgedWork, Judgement, JudgeRequest, LLMJudge, RuleJudge, disposition
+from replanning.live import TaskState
 from replanning.orchestrators import SwarmOrchestrator
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.providers.decompose import Decomposer
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, replay_differences, virtual_environment
 from tests.llm_parts import PRICES

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from replanning import Alternative, Budget, Goal, Task
-from replanning._ledger import MAX_RECENT_RECORDS, Ledger
 from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
-from replanning.events import (
+from replanning.decision.ledger import MAX_RECENT_RECORDS, Ledger
+from replanning.journal import (
     AlternativesConsidered,
     Candidate,
     DecisionMade,

@@ -19,12 +19,10 @@ from replanning import (
     Task,
     ToolSpec,
 )
-from replanning._likeness import ToolSimilarity
 from replanning.changes import ReplaceTask
+from replanning.engine.providers import ToolSimilarity
 from replanning.errors import NoLLMProvider
-from replanning.events import AlternativesConsidered
-from replanning.history import MemoryStore
-from replanning.interfaces import ToolOutcome
+from replanning.journal import AlternativesConsidered, MemoryStore, ToolOutcome
 from replanning.testing import ScriptedLLM, ScriptedLLMServer, VirtualClock
 from tests.parts import Proposer, bodies, environment, failing
 

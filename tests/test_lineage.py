@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task, TaskState
-from replanning._lineage import replanning_info
 from replanning.changes import ReplaceTask, RetryTask, SkipTask
 from replanning.errors import UnknownTask
-from replanning.events import DecisionMade, PlanRevised, TaskFailed
-from replanning.interfaces import PlanView, ReplanningInfo
+from replanning.journal import DecisionMade, PlanRevised, TaskFailed
+from replanning.live import PlanView, ReplanningInfo
+from replanning.live.view import replanning_info
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
 from tests.live_parts import kept
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from replanning import Goal, Task
-from replanning._folding import MAX_OUTCOMES_PER_TOOL
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -23,7 +22,7 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.errors import ChangeRejected, IllegalTransition, ReplanningError, RevisionConflict, UnknownTask
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
@@ -42,6 +41,7 @@ from replanning.events import (
     ResourceUpdated,
     RunEnded,
 )
+from replanning.live.folding import MAX_OUTCOMES_PER_TOOL
 from tests.live_parts import Kept, claimed, everything, held, kept, tool, wrong_with
 
 BROKEN = Failure("OSError", "broken")

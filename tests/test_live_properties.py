@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replanning import Plan, ReplanningError
-from replanning._entries import TaskEntry
-from replanning._live import LivePlan
-from replanning._states import WAITING, TaskState
 from replanning.changes import PlanChange
 from replanning.errors import ChangeRejected
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
@@ -34,6 +31,9 @@ from replanning.events import (
     ResourceUpdated,
     RunEnded,
 )
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import WAITING, TaskState
 from tests.live_parts import Kept, everything, held, next_up, satisfied, tool, wrong_with
 from tests.live_strategies import Changes, plans, situation
 

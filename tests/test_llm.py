@@ -12,14 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from replanning import Environment
-from replanning.errors import (
-    BudgetExceeded,
-    LLMError,
-    LLMRefusal,
-    LLMResponseInvalid,
-    LLMTimeout,
-    LLMUnavailable,
-)
+from replanning.errors import BudgetExceeded, LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import Completion, LLMCall, LLMOptions, LLMProvider, Price, PriceTable
 from replanning.testing import VirtualClock
 

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from replanning import Answer, Plan, Question, ReplanningEngine, Settings
-from replanning._plugins import load_plugin
+from replanning.environment import Clock
 from replanning.errors import LLMError
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     ErrorContained,
     PlanRevised,
@@ -22,8 +22,10 @@ from replanning.events import (
     TriggerFired,
     Usage,
 )
-from replanning.interfaces import Clock, JsonObject, JsonValue
 from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTable, create_llm_provider
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.plugins import load_plugin
 from replanning.providers._proposals import ProposalReply
 from replanning.testing import (
     FaultSchedule,

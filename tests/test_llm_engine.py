@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
-from replanning._redaction import Redactor
 from replanning.changes import ModifyTask, RetryTask
 from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider, PluginError
-from replanning.events import AlternativesConsidered, PlanRevised
-from replanning.interfaces import JsonObject, TaskId
+from replanning.journal import AlternativesConsidered, PlanRevised
 from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
+from replanning.plan import JsonObject, TaskId
+from replanning.plan.redaction import Redactor
 from replanning.testing import (
     LLMReply,
     ScriptedExecutor,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from replanning.errors import LLMError, LLMResponseInvalid, LLMTimeout, LLMUnavailable
-from replanning.events import Usage
+from replanning.journal import Usage
 from replanning.llm import Completion, LLMOptions, Price, PriceTable
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
 

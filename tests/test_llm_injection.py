@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from replanning import Plan
-from replanning.events import AlternativesConsidered, QuestionAnswered, QuestionAsked, RunOpened
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import AlternativesConsidered, QuestionAnswered, QuestionAsked, RunOpened
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import invariant_violations, raises
 from tests.model_parts import PLAN, Played, candidate, change, played, replaced, reply
 

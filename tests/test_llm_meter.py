@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from replanning import Budget, ReplanningEngine, Retry, RunResult, Settings
+from replanning.decision import AlternativeProvider
 from replanning.errors import LLMRequestRejected, LLMUnavailable
-from replanning.events import AlternativesConsidered, Usage, UsageCharged
-from replanning.interfaces import AlternativeProvider
+from replanning.journal import AlternativesConsidered, Usage, UsageCharged
 from replanning.llm import Completion, LLMOptions, LLMProvider
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
 from tests.llm_parts import PRICES, Asker

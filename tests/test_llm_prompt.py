@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanRequest, Task, ToolSpec, open_run
-from replanning._redaction import Redactor
-from replanning.events import TaskFailed
-from replanning.interfaces import JsonObject, TaskId
+from replanning.journal import TaskFailed
 from replanning.llm import encode_data, truncate_value
+from replanning.plan import JsonObject, TaskId
+from replanning.plan.redaction import Redactor
 from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder
 from tests.model_parts import PLAN, candidate, played, replaced, reply
 from tests.test_redaction import BY_NAME, BY_SHAPE

@@ -8,7 +8,7 @@ import pytest
 
 from replanning import Answer
 from replanning.errors import LLMUnavailable
-from replanning.events import AlternativesConsidered, DecisionMade, QuestionAsked
+from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked
 from replanning.providers._proposals import MAX_CANDIDATES, MAX_CHANGES
 from replanning.providers.llm import LLMAlternatives
 from replanning.testing import ScriptedGate, ScriptedLLM, hangs, invariant_violations

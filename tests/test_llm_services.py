@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from replanning import Environment
-from replanning._plugins import load_plugin
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import LLMProvider
+from replanning.plugins import load_plugin
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply, hangs, returns
 
 NAMES = ("openai", "anthropic", "github-copilot", "ollama")

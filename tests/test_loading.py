@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._errors import PlanError, Problem
-from replanning._ids import TaskId
-from replanning._loading import Format, load_plan, locate_problems, parse_plan, plan_schema, read_document
-from replanning._plan import Fallback, Goal, McpServer, Plan, Retry, Task, ToolSpec
+from replanning.errors import PlanError, Problem
+from replanning.plan.document import Plan
+from replanning.plan.reading import Format, load_plan, locate_problems, parse_plan, plan_schema, read_document
+from replanning.plan.tasks import Fallback, Goal, McpServer, Retry, Task, ToolSpec
+from replanning.plan.types import TaskId
 
 RELEASE = """\
 goal:
@@ -272,7 +273,7 @@ def test_without_libyaml():
     program = (
         "import sys; sys.modules['yaml._yaml'] = None\n"
         "import yaml; assert not yaml.__with_libyaml__\n"
-        "from replanning._plan import Plan\n"
+        "from replanning.plan.document import Plan\n"
         "plan = Plan.parse(sys.stdin.read()); assert Plan.parse(plan.to_yaml()) == plan\n"
         "print(plan.content_hash())"
     )

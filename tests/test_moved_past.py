@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._moved_past import relevant_triggers, stale_reason
 from replanning.changes import SkipTask
-from replanning.events import (
+from replanning.decision.staleness import relevant_triggers, stale_reason
+from replanning.journal import (
     BetterPathFound,
     GoalUnreachable,
     HumanRequest,

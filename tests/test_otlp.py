@@ -23,8 +23,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
 from replanning.errors import SettingsError
-from replanning.events import RunOpened
 from replanning.exporters.otlp import OtlpExporter
+from replanning.journal import RunOpened
 from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
 from tests.parts import again, bodies, chain, failing
 from tests.tracing_parts import Flat, Spans, plain, received, tree

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from replanning._checks import check_task
-from replanning._errors import PlanError, UnknownTask
-from replanning._ids import TaskId
-from replanning._plan import Fallback, Goal, JsonObject, Plan, Retry, Task, ToolSpec
-from replanning._servers import McpServer
-from replanning._wording import NameSuggester
+from replanning.errors import PlanError, UnknownTask
+from replanning.plan.checks import check_task
+from replanning.plan.document import Plan
+from replanning.plan.messages import NameSuggester
+from replanning.plan.tasks import Fallback, Goal, McpServer, Retry, Task, ToolSpec
+from replanning.plan.types import JsonObject, TaskId
 
 GOAL = {"objective": "ship it"}
 

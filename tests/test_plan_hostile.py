@@ -8,9 +8,10 @@ import tracemalloc
 
 import pytest
 
-from replanning._errors import PlanError
-from replanning._loading import Format, parse_plan, read_document
-from replanning._plan import JsonObject, Plan
+from replanning.errors import PlanError
+from replanning.plan.document import Plan
+from replanning.plan.reading import Format, parse_plan, read_document
+from replanning.plan.types import JsonObject
 
 COUNT = 100_000
 MANY = 20_000

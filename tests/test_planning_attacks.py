@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from replanning import Answer, CallbackGate, Plan, Question, Settings, Task, ToolSpec
+from replanning.config import load_settings
+from replanning.decision import HumanGate
 from replanning.errors import StoreError
-from replanning.history import MemoryStore
-from replanning.interfaces import HumanGate, JsonObject, JsonValue
+from replanning.journal import MemoryStore
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, PlanningHistoryStore
-from replanning.settings import load_settings
 from replanning.testing import ScriptedGate, VirtualClock
 from replanning.tools import ToolExecutor
 from tests.forge_parts import FakeGitHub, FakeGitLab, on

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replanning.events import Record
 from replanning.exporters._checklist import render_checklist
 from replanning.exporters._forge import MAX_COMMENT_CHARS
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, RunId
+from replanning.journal import MemoryStore, Record
+from replanning.plan import JsonObject, RunId
 from replanning.planning import PlanningProgress, PlanProgress, PlanStep
 from replanning.testing import VirtualClock
 from tests.notice_parts import NASTY, TEXTS, read

@@ -8,9 +8,9 @@ import pytest
 
 from replanning import Answer, Goal, Plan, Settings, Task
 from replanning.errors import PlanError
-from replanning.events import QuestionVerdict, RunOpened
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue, RunId, TaskId
+from replanning.journal import MemoryStore, QuestionVerdict, RunOpened
+from replanning.plan import JsonObject, RunId, TaskId
+from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
 from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, invariant_violations
 from tests.planning_parts import (
@@ -623,7 +623,7 @@ def test_the_settings_of_the_file(tmp_path: object) -> None:
     """The section `planning` of the settings file, and variables, reach the coordinator, each key under its own name."""
     from pathlib import Path
 
-    from replanning._config import load_settings
+    from replanning.config import load_settings
 
     assert isinstance(tmp_path, Path)
     path = tmp_path / "s.yaml"

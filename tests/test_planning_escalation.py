@@ -6,7 +6,8 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
     ACTIONS,

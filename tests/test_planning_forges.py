@@ -13,8 +13,7 @@ import pytest
 
 from replanning import Environment
 from replanning.errors import SettingsError
-from replanning.exporters._forge import Forge, ForgeError
-from replanning.exporters._marks import AUTHORSHIP_MARKER, Marker
+from replanning.exporters._forge import AUTHORSHIP_MARKER, Forge, ForgeError, Marker
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock

@@ -14,9 +14,9 @@ import pytest
 
 from replanning import Environment
 from replanning.exporters._forge import ForgeError
-from replanning.exporters._notifier import Notifier
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
+from replanning.exporters.notices import Notifier
 from replanning.planning import Steering
 from replanning.testing import VirtualClock
 from tests.planning_parts import Model, coordinator

@@ -10,12 +10,11 @@ import anyio
 import pytest
 
 from replanning import Settings, StoreGate, ToolSpec
-from replanning.events import PlanningNoted, QuestionAnswered, RecordBody, ReplanRequested
-from replanning.exporters._forge import ForgeError
-from replanning.exporters._marks import Marker
-from replanning.exporters._notifier import Notifier
-from replanning.history import MemoryStore
-from replanning.interfaces import HumanGate, RunId
+from replanning.decision import HumanGate
+from replanning.exporters._forge import ForgeError, Marker
+from replanning.exporters.notices import Notifier
+from replanning.journal import MemoryStore, PlanningNoted, QuestionAnswered, RecordBody, ReplanRequested
+from replanning.plan import RunId
 from replanning.planning import PlanningCoordinator, Steering
 from replanning.testing import FlakyStore, ScriptedLLM, VirtualClock, virtual_environment
 from tests.forge_parts import FakeForge, FakeGitHub, FakeGitLab, Fault, on

@@ -11,10 +11,9 @@ import pytest
 
 from replanning import Plan, ReplanningEngine, Settings, StoreGate
 from replanning.errors import UnknownRun
-from replanning.events import ErrorContained, PlanningNoted, Record, RunEnded, RunOpened
-from replanning.history import MemoryStore
+from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, Record, RunEnded, RunOpened
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
-from replanning.planning._history_lines import HistoryLineBuilder
+from replanning.planning.history import HistoryLineBuilder
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.history_parts import ISSUE, Freeing, in_order, in_the_way, of_type, solved, solving, written
 from tests.planning_parts import Desk, Model, Replies, action, coordinator, go_on, replan, revision, summary

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningHistoryStore
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.cli_parts import answer, cli

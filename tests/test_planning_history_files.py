@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import SettingsError, StoreError
-from replanning.history import SqliteStore
-from replanning.interfaces import JsonObject
+from replanning.journal import SqliteStore
+from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, Reflection
 from tests.history_parts import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
 from tests.planning_parts import Model, replan

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task
-from replanning._ids import TaskId
-from replanning.events import RunOpened
-from replanning.history import MemoryStore
+from replanning.journal import MemoryStore, RunOpened
+from replanning.plan.types import TaskId
 from replanning.planning import RunJournals
 from tests.resume_parts import RUN
 

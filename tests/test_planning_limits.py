@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._planning_settings import PlanningSettings
 from replanning.errors import SettingsError
 from replanning.planning import (
     ALLOWED_REPLANS,
@@ -26,6 +25,7 @@ from replanning.planning import (
     make_ruling,
     normalise,
 )
+from replanning.settings import PlanningSettings
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
 LIMITS = ReplanLimits()

@@ -6,8 +6,8 @@ import pytest
 
 from replanning import Answer, Budget, Settings, Task
 from replanning.errors import SettingsError
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonValue
+from replanning.journal import MemoryStore
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
 from tests.planning_parts import TOOLS, Desk, Model, coordinator, done, kind_of, use
 from tests.resume_parts import RUN, cut

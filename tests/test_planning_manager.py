@@ -10,8 +10,8 @@ import pytest
 
 from replanning import Environment
 from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
-from replanning.interfaces import JsonObject
 from replanning.llm import LLMOptions
+from replanning.plan import JsonObject
 from replanning.planning import (
     Consideration,
     DecisionRecord,

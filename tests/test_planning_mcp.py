@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from replanning import Settings, ToolSpec
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject
 from replanning.planning import ReplanPromptBuilder, prompt_templates
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.cli_parts import answer, cli

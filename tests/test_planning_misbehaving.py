@@ -8,7 +8,7 @@ from random import Random
 import anyio
 import pytest
 
-from replanning.events import Record, RunEnded, RunPaused, dump_body
+from replanning.journal import Record, RunEnded, RunPaused, dump_body
 from replanning.testing import invariant_violations
 from tests.misbehaving_parts import DECISIONS, REPLIES, Played, play
 from tests.misbehaving_told import answered, begun, exceeded, overrun, told

@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Settings
-from replanning.events import PlanningNoted, Record
-from replanning.exporters._account import RunNotices
-from replanning.exporters._forge import MAX_COMMENT_CHARS
-from replanning.exporters._marks import Marker, find_marker
+from replanning.exporters._checklist import RunNotices
+from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import PlanningNoted, Record
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from tests.notice_parts import (
     EVENTFUL,
     NASTY,

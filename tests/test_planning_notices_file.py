@@ -15,16 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Environment, ReplanningEngine
-from replanning.cli._notifying import open_notifiers
-from replanning.exporters._marks import find_marker
-from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier, ForgeError
-from replanning.interfaces import ExporterContext, RunId
-from replanning.testing import (
-    LLMRequest,
-    LLMServerReply,
-    ScriptedLLMServer,
-    VirtualClock,
-)
+from replanning.cli.setup import open_notifiers
+from replanning.decision import ExporterContext
+from replanning.exporters._forge import ForgeError, find_marker
+from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
+from replanning.plan import RunId
+from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, VirtualClock
 from tests.cli_parts import cli
 from tests.notice_parts import (
     EVENTFUL,

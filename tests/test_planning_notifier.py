@@ -7,17 +7,14 @@ import logging
 import pytest
 
 from replanning import Settings, Task
-from replanning.events import ErrorContained, PlanningNoted, RunEnded
-from replanning.exporters._marks import find_marker
-from replanning.exporters.notices import ForgeError, Notifier
-from replanning.history import MemoryStore
-from replanning.interfaces import ExporterContext, JsonValue, RunId
+from replanning.decision import ExporterContext
+from replanning.exporters._forge import ForgeError, find_marker
+from replanning.exporters.notices import Notifier
+from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, RunEnded
+from replanning.plan import RunId
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
-from replanning.testing import (
-    ScriptedLLM,
-    VirtualClock,
-    virtual_environment,
-)
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.forge_parts import FakeGitHub, FakeGitLab, on
 from tests.notice_parts import (
     EVENTFUL,

@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from replanning import Settings, Task
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import MemoryStore
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, invariant_violations, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, revision

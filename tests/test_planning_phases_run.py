@@ -6,8 +6,9 @@ import pytest
 
 from replanning import Answer, Goal, Plan, Settings, Task, ToolSpec
 from replanning.errors import SettingsError
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import MemoryStore
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import Phase, PlanningCoordinator, UnclearGoal, parse_planning
 from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
 from tests.planning_parts import (

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replanning import ToolSpec
-from replanning._planning_settings import PlanningSettings
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import (
     ALLOWED_REPLANS,
     DecisionRecord,
@@ -30,7 +30,8 @@ from replanning.planning import (
     parse_planning,
     prompt_templates,
 )
-from replanning.planning._prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS
+from replanning.planning.prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS
+from replanning.settings import PlanningSettings
 
 TOOLS = (
     ToolSpec(name="run", kind="shell", command="bash -c {line} --key {env:KEY}", description="Runs a command"),

@@ -6,10 +6,10 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.events import QuestionVerdict, Usage
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import MemoryStore, QuestionVerdict, Usage
 from replanning.llm import Completion
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, returns, virtual_environment
 from tests.planning_parts import TOOLS, Desk, Model, Replies, action, coordinator, go_on, kind_of, replan, revision

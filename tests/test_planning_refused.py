@@ -6,9 +6,9 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.events import QuestionVerdict
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.journal import MemoryStore, QuestionVerdict
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
     SUBTASKS,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from replanning.events import AttemptStarted, PlanningNoted, Record
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonValue
+from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Record
+from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
-from replanning.planning._steps import is_action
+from replanning.planning.steps import is_action
 from replanning.testing import VirtualClock, invariant_violations
 from tests.planning_parts import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
 from tests.resume_parts import RUN, cut

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replanning import Answer, Settings, Task
-from replanning.interfaces import JsonObject, JsonValue
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate
 from tests.planning_parts import ACTIONS, SUBTASKS, Desk, Replies, action, go_on, replan, revision
 from tests.planning_rows_parts import MISSING, run

@@ -7,13 +7,9 @@ from collections import Counter
 import pytest
 
 from replanning import Answer
-from replanning.interfaces import JsonObject, JsonValue
-from replanning.planning import (
-    Phase,
-    ReplanDecision,
-    ReplanManager,
-    ReplanPromptBuilder,
-)
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.planning import Phase, ReplanDecision, ReplanManager, ReplanPromptBuilder
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.planning_parts import (
     Desk,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning._live import LivePlan
 from replanning.errors import LLMResponseInvalid
-from replanning.events import PlanningNoted, Record, ResourceUpdated
-from replanning.interfaces import JsonObject
+from replanning.journal import PlanningNoted, Record, ResourceUpdated
+from replanning.live.plan import LivePlan
+from replanning.plan import JsonObject
 from replanning.planning import PlanningState
-from replanning.planning._outputs import StepReply, parse_reply
-from replanning.planning._standing import ExecutionStatus
+from replanning.planning.outputs import StepReply, parse_reply
+from replanning.planning.state import ExecutionStatus
 
 
 @pytest.mark.parametrize(("kind", "field"), [("output", "value"), ("call", "arguments")])

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
+from replanning.decision import Exporter
 from replanning.exporters.notices import FileNotifier
-from replanning.interfaces import Exporter, JsonObject
+from replanning.plan import JsonObject
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
 from replanning.testing import (

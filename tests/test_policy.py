@@ -9,18 +9,10 @@ from functools import partial
 import pytest
 
 from replanning import Alternative, Budget, Settings, Task
-from replanning._ledger import Ledger
-from replanning._policy import Decision, ReplanPolicy
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    PlanChange,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
-from replanning.events import (
+from replanning.changes import AbortRun, AddTask, CancelTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.decision.ledger import Ledger
+from replanning.decision.policy import Decision, ReplanPolicy
+from replanning.journal import (
     AttemptInterrupted,
     AttemptTimedOut,
     BetterPathFound,
@@ -33,7 +25,7 @@ from replanning.events import (
     TaskFailed,
     Trigger,
 )
-from replanning.interfaces import PlanView
+from replanning.live import PlanView
 from tests.live_parts import Kept, kept, tool
 
 FAILED = TaskFailed(id="t1", tasks=("a",), root="a")

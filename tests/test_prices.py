@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replanning.events import Usage
+from replanning.journal import Usage
 from replanning.llm import PRICES, Price, PriceTable
 
 TABLE = PriceTable({"small": Price(1, 10), "small-pro": Price(20, 200), "own-*": Price(0, 0), "own-big-*": Price(3, 4)})

@@ -10,7 +10,7 @@ import pytest
 
 from replanning import Answer, PlanRun, ReplanningEngine, ReplanningError, ReplanRequest, Settings, Task
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
-from replanning.history import MemoryStore
+from replanning.journal import MemoryStore
 from replanning.testing import (
     FlakyStore,
     ScriptedExecutor,

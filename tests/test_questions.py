@@ -10,14 +10,15 @@ import pytest
 from replanning import Answer, ReplanningError, ReplanRequest, Retry, Task, TaskContext
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, UnknownQuestion
-from replanning.events import (
+from replanning.journal import (
     AnswerRefused,
     AttemptFenced,
+    MemoryStore,
     QuestionReminded,
+    SqliteStore,
     TriggerAttached,
     TriggerFired,
 )
-from replanning.history import MemoryStore, SqliteStore
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.parts import Proposer, alternative, bodies, chain, failing, plan

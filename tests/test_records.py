@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replanning import Alternative, Goal, Plan, Task
 from replanning.changes import AbortRun, ReplaceTask, SkipTask
-from replanning.events import (
+from replanning.journal import (
     BODY_TYPES,
     AlternativesConsidered,
     AnswerRefused,

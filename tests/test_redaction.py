@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from replanning import Goal, Plan, Task, _secrets
-from replanning._errors import RecordNotSerializable
-from replanning._ids import TaskId
-from replanning._redaction import Redactor, pattern_problem
-from replanning._secrets import MASK
+from replanning import Goal, Plan, Task
 from replanning.changes import ModifyTask
+from replanning.errors import RecordNotSerializable
+from replanning.plan import secrets as _secrets
+from replanning.plan.redaction import Redactor, pattern_problem
+from replanning.plan.secrets import MASK
+from replanning.plan.types import TaskId
 
 REDACT = Redactor()
 BEARER = "mF_9.B5f-4.1JqM"

@@ -28,13 +28,15 @@ from replanning import (
     TaskContext,
     open_run,
 )
-from replanning._config import load_settings
 from replanning.changes import ReplaceTask, SkipTask
+from replanning.config import load_settings
+from replanning.decision import Exporter
 from replanning.errors import LLMUnavailable, SettingsError
-from replanning.events import ErrorContained, Record, TaskFailed
-from replanning.history import JsonlStore, MemoryStore, SqliteStore, markdown_report, text_report
-from replanning.interfaces import Exporter, JsonObject, JsonValue, RunId, RunStore
+from replanning.history import markdown_report, text_report
+from replanning.journal import ErrorContained, JsonlStore, MemoryStore, Record, RunStore, SqliteStore, TaskFailed
 from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import JsonObject, RunId
+from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedLLM, VirtualClock
 from tests.parts import Proposer, bodies, chain, environment
 from tests.tracing_parts import Spans

@@ -10,17 +10,17 @@ import pytest
 from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import SkipTask
 from replanning.errors import NotRunning
-from replanning.events import (
+from replanning.journal import (
     AttemptFenced,
     AttemptSucceeded,
     AttemptTimedOut,
     DecisionMade,
+    MemoryStore,
     QuestionAnswered,
     QuestionReminded,
     TriggerDropped,
     TriggerFired,
 )
-from replanning.history import MemoryStore
 from replanning.testing import (
     FlakyStore,
     ScriptedExecutor,

@@ -24,7 +24,7 @@ from replanning import (
     open_run,
 )
 from replanning.changes import CancelTask, ReplaceTask, SkipTask
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     BetterPathFound,
     Candidate,
@@ -33,11 +33,11 @@ from replanning.events import (
     GoalUnreachable,
     HumanRequest,
     ResourceChanged,
+    RunStore,
     TaskFailed,
     TaskTimedOut,
     Trigger,
 )
-from replanning.interfaces import RunStore
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (
     ScriptedExecutor,

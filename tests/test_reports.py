@@ -190,7 +190,7 @@ async def test_every_change_has_words(change: PlanChange, text: str) -> None:
 
 def test_times() -> None:
     """Durations are told in the unit that fits them."""
-    from replanning.history._words import format_duration
+    from replanning.history.wording import format_duration
 
     told = [format_duration(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
     assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
@@ -218,7 +218,7 @@ async def test_mermaid_holds_any_name(name: str) -> None:
 @given(name=st.text(min_size=1, max_size=80))
 def test_any_label(name: str) -> None:
     """Whatever a text holds, its label holds letters, digits, harmless signs and character codes only."""
-    from replanning.history._mermaid import escape_label
+    from replanning.history.markdown import escape_label
 
     rest = re.sub(r"#\d+;", "", escape_label(name))
     assert all(character.isalnum() or character in " _-,/=" for character in rest)

@@ -12,20 +12,23 @@ import pytest
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry, Settings, Task, TaskState
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
 from replanning.errors import JournalCorrupt, RunOwned, StoreError
-from replanning.events import (
+from replanning.journal import (
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
+    InboxMessage,
+    JsonlStore,
+    MemoryStore,
     QuestionAsked,
     Record,
     ReplanRequested,
     RunEnded,
     RunOpened,
     RunResumed,
+    RunStore,
     TriggerFired,
 )
-from replanning.history import JsonlStore, MemoryStore
-from replanning.interfaces import AttemptId, InboxMessage, RunStore
+from replanning.plan import AttemptId
 from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan
 from tests.resume_parts import RUN, carry_on, cut, engine_for, from_start, resumed, story, through

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Retry, Task
-from replanning._entries import TaskEntry
-from replanning._retry import schedule_retry
-from replanning.events import Failure
+from replanning.journal import Failure
+from replanning.live.entries import TaskEntry
+from replanning.run.run import schedule_retry
 
 PASSING = Failure("OSError", "reset", transient=True)
 LASTING = Failure("ValueError", "wrong")

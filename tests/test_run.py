@@ -11,17 +11,17 @@ from pydantic import JsonValue
 
 from replanning import ReplanningEngine, Retry, Settings, Task, TaskContext, TaskState, TransientError, open_run
 from replanning.errors import ChangeRejected, NotRunning, UnknownAttempt, UnknownTask
-from replanning.events import (
+from replanning.journal import (
     AttemptFenced,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
     ConditionEvaluated,
+    MemoryStore,
 )
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject
 from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, bodies, chain, environment, failing, plan
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext, open_run
-from replanning.events import AttemptFailed
-from replanning.history import JsonlStore, MemoryStore, SqliteStore
-from replanning.interfaces import RunStore
+from replanning.journal import AttemptFailed, JsonlStore, MemoryStore, RunStore, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.testing import VirtualClock, replay_differences
 from replanning.tools import ToolExecutor

@@ -25,9 +25,8 @@ from typing import Final
 import anyio
 import pytest
 
-from replanning.events import PlanRevised
-from replanning.history import JsonlStore, MemoryStore, SqliteStore
-from replanning.interfaces import RunId
+from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
+from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.simulation_plans import REAL_SHAPES
 from tests.simulation_play import cut, live, play, text_of

@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Plan, Settings, Task
 from replanning.changes import CancelTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.events import (
+from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
@@ -29,7 +29,7 @@ from replanning.events import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.interfaces import AttemptId, QuestionId, ReplanId, RunId, TriggerId
+from replanning.plan import AttemptId, QuestionId, ReplanId, RunId, TriggerId
 from replanning.testing import invariant_violations
 from tests.parts import plan
 

@@ -9,8 +9,8 @@ import pytest
 
 from replanning import Answer, Plan, PlanRun, ReplanningEngine, Settings, Task, TaskContext
 from replanning.errors import PlanError
-from replanning.history import MemoryStore
-from replanning.interfaces import JsonObject
+from replanning.journal import MemoryStore
+from replanning.plan import JsonObject
 from replanning.testing import (
     FaultSchedule,
     SimulationReport,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from replanning import TaskState
-from replanning._states import (
+from replanning.errors import IllegalTransition
+from replanning.live.states import (
     FINISHED,
     SATISFIED,
     STUCK,
@@ -18,7 +19,6 @@ from replanning._states import (
     mermaid_diagram,
     transition,
 )
-from replanning.errors import IllegalTransition
 
 PAGE = Path(__file__).parents[1] / "docs" / "states.md"
 
@@ -85,5 +85,5 @@ def test_documentation_shows_the_table() -> None:
     """The diagram in the documentation is the one of the table."""
     page = PAGE.read_text(encoding="utf-8")
     assert f"```mermaid\n{mermaid_diagram()}```" in page, (
-        "put the output of replanning._states.diagram() into docs/states.md"
+        "put the output of replanning.live.states.diagram() into docs/states.md"
     )

@@ -13,19 +13,21 @@ import pytest
 from replanning import PlanRun, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask, ReplaceTask
 from replanning.errors import NotRunning, RecordNotSerializable, StoreError, UnknownTask
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
     ContextUpdated,
     ErrorContained,
+    Lease,
+    MemoryStore,
     PlanRevised,
     Record,
     RunEnded,
+    RunStore,
+    SqliteStore,
 )
-from replanning.history import MemoryStore, SqliteStore
-from replanning.interfaces import Lease, RunStore
 from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
 from tests.parts import Proposer, again, alternative, bodies, chain, environment, failing, plan
 from tests.resume_parts import RUN, carry_on, engine_for, eventful, from_start, story, through

@@ -9,10 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning.errors import StoreError
-from replanning.events import AttemptFailed, AttemptSucceeded, ContextUpdated, Failure, Record
-from replanning.history import JsonlStore, MemoryStore, RecordNotSerializable, SqliteStore, is_lease_free, owner_id
-from replanning.interfaces import AttemptId, InboxMessage, JsonValue, RunId, TaskId
+from replanning.errors import RecordNotSerializable, StoreError
+from replanning.journal import (
+    AttemptFailed,
+    AttemptSucceeded,
+    ContextUpdated,
+    Failure,
+    InboxMessage,
+    JsonlStore,
+    MemoryStore,
+    Record,
+    SqliteStore,
+    is_lease_free,
+    owner_id,
+)
+from replanning.plan import AttemptId, RunId, TaskId
+from replanning.plan.types import JsonValue
 from replanning.testing.stores import STORE_CHECKS
 
 STORES = {

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import JournalCorrupt, LeaseLost, StoreError
-from replanning.events import AttemptSucceeded, Record, RunEnded
-from replanning.history import JsonlStore
-from replanning.interfaces import AttemptId, InboxMessage, RunId, TaskId, ToolOutcome
+from replanning.journal import AttemptSucceeded, InboxMessage, JsonlStore, Record, RunEnded, ToolOutcome
+from replanning.plan import AttemptId, RunId, TaskId
 
 RUN = RunId("r")
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from replanning.errors import RunOwned
-from replanning.history import JsonlStore, SqliteStore
-from replanning.interfaces import RunId
+from replanning.journal import JsonlStore, SqliteStore
+from replanning.plan import RunId
 
 RUN = RunId("r")
 STORES = {"jsonl": JsonlStore, "sqlite": SqliteStore}

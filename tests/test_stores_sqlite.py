@@ -8,9 +8,8 @@ from contextlib import closing
 import pytest
 
 from replanning.errors import JournalCorrupt, StoreError
-from replanning.events import AttemptSucceeded, Record
-from replanning.history import SqliteStore
-from replanning.interfaces import AttemptId, RunId, TaskId
+from replanning.journal import AttemptSucceeded, Record, SqliteStore
+from replanning.plan import AttemptId, RunId, TaskId
 
 RUN = RunId("r")
 

@@ -9,18 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from replanning import Task, TaskState
-from replanning._entries import MAX_LOOKAHEAD
-from replanning.changes import (
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    RemoveTask,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
+from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ExpressionError, NoResult, UnknownTask
-from replanning.events import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
+from replanning.journal import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
+from replanning.live.entries import MAX_LOOKAHEAD
 from tests.live_parts import Kept, claimed, kept, tool, wrong_with
 
 

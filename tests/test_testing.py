@@ -17,15 +17,8 @@ from hypothesis import strategies as st
 from replanning import Answer, PlanMonitor, Question, ReplanningEngine, Settings, Task, TaskContext, TransientError
 from replanning.changes import SkipTask
 from replanning.errors import StoreError
-from replanning.events import (
-    AttemptStarted,
-    AttemptTimedOut,
-    QuestionAnswered,
-    RunEnded,
-    RunOpened,
-    Usage,
-)
-from replanning.interfaces import QuestionId, RunId
+from replanning.journal import AttemptStarted, AttemptTimedOut, QuestionAnswered, RunEnded, RunOpened, Usage
+from replanning.plan import QuestionId, RunId
 from replanning.testing import (
     FlakyStore,
     RecordingExporter,

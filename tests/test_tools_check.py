@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning._errors import Problem
-from replanning._plan import JsonObject, Plan, ToolSpec
+from replanning.errors import Problem
+from replanning.plan.document import Plan
+from replanning.plan.tasks import ToolSpec
+from replanning.plan.types import JsonObject
 from replanning.tools import check_machine, check_tools
-from replanning.tools._check import check_unused_arguments
-from replanning.tools._danger import danger_reason
+from replanning.tools.check import check_unused_arguments
+from replanning.tools.danger import danger_reason
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:

@@ -6,8 +6,9 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from replanning._errors import ReplanningError, ToolError, TransientError
-from replanning._plan import Plan, Task
+from replanning.errors import ReplanningError, ToolError, TransientError
+from replanning.plan.document import Plan
+from replanning.plan.tasks import Task
 from replanning.tools import InvalidArguments, InvalidTool, Secrets, ToolCall, ToolExecutor, ToolTimedOut, UnknownTool
 from tests.tools_parts import PATIENCE, Attempt, call, shell, spec, task
 

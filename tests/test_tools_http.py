@@ -22,8 +22,8 @@ import anyio.abc
 import pytest
 from anyio.streams.tls import TLSStream
 
-from replanning._errors import TransientError
-from replanning._plan import JsonObject
+from replanning.errors import TransientError
+from replanning.plan.types import JsonObject
 from replanning.tools import (
     HttpStatusFailed,
     HttpUnreachable,

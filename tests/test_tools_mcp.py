@@ -14,11 +14,10 @@ from mcp.types import Tool
 from pydantic import JsonValue
 
 from replanning import Plan, PlanError
-from replanning.interfaces import JsonObject
+from replanning.plan import JsonObject, McpServer
 from replanning.tools import (
     InvalidArguments,
     McpNotInstalled,
-    McpServer,
     McpServerLost,
     McpToolFailed,
     ToolOutputTooLarge,
@@ -27,7 +26,7 @@ from replanning.tools import (
     TransientMcpServerLost,
     check_machine,
 )
-from replanning.tools._mcp_tools import mcp_tool_spec, schema_problems
+from replanning.tools.mcp import mcp_tool_spec, schema_problems
 from tests.mcp_parts import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.tools_parts import Attempt, Pulse
 

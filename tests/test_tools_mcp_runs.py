@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from replanning import Plan, PlanRun, ReplanningEngine
-from replanning.events import AttemptFailed, RecordBody, ResourceChanged, ResourceUpdated, TriggerFired
+from replanning.journal import AttemptFailed, RecordBody, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.tools import McpServerLost
 from tests.mcp_parts import Pauses, Reports, command, hanging, open_executor, plan, serving, use
 from tests.tools_parts import Attempt, Pulse

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning._errors import TransientError
-from replanning._plan import JsonObject
+from replanning.errors import TransientError
+from replanning.plan.types import JsonObject
 from replanning.tools import InvalidArguments, InvalidTool, ToolExecutor, ToolUnavailable
 from tests.tools_parts import PATIENCE, Attempt, call, spec, task
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from replanning._errors import OutputError, ToolError, TransientError
+from replanning.errors import OutputError, ToolError, TransientError
 from replanning.tools import (
     CommandFailed,
     InvalidArguments,

@@ -32,8 +32,7 @@ from replanning import (
 )
 from replanning.changes import CancelTask, ReplaceTask
 from replanning.errors import SettingsError, StoreError
-from replanning.events import AttemptStarted, ErrorContained, RunOpened, RunResumed, Usage
-from replanning.history import MemoryStore
+from replanning.journal import AttemptStarted, ErrorContained, MemoryStore, RunOpened, RunResumed, Usage
 from replanning.testing import (
     FlakyStore,
     RecordingExporter,
@@ -580,7 +579,7 @@ async def main():
     engine = ReplanningEngine([])
     result = await engine.execute(Plan(goal=Goal(objective="x"), tasks=(Task(id="a"),)), work)
     assert next(iter(engine.store.read(result.run))).body.trace is None
-    print(result.status, sorted(name for name in sys.modules if name.startswith(("opentelemetry.sdk", "replanning._tracing"))))
+    print(result.status, sorted(name for name in sys.modules if name.startswith(("opentelemetry.sdk", "replanning.telemetry.spans"))))
 
 anyio.run(main)
 """

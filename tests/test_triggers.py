@@ -23,7 +23,7 @@ from replanning import (
     open_run,
 )
 from replanning.changes import RetryTask, SkipTask
-from replanning.events import (
+from replanning.journal import (
     BetterPathFound,
     ContextChanged,
     DecisionMade,

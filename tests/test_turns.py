@@ -8,7 +8,7 @@ import anyio.lowlevel
 
 from replanning import Goal, Plan, ReplanningEngine, Task, TaskContext
 from replanning.changes import SkipTask
-from replanning.history import MemoryStore
+from replanning.journal import MemoryStore
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
 

@@ -11,7 +11,7 @@ import pytest
 from replanning import Goal, Task, TaskState
 from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask, SkipTask
 from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
-from replanning.events import (
+from replanning.journal import (
     ConditionEvaluated,
     ContextUpdated,
     DecisionMade,
@@ -20,7 +20,7 @@ from replanning.events import (
     QuestionAsked,
     ResourceUpdated,
 )
-from replanning.interfaces import DraftView, PlanView
+from replanning.live import DraftView, PlanView
 from tests.live_parts import Kept, kept, tool
 
 

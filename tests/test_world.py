@@ -6,9 +6,8 @@ import pytest
 
 from replanning import Plan, PlanRun, ReplanningEngine, Settings, Task, open_run
 from replanning.changes import SkipTask
-from replanning.events import DecisionMade, TriggerDropped, TriggerFired
-from replanning.facts import GroundAction, StripsProblem, regress
-from replanning.interfaces import PlanView
+from replanning.journal import DecisionMade, TriggerDropped, TriggerFired
+from replanning.live import GroundAction, PlanView, StripsProblem, regress
 from replanning.testing import VirtualClock
 from tests.parts import Proposer, alternative, bodies, environment
 

@@ -11,7 +11,8 @@ from typing import Any, Self
 import anyio
 from pydantic import JsonValue
 
-from replanning._plan import JsonObject, Task, ToolSpec
+from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.types import JsonObject
 from replanning.tools import ToolExecutor
 
 PATIENCE = 20

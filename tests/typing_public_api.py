@@ -59,18 +59,26 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
+from replanning.decision import AlternativeProvider, Exporter, HumanGate, TriggerDetector
+from replanning.engine import MonitorNotice
+from replanning.environment import Clock
 from replanning.errors import ChangeRejected, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
-from replanning.events import (
+from replanning.history import ReplanEvent, ReplanHistory
+from replanning.journal import (
     AttemptFailed,
     AttemptSucceeded,
     DecisionMade,
     HumanRequest,
-    MonitorNotice,
+    JsonlStore,
+    MemoryStore,
     Observation,
     PlanRevised,
     Record,
     RecordBody,
+    RunInfo,
+    RunStore,
     Score,
+    SqliteStore,
     TaskFailed,
     TaskTimedOut,
     Trigger,
@@ -81,25 +89,13 @@ from replanning.events import (
     load_body,
     normalised_cause,
 )
-from replanning.history import JsonlStore, MemoryStore, ReplanEvent, ReplanHistory, SqliteStore
-from replanning.interfaces import (
-    AlternativeProvider,
-    AttemptId,
-    Clock,
-    Exporter,
-    HumanGate,
-    JsonObject,
-    JsonValue,
-    RunId,
-    RunInfo,
-    RunStore,
-    TaskView,
-    TriggerDetector,
-    Work,
-)
+from replanning.live import TaskView
 from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
+from replanning.plan import AttemptId, JsonObject, RunId
+from replanning.plan.types import JsonValue
 from replanning.providers.repair import RepairProvider
+from replanning.run import Work
 from replanning.settings import ApprovalSettings, Weights
 from replanning.testing import (
     FaultSchedule,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replanning import Plan, PlanRun, ReplanningEngine, Task, ToolSpec
-from replanning.events import AlternativesConsidered, RecordBody, Trigger, TriggerFired
+from replanning.journal import AlternativesConsidered, RecordBody, Trigger, TriggerFired
 from tests.parts import bodies
 
 

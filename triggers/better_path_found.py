@@ -7,8 +7,8 @@ from itertools import islice
 from typing import ClassVar
 
 from replanning import Settings, ToolSpec
-from replanning.events import AttemptSucceeded, BetterPathFound, Observation, RecordBody
-from replanning.interfaces import PlanView, TaskState, TaskView
+from replanning.journal import AttemptSucceeded, BetterPathFound, Observation, RecordBody
+from replanning.live import PlanView, TaskState, TaskView
 
 MAX_TASKS_PER_TOOL = 1_000
 """How many tasks of one tool are looked at."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from replanning.errors import ExpressionError
-from replanning.events import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
-from replanning.interfaces import PlanView, TaskState, TaskView
-from replanning.triggers._facts import is_lost_for_goal, tasks_missing_fact
-from replanning.triggers._wording import shorten
+from replanning.journal import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
+from replanning.live import PlanView, TaskState, TaskView
+from replanning.triggers._text import is_lost_for_goal, shorten, tasks_missing_fact
 
 _UNFINISHED_STATES = (
     TaskState.PENDING,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
-from replanning.events import GoalUnreachable, Observation, RecordBody, RunQuiescent, normalised_cause
-from replanning.interfaces import PlanView, TaskState, TaskView
-from replanning.triggers._wording import shorten
+from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent, normalised_cause
+from replanning.live import PlanView, TaskState, TaskView
+from replanning.triggers._text import shorten
 
 MAX_NAMED_TASKS = 100
 """How many stuck tasks a trigger names."""

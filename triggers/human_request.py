@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import HumanRequest, Observation, RecordBody, ReplanRequested
-from replanning.interfaces import PlanView
+from replanning.journal import HumanRequest, Observation, RecordBody, ReplanRequested
+from replanning.live import PlanView
 
 
 class HumanRequestDetector:

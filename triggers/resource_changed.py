@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import Observation, RecordBody, ResourceChanged, ResourceUpdated
-from replanning.interfaces import PlanView, TaskState, TaskView
+from replanning.journal import Observation, RecordBody, ResourceChanged, ResourceUpdated
+from replanning.live import PlanView, TaskState, TaskView
 
 _WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import (
+from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     ConditionEvaluated,
@@ -14,8 +14,8 @@ from replanning.events import (
     RecordBody,
     TaskFailed,
 )
-from replanning.interfaces import PlanView, TaskState, TaskView
-from replanning.triggers._wording import shorten, task_cause, task_label
+from replanning.live import PlanView, TaskState, TaskView
+from replanning.triggers._text import shorten, task_cause, task_label
 
 
 class TaskFailedDetector:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from replanning.events import AttemptTimedOut, Observation, RecordBody, TaskTimedOut
-from replanning.interfaces import PlanView
-from replanning.triggers._wording import task_cause, task_label
+from replanning.journal import AttemptTimedOut, Observation, RecordBody, TaskTimedOut
+from replanning.live import PlanView
+from replanning.triggers._text import task_cause, task_label
 
 
 class TimeoutDetector:

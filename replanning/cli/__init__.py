@@ -13,8 +13,8 @@ _INTERRUPTED: Final = 130
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
     try:
-        from replanning.cli._app import app
-        from replanning.cli._output import prepare_streams
+        from replanning.cli.app import app
+        from replanning.cli.output import prepare_streams
 
         prepare_streams()
         app()

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from replanning.planning._building import missing_arguments, planned_arguments, revise_decomposition
-from replanning.planning._checking import compile_action_plan, plan_problems
-from replanning.planning._coordinator import PlanningCoordinator
-from replanning.planning._deciding import DecisionPrompts, DecisionRequest, DecisionResponse
-from replanning.planning._decision import NormalisedDecision, ReplanDecision, decision_model, normalise, parse_decision
-from replanning.planning._history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
-from replanning.planning._journals import RunJournals
-from replanning.planning._limits import (
+from replanning.planning.action_plan import (
+    compile_action_plan,
+    missing_arguments,
+    plan_problems,
+    planned_arguments,
+    revise_decomposition,
+)
+from replanning.planning.coordinator import PlanningCoordinator
+from replanning.planning.decision_records import (
+    Consideration,
+    DecisionRecord,
+    ReplanNote,
+    ReplanStage,
+    ReplanStatistics,
+)
+from replanning.planning.decisions import (
+    ALLOWED_REPLANS,
+    LEVEL_DESCRIPTIONS,
+    REPLAN_TARGETS,
+    NormalisedDecision,
+    Phase,
+    ReplanDecision,
+    ReplanType,
+    carried_over_tasks,
+    decision_model,
+    keeps_finished,
+    normalise,
+    parse_decision,
+)
+from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
+from replanning.planning.limits import (
     OverrideReason,
     ReplanCause,
     ReplanCounts,
@@ -20,8 +43,8 @@ from replanning.planning._limits import (
     fingerprint,
     make_ruling,
 )
-from replanning.planning._manager import ApplyReplan, ReplanManager
-from replanning.planning._outputs import (
+from replanning.planning.manager import ApplyReplan, DecisionPrompts, DecisionRequest, DecisionResponse, ReplanManager
+from replanning.planning.outputs import (
     Action,
     ActionPlan,
     CannotDecompose,
@@ -43,29 +66,11 @@ from replanning.planning._outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning._phases import (
-    ALLOWED_REPLANS,
-    LEVEL_DESCRIPTIONS,
-    REPLAN_TARGETS,
-    Phase,
-    ReplanType,
-    carried_over_tasks,
-    keeps_finished,
-)
-from replanning.planning._plan_parts import batch_subtasks, merge_action_plans
-from replanning.planning._progress import PlanningProgress, PlanProgress, PlanStep
-from replanning.planning._prompts import ReplanPromptBuilder
-from replanning.planning._replan_records import (
-    Consideration,
-    DecisionRecord,
-    ReplanNote,
-    ReplanStage,
-    ReplanStatistics,
-)
-from replanning.planning._request import IssueComment, TaskRequest, request_of
-from replanning.planning._state import PlanningState, PlanVersion
-from replanning.planning._steering import Steering
-from replanning.planning._templates import prompt_templates
+from replanning.planning.phases import batch_subtasks, merge_action_plans
+from replanning.planning.prompts import ReplanPromptBuilder, prompt_templates
+from replanning.planning.request import IssueComment, RunJournals, TaskRequest, request_of
+from replanning.planning.state import PlanningProgress, PlanningState, PlanProgress, PlanStep, PlanVersion
+from replanning.planning.steering import Steering
 
 __all__ = [
     "ALLOWED_REPLANS",

@@ -32,19 +32,23 @@ must never do, and `replay_differences`, which compares a live plan with its jou
 
 from __future__ import annotations
 
-from replanning.testing._clock import VirtualClock
-from replanning.testing._environment import virtual_environment
-from replanning.testing._fakes import ExecutorCall, RecordingExporter, ScriptedExecutor, ScriptedGate, ScriptedProvider
-from replanning.testing._faults import FaultSchedule, RunFaults, ScheduledEvent
-from replanning.testing._flaky import FlakyStore
-from replanning.testing._llm_fakes import LLMReply, RecordedLLMRequest, ScriptedLLM
-from replanning.testing._llm_requests import LLMRequest, LLMServerReply, ServerReply
-from replanning.testing._llm_server import ScriptedLLMServer
-from replanning.testing._promises import invariant_violations
-from replanning.testing._report import Distribution, SimulatedRun, SimulationReport
-from replanning.testing._simulate import simulate
-from replanning.testing._snapshot import replay_differences, snapshot
-from replanning.testing._steps import ScriptStep, hangs, raises, returns
+from replanning.testing.clock import VirtualClock, virtual_environment
+from replanning.testing.faults import FaultSchedule, FlakyStore, RunFaults, ScheduledEvent
+from replanning.testing.llm import LLMReply, RecordedLLMRequest, ScriptedLLM
+from replanning.testing.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
+from replanning.testing.promises import invariant_violations, replay_differences, snapshot
+from replanning.testing.scripted import (
+    ExecutorCall,
+    RecordingExporter,
+    ScriptedExecutor,
+    ScriptedGate,
+    ScriptedProvider,
+    ScriptStep,
+    hangs,
+    raises,
+    returns,
+)
+from replanning.testing.simulation import Distribution, SimulatedRun, SimulationReport, simulate
 
 __all__ = [
     "Distribution",
@@ -58,7 +62,6 @@ __all__ = [
     "RecordingExporter",
     "RunFaults",
     "ScheduledEvent",
-    # scripts
     "ScriptStep",
     "ScriptedExecutor",
     "ScriptedGate",
@@ -68,15 +71,12 @@ __all__ = [
     "ServerReply",
     "SimulatedRun",
     "SimulationReport",
-    # fakes
     "VirtualClock",
     "hangs",
-    # checks
     "invariant_violations",
     "raises",
     "replay_differences",
     "returns",
-    # simulation
     "simulate",
     "snapshot",
     "virtual_environment",

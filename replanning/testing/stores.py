@@ -24,10 +24,19 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
-from replanning.events import Record, RecordBody, RunEnded, RunOpened, RunResumed
-from replanning.history import owner_id
-from replanning.interfaces import Lease, RunId, RunStore, ToolOutcome
-from replanning.testing._samples import (
+from replanning.journal import (
+    Lease,
+    Record,
+    RecordBody,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+    RunStore,
+    ToolOutcome,
+    owner_id,
+)
+from replanning.plan import RunId
+from replanning.testing.samples import (
     attempt_started,
     attempt_succeeded,
     odd_outputs,

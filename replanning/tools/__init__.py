@@ -25,10 +25,11 @@ only one that ends in `.wheel`, or the only one.
 tool is run, and its value is hidden in whatever comes back.
 """
 
-from replanning._servers import McpServer
-from replanning.tools._call import ToolCall, ToolRunner, WorkContext
-from replanning.tools._check import check_machine, check_tools
-from replanning.tools._errors import (
+from __future__ import annotations
+
+from replanning.tools.call import Secrets, ToolCall, ToolRunner, WorkContext
+from replanning.tools.check import check_machine, check_tools
+from replanning.tools.errors import (
     CommandFailed,
     HttpStatusFailed,
     HttpUnreachable,
@@ -45,9 +46,8 @@ from replanning.tools._errors import (
     TransientMcpServerLost,
     UnknownTool,
 )
-from replanning.tools._executor import ToolExecutor
-from replanning.tools._mcp import AvailabilityListener
-from replanning.tools._templates import Secrets
+from replanning.tools.executor import ToolExecutor
+from replanning.tools.mcp import AvailabilityListener
 
 __all__ = [
     "AvailabilityListener",
@@ -56,15 +56,14 @@ __all__ = [
     "HttpUnreachable",
     "InvalidArguments",
     "InvalidTool",
-    "ToolRunner",
     "McpNotInstalled",
-    "McpServer",
     "McpServerLost",
     "McpToolFailed",
     "Secrets",
     "ToolCall",
     "ToolExecutor",
     "ToolOutputTooLarge",
+    "ToolRunner",
     "ToolTimedOut",
     "ToolUnavailable",
     "TransientCommandFailed",

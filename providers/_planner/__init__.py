@@ -1,0 +1,1 @@
+"""Plan repair over facts, for the `repair` provider."""

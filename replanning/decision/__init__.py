@@ -1,0 +1,25 @@
+"""How a replan is decided: requests, confidence, vetting, policy, answers. Synchronous, without I/O."""
+
+from __future__ import annotations
+
+from replanning.decision.request import (
+    AlternativeProvider,
+    Answer,
+    Exporter,
+    ExporterContext,
+    HumanGate,
+    Question,
+    ReplanRequest,
+    TriggerDetector,
+)
+
+__all__ = [
+    "AlternativeProvider",
+    "Answer",
+    "Exporter",
+    "ExporterContext",
+    "HumanGate",
+    "Question",
+    "ReplanRequest",
+    "TriggerDetector",
+]

@@ -1,0 +1,311 @@
+"""Budgets that cannot be escaped: reserved before anything is spent, settled from what was used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from replanning.changes import changes_hash, new_task_ids, target_task_ids
+from replanning.decision.confidence import source_key
+from replanning.errors import BudgetExceeded
+from replanning.journal.observations import GoalChanged, ReplanRequested, RunQuiescent, Usage, UsageCharged
+from replanning.journal.records import (
+    AlternativesConsidered,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionReminded,
+    Record,
+    RecordBody,
+    RunEnded,
+    RunPaused,
+    RunResumed,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning.journal.triggers import Trigger
+from replanning.live.folding import MAX_OUTCOMES_PER_TOOL
+from replanning.plan.tasks import Budget
+from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
+
+
+class BudgetTracker:
+    """What a run has spent and reserved, against its budget.
+
+    Args:
+        budget: the limits; what is None is unlimited.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._has_limits = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
+        self.spent = Usage()
+        self.reservations: list[Usage] = []
+
+    def __repr__(self) -> str:
+        return f"<Spending spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
+
+    @property
+    def reserved(self) -> Usage:
+        """What is set aside and not settled yet."""
+        return sum(self.reservations, Usage())
+
+    def reserve(self, estimate: Usage) -> Usage:
+        """Set an upper bound of what is about to be used aside.
+
+        Raises:
+            BudgetExceeded: it does not fit what is left; nothing was reserved.
+        """
+        if self._has_limits and (problem := self._exceeded_limits(self.spent + self.reserved + estimate)):
+            raise BudgetExceeded(f"it would exceed the budget: {problem}")
+        self.reservations.append(estimate)
+        return estimate
+
+    def settle(self, reservation: Usage) -> None:
+        """Release a reservation; what was used is counted by `charge`."""
+        self.reservations.remove(reservation)
+
+    def charge(self, usage: Usage) -> None:
+        """Count what was used, whether or not it was reserved."""
+        self.spent = self.spent + usage
+
+    def exceeded_reason(self) -> str:
+        """Which limit on what is spent has been passed, in words; empty when none has."""
+        problem = self._exceeded_limits(self.spent)
+        return f"has exceeded the budget: {problem}" if problem else ""
+
+    def _exceeded_limits(self, total: Usage) -> str:
+        limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
+        over = [
+            f"{getattr(total, name):g} of {limit:g} {name}"
+            for name, limit in limits
+            if limit is not None and getattr(total, name) > limit
+        ]
+        if total.unpriced and self.budget.money is not None:
+            over.append("a price that is not known, of limited money; state a price for the model")
+        return ", ".join(over)
+
+
+MAX_RECENT_RECORDS = 30
+"""How many records of the last replans are kept at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutcome:
+    """An alternative that was applied and whose outcome is not known yet."""
+
+    replan: ReplanId
+    roots: tuple[TaskId, ...]
+    applied_at: float
+
+
+class Ledger:
+    """The memory of a run's replanning.
+
+    Args:
+        budget: what the run may spend.
+        root_of: the root of the lineage of a task, asked while folding.
+    """
+
+    def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId]) -> None:
+        self.budget_tracker = BudgetTracker(budget)
+        self.triggers: dict[TriggerId, Trigger] = {}
+        self.open_triggers: dict[TriggerId, Trigger] = {}
+        self.last_decided_at: dict[tuple[str, str, str], float] = {}
+        self.replan_count = 0
+        self._replan_ids: dict[ReplanId, None] = {}
+        self.applied_count = 0
+        self.replans_by_root: dict[TaskId, int] = {}
+        self.tried_by_root: dict[TaskId, dict[str, None]] = {}
+        self.revisions: list[tuple[float, PlanRevised]] = []
+        self.open_questions: dict[QuestionId, QuestionAsked] = {}
+        self.closed_questions: dict[QuestionId, QuestionAnswered] = {}
+        self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
+        self.declined_at: dict[str, float] = {}
+        self.triggers_by_question: dict[QuestionId, list[TriggerId]] = {}
+        self.asked_at: dict[QuestionId, float] = {}
+        self.reminded_questions: set[QuestionId] = set()
+        self.question_count = 0
+        self._waited_seconds = 0.0
+        self._waiting_since: float | None = None
+        self.pending_outcomes: dict[TaskId, PendingOutcome] = {}
+        self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
+        self._candidate_sources: dict[ReplanId, tuple[str, ...]] = {}
+        self.source_by_replan: dict[ReplanId, str] = {}
+        self.outcomes_by_source: dict[str, deque[bool]] = {}
+        self.quiescent_at: int | None = None
+        self.undecided_revisions: dict[ReplanId, PlanRevised] = {}
+        self.last_message_id = 0
+        self.recent_records: deque[RecordBody] = deque(maxlen=MAX_RECENT_RECORDS)
+        self.pause: RunPaused | None = None
+        self.run_end: RunEnded | None = None
+        self._root_of = root_of
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ledger triggers={len(self.triggers)} replans={self.replan_count} questions={len(self.open_questions)}>"
+        )
+
+    def fold(self, record: Record) -> None:
+        """Take in a journal record."""
+        handler = LEDGER_RECORD_HANDLERS.get(type(record.body))
+        if handler is not None:
+            handler(self, record.body, record.at)
+            if isinstance(record.body, _REPLAN_RECORDS):
+                self.recent_records.append(record.body)
+
+    def waiting_seconds(self, now: float) -> float:
+        """Seconds up to now for which a person was waited for, or nobody was at the run."""
+        since = now if self._waiting_since is None else self._waiting_since
+        return self._waited_seconds + max(0.0, now - since)
+
+    def _on_trigger_fired(self, body: TriggerFired, at: float) -> None:
+        self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
+
+    def _on_trigger_dropped(self, body: TriggerDropped, at: float) -> None:
+        self.open_triggers.pop(body.trigger, None)
+
+    def _on_alternatives_considered(self, body: AlternativesConsidered, at: float) -> None:
+        self._count_replan(body.replan)
+        self._candidate_sources[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
+
+    def _count_replan(self, replan: ReplanId) -> None:
+        # What limits refuse is decided without being considered; its number must not come again either.
+        self._replan_ids[replan] = None
+        self.replan_count = len(self._replan_ids)
+
+    def _on_decided(self, body: DecisionMade, at: float) -> None:
+        self._count_replan(body.replan)
+        for trigger_id in body.triggers:
+            trigger = self.triggers.get(trigger_id)
+            if trigger is not None:
+                self.last_decided_at[trigger.fingerprint] = at
+            if body.decision != "ask" or body.by == "observe":
+                self.open_triggers.pop(trigger_id, None)
+        if body.decision != "ask":
+            if body.replan in self.answers_by_replan:
+                asked, _ = self.answers_by_replan.pop(body.replan)
+                self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
+            self.undecided_revisions.pop(body.replan, None)
+            self._candidate_sources.pop(body.replan, None)
+
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
+        self.revisions.append((at, body))
+        if body.replan is None:
+            return
+        self.undecided_revisions[body.replan] = body
+        self.applied_count += 1
+        proposed = self._candidate_sources.get(body.replan, ())
+        if body.chosen is not None and body.chosen < len(proposed):  # else a person wrote the changes
+            self.source_by_replan[body.replan] = proposed[body.chosen]
+        roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in target_task_ids(body.changes)))
+        new = set(new_task_ids(body.changes))
+        roots = tuple(root for root in roots if root not in new)
+        self._roots_by_replan[body.replan] = roots
+        print_ = changes_hash(body.changes)
+        for root in roots:
+            self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
+            self.tried_by_root.setdefault(root, {})[print_] = None
+            self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
+
+    def _on_outcome_known(self, body: OutcomeRecorded, at: float) -> None:
+        if source := self.source_by_replan.get(body.replan):
+            self.outcomes_by_source.setdefault(source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL)).append(
+                body.succeeded
+            )
+        for root in self._roots_by_replan.pop(body.replan, ()):
+            watched = self.pending_outcomes.get(root)
+            if watched is not None and watched.replan == body.replan:  # else a later replan of the lineage counts
+                del self.pending_outcomes[root]
+
+    def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
+        self.question_count += 1
+        self.open_questions[body.question] = body
+        self.triggers_by_question[body.question] = list(body.triggers)
+        self.asked_at[body.question] = at
+        if self._waiting_since is None:
+            self._waiting_since = at
+
+    def _reopen(self, triggers: Iterable[TriggerId]) -> None:
+        """Nothing was decided about these: they are considered anew, and at once."""
+        for trigger_id in triggers:
+            self.open_triggers[trigger_id] = self.triggers[trigger_id]
+            self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
+
+    def _on_trigger_attached(self, body: TriggerAttached, at: float) -> None:
+        self.triggers_by_question[body.question].append(body.trigger)
+
+    def _on_question_reminded(self, body: QuestionReminded, at: float) -> None:
+        self.reminded_questions.add(body.question)
+
+    def _on_question_answered(self, body: QuestionAnswered, at: float) -> None:
+        asked = self.open_questions.pop(body.question, None)
+        self.triggers_by_question.pop(body.question, None)
+        if asked is not None and body.verdict == "withdrawn":
+            self._reopen(asked.triggers)
+        elif asked is not None:
+            # What was attached meanwhile is considered anew.
+            for trigger_id in asked.triggers:
+                self.open_triggers.pop(trigger_id, None)
+            self.answers_by_replan[asked.replan] = (asked, body)
+            if body.verdict in ("reject", "continue"):
+                self.declined_at.update((c.alternative.fingerprint(), at) for c in asked.candidates)
+        self.closed_questions[body.question] = body
+        self.asked_at.pop(body.question, None)
+        if not self.open_questions and self._waiting_since is not None:
+            self._waited_seconds += max(0.0, at - self._waiting_since)
+            self._waiting_since = None
+
+    def _on_person_asked(self, body: ReplanRequested, at: float) -> None:
+        self.last_message_id = max(self.last_message_id, body.message)
+
+    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
+        self.last_message_id = max(self.last_message_id, body.message)
+        self.quiescent_at = None  # that nothing could run any more was said about another goal
+
+    def _on_charged(self, body: UsageCharged, at: float) -> None:
+        self.budget_tracker.charge(body.usage)
+
+    def _on_quiescent(self, body: RunQuiescent, at: float) -> None:
+        self.quiescent_at = body.revision
+
+    def _on_paused(self, body: RunPaused, at: float) -> None:
+        self.pause = body
+
+    def _on_resumed(self, body: RunResumed, at: float) -> None:
+        self.pause = None
+        if self._waiting_since is None:
+            self._waited_seconds += body.waited
+        self.run_end = None
+        self.quiescent_at = None  # the process may have ended before anything followed from that
+
+    def _on_run_ended(self, body: RunEnded, at: float) -> None:
+        self.run_end = body
+
+
+_REPLAN_RECORDS = (AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered)
+
+LEDGER_RECORD_HANDLERS: dict[type[RecordBody], Callable[..., None]] = {
+    TriggerFired: Ledger._on_trigger_fired,
+    TriggerDropped: Ledger._on_trigger_dropped,
+    AlternativesConsidered: Ledger._on_alternatives_considered,
+    DecisionMade: Ledger._on_decided,
+    PlanRevised: Ledger._on_revised,
+    OutcomeRecorded: Ledger._on_outcome_known,
+    QuestionAsked: Ledger._on_question_asked,
+    TriggerAttached: Ledger._on_trigger_attached,
+    QuestionReminded: Ledger._on_question_reminded,
+    QuestionAnswered: Ledger._on_question_answered,
+    GoalChanged: Ledger._on_goal_changed,
+    ReplanRequested: Ledger._on_person_asked,
+    UsageCharged: Ledger._on_charged,
+    RunQuiescent: Ledger._on_quiescent,
+    RunPaused: Ledger._on_paused,
+    RunResumed: Ledger._on_resumed,
+    RunEnded: Ledger._on_run_ended,
+}
+"""The kinds of record that the ledger takes in."""

@@ -1,0 +1,147 @@
+"""What speaks against an alternative before it is scored: limits, people who declined it, and the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from replanning.changes import AbortRun, Alternative, PlanChange, target_task_ids
+from replanning.errors import ChangeRejected, Problem
+from replanning.journal.triggers import ContextChanged, GoalUnreachable, Trigger
+from replanning.live.draft import Draft
+from replanning.live.plan import LivePlan
+from replanning.live.world import strips_problem
+from replanning.llm.quoting import is_truncated
+from replanning.plan.redaction import Redactor
+from replanning.plan.secrets import MASK, iter_strings
+from replanning.plan.tasks import TaskBody
+from replanning.plan.types import JsonValue, TaskId
+from replanning.settings import Settings
+
+if TYPE_CHECKING:
+    from replanning.decision.request import ReplanRequest
+    from replanning.engine.generator import GenerationContext
+
+
+INFEASIBLE = "the plan could not be carried out"
+"""How the reason begins for which an alternative is rejected on the facts."""
+
+
+def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
+    """Changes as a record can hold them.
+
+    Raises:
+        ChangeRefused: what they are to be carried out with would be missing.
+    """
+    clean = tuple(map(redactor.document, changes))
+    if lost := check_secrets(clean, changes):
+        raise ChangeRejected([Problem("", lost)])
+    return clean
+
+
+def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
+    """Why changes cannot be carried out as they were proposed, because no record holds secrets; else empty."""
+    uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
+    names = dict.fromkeys(name for (name, kept), (_, said) in uses if kept != said)
+    if not names:
+        return ""
+    return (
+        f"what looks like a secret cannot be kept: do without it in the arguments of {', '.join(map(repr, names))}, "
+        "or let a tool refer to it, as {env:NAME}"
+    )
+
+
+def check_masked(changes: Sequence[PlanChange], live: LivePlan) -> str:
+    """Why changes would have tools use marks for what their author was not shown; else empty.
+
+    Where a plan was opened with a text that holds such a mark, what takes the place of its task may have that text, too.
+    """
+    found = [(name, texts) for name, said in _change_arguments(changes) if (texts := _masked_texts(said))]
+    if not found:
+        return ""
+    old = (live.entry(task_id).task for task_id in target_task_ids(tuple(changes)) if task_id in live)
+    known = {text for task in old for arguments in _task_arguments(task) for text in _masked_texts(arguments)}
+    names = dict.fromkeys(name for name, texts in found if not known.issuperset(texts))
+    if not names:
+        return ""
+    listed = ", ".join(map(repr, names))
+    return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
+
+
+def _masked_texts(arguments: JsonValue) -> list[str]:
+    return [text for text in iter_strings(arguments) if MASK in text or is_truncated(text)]
+
+
+def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
+    """The arguments that changes state, each with the task that they are for."""
+    for change in changes:
+        if change.kind == "modify":
+            yield from ((change.task_id, arguments) for arguments in _field_arguments(change.fields))
+        for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
+            if task.arguments or task.fallbacks or task.undo is not None:
+                yield from ((task.id, arguments) for arguments in _task_arguments(task))
+
+
+def _task_arguments(body: TaskBody) -> Iterator[JsonValue]:
+    """What a task is done with, and what is done in its place or undoes it."""
+    yield body.arguments
+    for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
+        yield from _task_arguments(other)
+
+
+def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
+    """The same of fields that nothing has checked yet."""
+    if isinstance(fields, dict):
+        yield fields.get("arguments")
+        others = fields.get("fallbacks")
+        for other in (*(others if isinstance(others, list) else ()), fields.get("undo")):
+            yield from _field_arguments(other)
+
+
+def check_feasible(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
+    """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
+
+    What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
+    """
+    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
+        return ""
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    lost = {fact for trigger in request.triggers for fact in _trigger_facts(trigger)}
+    world = strips_problem(live, draft.overlay, tasks=named, facts=lost)
+    after = world.feasibility()
+    if after.valid:
+        return ""
+    before = strips_problem(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).feasibility()
+    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
+    elsewhere = {step.id for step in before.stuck} - named if apart else set()
+    left = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
+    return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
+
+
+def _trigger_facts(trigger: Trigger) -> tuple[str, ...]:
+    if isinstance(trigger, ContextChanged):
+        return trigger.facts
+    return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
+
+
+def was_declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: GenerationContext) -> bool:
+    """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
+    at = setting.ledger.declined_at.get(print_)
+    if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
+        return False
+    return all(
+        setting.live.entry(t).started_at <= at for t in target_task_ids(alternative.changes) if t in setting.live
+    )
+
+
+def exceeded_limit(alternative: Alternative, setting: GenerationContext, settings: Settings) -> str:
+    """Which limit an alternative would exceed, in words; empty when none."""
+    limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
+    # Since the providers were asked, a person may have approved one.
+    if most is not None and setting.ledger.applied_count >= most:
+        return f"the limit of {most} replans per run is reached"
+    for task_id in target_task_ids(alternative.changes):
+        root = live.entry(task_id).root if task_id in live else task_id
+        if setting.ledger.replans_by_root.get(root, 0) >= limit:
+            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+    return ""

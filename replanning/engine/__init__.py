@@ -1,0 +1,9 @@
+"""The replanning engine: monitor, generator, replanner, questions to people, delivery to exporters."""
+
+from __future__ import annotations
+
+from replanning.engine.monitor import MonitorNotice
+
+__all__ = [
+    "MonitorNotice",
+]

@@ -1,0 +1,379 @@
+"""The engine: opens plans as runs that repair themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+import anyio.abc
+
+from replanning.changes import PlanChange, dump_change, parse_changes
+from replanning.decision.answers import answer_changes, closed_error, validate_answer
+from replanning.decision.confidence import ConfidenceScorer
+from replanning.decision.evaluation import PlanEvaluator
+from replanning.decision.policy import ReplanPolicy
+from replanning.decision.request import AlternativeProvider, Answer, Exporter, ExporterContext, HumanGate, Question
+from replanning.decision.vetting import redact_changes
+from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
+from replanning.engine.generator import AlternativeGenerator
+from replanning.engine.monitor import PlanMonitor
+from replanning.engine.providers import ProviderRegistry
+from replanning.engine.questions import Questions
+from replanning.engine.replanner import Replanner
+from replanning.environment import Environment
+from replanning.errors import (
+    NotRunning,
+    RecordNotSerializable,
+    ReplanningError,
+    StoreError,
+    UnknownQuestion,
+    UnknownRun,
+)
+from replanning.history.history import ReplanHistory
+from replanning.history.status import open_questions, replay_records
+from replanning.journal.memory import MemoryStore
+from replanning.journal.records import ErrorContained, QuestionVerdict
+from replanning.journal.store import InboxMessage, RunStore
+from replanning.llm.provider import LLMProvider
+from replanning.plan.document import Plan
+from replanning.plan.redaction import Redactor
+from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.run.attempts import Work, Worker, validate_work
+from replanning.run.lifecycle import ResumeState
+from replanning.run.opening import RunFactory, redactor_for
+from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
+from replanning.run.run import Codec, PlanRun, RunResult
+from replanning.run.services import run_services
+from replanning.settings import Settings
+from replanning.telemetry.setup import build_telemetry
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+
+RESUMABLE_STATUSES: Final = ("paused", "needs_human")
+"""How runs stand still that can be taken up again."""
+
+Mode = Literal["act", "observe"]
+
+
+class _Attachable(Protocol):
+    engine: ReplanningEngine | None
+
+
+OrchestratorT = TypeVar("OrchestratorT", bound=_Attachable)
+
+
+class ReplanningEngine:
+    """Keeps plans alive while they run.
+
+    Args:
+        providers: who proposes alternatives: plugins by name, objects with `name` and `propose`, or language models,
+            by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is asked where the other fails) or as
+            objects. `auto` is `repair` and the language model that `create_llm_provider` finds, if any.
+        settings: thresholds, limits, which triggers are enabled.
+        mode: `act`, or `observe` to record what would be done and do nothing.
+        gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
+        store: keeps journals; in memory when left out.
+        monitor: watches runs; has handlers of its own registered through `monitor.on`.
+        evaluator: measures progress and health.
+        generator: obtains alternatives, instead of one made of `providers`.
+        policy: decides, instead of one made of `settings`.
+        exporters: are told of everything that happens, after it is on record: objects, or plugins by name.
+        environment: time, chance and ids.
+        tracer_provider: where spans go; when left out, where an exporter wants them, or the globally configured one.
+        meter_provider: where metrics go; likewise.
+        redactor: takes secrets out of what enters, instead of one made of `settings`.
+        codec: turns outputs that are not JSON into JSON.
+    """
+
+    def __init__(
+        self,
+        providers: Sequence[AlternativeProvider | LLMProvider | str] = ("repair",),
+        *,
+        settings: Settings | None = None,
+        mode: Mode = "act",
+        gate: HumanGate | None = None,
+        store: RunStore | None = None,
+        monitor: PlanMonitor | None = None,
+        evaluator: PlanEvaluator | None = None,
+        generator: AlternativeGenerator | None = None,
+        policy: ReplanPolicy | None = None,
+        exporters: Sequence[Exporter | str] = (),
+        environment: Environment | None = None,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        redactor: Redactor | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.mode: Mode = mode
+        self.gate = gate
+        self.store = store or MemoryStore()
+        self.monitor = monitor or PlanMonitor()
+        self.evaluator = evaluator or PlanEvaluator()
+        scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
+        environment, redactor = environment or Environment(), redactor or redactor_for(self.settings)
+        self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
+        self.generator = generator or AlternativeGenerator(
+            self._provider_registry.resolve(providers),
+            scorer=scorer,
+            tool_similarity=self._provider_registry.tool_similarity(),
+        )
+        self.policy = policy or ReplanPolicy(self.settings)
+        self.exporters = resolve_exporters(exporters)
+        for exporter in self.exporters:
+            exporter.attach(ExporterContext(self.store, environment.clock))
+        telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
+        parts = environment, redactor, codec, telemetry
+        self._run_factory = RunFactory(self.store, self.settings, *parts)
+        self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
+
+    def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
+        """Let an orchestrator open its runs through this engine; returns the orchestrator."""
+        orchestrator.engine = self
+        return orchestrator
+
+    def open(self, plan: Plan, *, run_id: str | None = None) -> AbstractAsyncContextManager[PlanRun]:
+        """A run of a plan: `async with engine.open(plan) as run:`, then pull and report.
+
+        An exception of the body is raised again, unwrapped. A body that ends before the run has leaves it
+        `paused`.
+
+        Raises:
+            StoreError: the store does not take the run.
+        """
+        return self._managed_run(lambda: self._run_factory.create(plan, run_id, mode=self.mode))
+
+    def resume(self, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
+        """The same for a run that was paused, was left, or whose process died.
+
+        What holds from here on are the settings and the mode of this engine, whatever the run was begun under; its
+        plan, its deadlines and what it has spent are those on record.
+
+        Raises:
+            UnknownRun: the store has no such run.
+            RunOwned: another process is at it.
+        """
+        return self._managed_run(lambda: self._run_factory.resume(run_id))
+
+    def fork(self, run_id: str, revision: int, *, new_id: str | None = None) -> RunId:
+        """Start a new run from a checkpoint of an old one: the moment a revision had been applied.
+
+        Returns:
+            The id of the new run, to be resumed.
+
+        Raises:
+            UnknownRun: the store has no such run.
+            StoreError: it has no such revision.
+        """
+        return self._run_factory.fork(run_id, revision, new_id)
+
+    async def execute(self, plan: Plan, work: Work, *, max_concurrency: int = 8, replanning: bool = True) -> RunResult:
+        """Run a plan to its end with one call, on up to `max_concurrency` workers.
+
+        Raises:
+            TypeError: the work is not async.
+        """
+        validate_work(work)
+        source = self.open(plan) if replanning else open_run(plan, store=self.store, factory=self._run_factory)
+        async with source as run:
+            await run_workers(run, work, max_concurrency)
+        return run.result
+
+    def pending(self, run_id: str | None = None) -> list[Question]:
+        """The questions that wait for a person, of one run or of all, also of runs of other processes."""
+        here = [(run._lifecycle, questions) for run, questions in self._open_runs.values()]
+        going = [(life, qs) for life, qs in here if life.end is None or life.end.status in RESUMABLE_STATUSES]
+        found = [q for life, qs in going for q in map(qs.question, life.ledger.open_questions.values())]
+        for info in self.store.runs():
+            wanted = info.run not in self._open_runs and (run_id is None or info.run == run_id)
+            if wanted and (info.status == "running" or info.status in RESUMABLE_STATUSES):
+                found += open_questions(self.store.read(info.run))
+        return [question for question in found if run_id is None or question.run == run_id]
+
+    def history(self, run_id: str) -> ReplanHistory:
+        """What was replanned in a run, and why, read from its journal; also while another process is at it.
+
+        Raises:
+            UnknownRun: the store has no such run.
+        """
+        return ReplanHistory.of(self.store, run_id)
+
+    def answer(
+        self,
+        question_id: str,
+        verdict: QuestionVerdict,
+        *,
+        by: str = "",
+        choice: int = 0,
+        changes: Sequence[PlanChange | JsonObject] = (),
+        comment: str = "",
+    ) -> None:
+        """Answer a question, of a run in this process or elsewhere.
+
+        For a run in this process the answer is carried out before this returns; otherwise it is left for the
+        run's owner, or for whoever resumes it.
+
+        Raises:
+            UnknownQuestion: no such question is open.
+            StaleAnswer: what it is about has changed since.
+            ChangeRefused: it is no answer, or the changes of `modify` do not fit the plan.
+            NotRunning: the run has ended for good.
+        """
+        answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
+        run_id = RunId(question_id.rpartition(".q")[0])
+        run, questions = self._open_runs.get(run_id, (None, None))
+        if run is not None and questions is not None and run._lifecycle.end is None:
+            questions.answer(QuestionId(question_id), answer)
+        else:
+            self._post_answer(run_id, QuestionId(question_id), answer)
+
+    def _post_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
+        """Leave an answer, which fits the plan as far as can be seen, for whoever has the run."""
+        try:
+            _, live, ledger, *_ = replay_records(self.store.read(run_id))
+            left = self.store.inbox(run_id)
+        except UnknownRun:
+            raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
+        asked = ledger.open_questions.get(question_id)
+        if asked is None:
+            raise closed_error(question_id, ledger)
+        if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
+            raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
+        if any(message.kind == "answer" and message.payload.get("question") == question_id for message in left):
+            raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
+        answer_changes(answer, asked, live)
+        redactor = self._run_factory.redactor
+        changes = redact_changes(answer.changes, redactor)
+        payload: JsonObject = {
+            "question": question_id,
+            "verdict": answer.verdict,
+            "choice": answer.choice,
+            "changes": list(map(dump_change, changes)),
+            "comment": redactor.text(answer.comment),
+        }
+        now = self._run_factory.environment.clock.now()
+        self.store.post(run_id, InboxMessage("answer", now, redactor.text(answer.by), payload))
+
+    async def aclose(self) -> None:
+        """Let the exporters send what is left, each for a few seconds at most, and close the connections of models.
+
+        Called after the last run. Models that were handed over as objects are closed by whoever made them.
+        """
+        await self._provider_registry.aclose()
+        await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
+
+    @asynccontextmanager
+    async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
+        run = await start()
+        life = run._lifecycle
+        questions = Questions(run, self.gate, durable=self.store.durable)
+        past, outcomes = PastOutcomes(life, self._stored_outcomes), AlternativeOutcomeTracker(life)
+        replanner = Replanner(
+            run, self.generator, self.policy, questions, observe_only=self.mode == "observe", outcome_history=past
+        )
+
+        def look_again(past: ResumeState) -> None:
+            self.monitor.redetect(run, past)
+            outcomes.recheck(past.last_cause)
+
+        def begin(group: anyio.abc.TaskGroup) -> None:
+            if life.end is None:
+                with suppress(StoreError):  # then it is done when the store works again
+                    replanner.record_pending_decisions()
+                questions.resume(group)
+                replanner.queue.reload()
+            group.start_soon(replanner.run)
+            group.start_soon(deliver)
+            delivery.start(group)
+
+        async def deliver() -> None:
+            await self.monitor.deliver(run)
+            delivered.set()
+
+        async def close() -> None:
+            self.monitor.unwatch(run)
+            await delivered.wait()
+            await delivery.close()
+
+        delivered = anyio.Event()
+        delivery = ExporterDelivery(run, self.exporters)
+        self._open_runs[run.id] = (run, questions)
+        if self.settings.enabled:
+            life.is_replanning = lambda: replanner.busy
+        self.monitor.watch(run, self.settings.triggers if self.settings.enabled else ())
+        try:
+            on_message = partial(_handle_answer_message, run, questions)
+            async with run_services(run, [begin], on_message=on_message, on_resume=look_again, before_close=close):
+                yield run
+        finally:
+            del self._open_runs[run.id]
+            self.monitor.unwatch(run)  # where the orchestrator was cancelled, nobody did
+            await delivery.flush()
+            if not self._open_runs:
+                await (
+                    self._provider_registry.aclose()
+                )  # nobody may call ours, and no connection outlives what it was for
+
+    def _stored_outcomes(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
+        found = self.store.outcomes(tool=tool, capability=capability)
+        return [outcome.succeeded for outcome in reversed(found)]
+
+
+def _handle_answer_message(run: PlanRun, questions: Questions, message: InboxMessage) -> None:
+    """Carry out the answer in a message; one that cannot be carried out is recorded."""
+    try:
+        answer = parse_answer(message.payload, message.by)
+        questions.answer(QuestionId(str(message.payload.get("question"))), answer)
+    except ReplanningError as error:
+        if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
+            raise  # the answer stays where it is until the store works
+        run._lifecycle.commit_or_defer(ErrorContained("answer", run._redactor.text(str(error))[:2000]))
+
+
+def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
+    """The answer in a message.
+
+    Raises:
+        ChangeRefused: it is none, or a change in it is not valid.
+    """
+    verdict: Any = payload.get("verdict")
+    choice: Any = payload.get("choice", 0)
+    changes = parse_changes(payload.get("changes") or [])
+    return validate_answer(Answer(verdict, by, choice, changes, str(payload.get("comment") or "")))
+
+
+@asynccontextmanager
+async def open_run(
+    plan: Plan,
+    *,
+    store: RunStore | None = None,
+    settings: Settings | None = None,
+    run_id: str | None = None,
+    factory: RunFactory | None = None,
+) -> AsyncIterator[PlanRun]:
+    """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
+    settings = settings or Settings()
+    base = factory or RunFactory(store or MemoryStore(), settings, redactor=redactor_for(settings))
+    quiet = base.settings.model_copy(update={"enabled": False})
+    run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
+    async with run_services(run):
+        yield run
+
+
+async def run_workers(run: PlanRun, work: Work, workers: int) -> None:
+    """Pull and execute tasks on a number of workers until the run ends."""
+    if workers == 1:
+        await Worker(run, work).run()
+        return
+    async with anyio.create_task_group() as group:
+        for _ in range(workers):
+            group.start_soon(Worker(run, work, in_own_task=True).run)

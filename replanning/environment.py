@@ -1,0 +1,80 @@
+"""Real time, chance and ids, for when none are passed in, and how long something may take by a clock that is."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+if TYPE_CHECKING:
+    pass
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when this much time has passed."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine: the time of day at the start, and steady from then on."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()  # noqa: TID251 - this is the clock that is injected
+
+    def __repr__(self) -> str:
+        return "<SystemClock>"
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return self._offset + time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for real."""
+        await anyio.sleep(seconds)  # noqa: TID251 - likewise
+
+
+@asynccontextmanager
+async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
+    """Cancel a block that takes longer than this on a clock, and go on; gives what is cancelled."""
+
+    async def expire() -> None:
+        await clock.sleep(seconds)
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(expire)
+        yield group.cancel_scope
+        group.cancel_scope.cancel()
+
+
+def new_run_id() -> str:
+    """An id for a run that sorts by time and will not come again."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where a run takes time, chance and ids from; pass others to make it deterministic.
+
+    Attributes:
+        clock: time.
+        chance: numbers in [0, 1), for the jitter of retries.
+        new_id: ids of runs.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    chance: Callable[[], float] = random.random
+    new_id: Callable[[], str] = new_run_id

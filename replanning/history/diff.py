@@ -1,0 +1,156 @@
+"""What differs between two revisions of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from replanning.changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
+from replanning.history.wording import change_line, printable_line
+from replanning.live.draft import display_fields
+from replanning.plan.document import Plan
+from replanning.plan.tasks import Goal, Task, ToolSpec
+from replanning.plan.types import JsonObject, JsonValue
+
+_ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
+"""Changes that show in the states of tasks and not, or not only, in the document."""
+
+
+class FieldChange(NamedTuple):
+    """A field, and its value before and after; None where there was or is none."""
+
+    name: str
+    before: JsonValue
+    after: JsonValue
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_value_text(self.before)} → {_value_text(self.after)}"
+
+
+class TaskChange(NamedTuple):
+    """A task that is in both revisions and differs."""
+
+    id: str
+    fields: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """What differs between two revisions; its text has a line for each difference.
+
+    Attributes:
+        before: the number of the one revision.
+        after: the number of the other.
+        removed: tasks that only the first has.
+        added: tasks that only the second has.
+        changed: tasks that both have, with the fields that differ.
+        tools: tools that differ, with their fields.
+        context: values of the context that differ.
+        goal: fields of the goal that differ.
+        acts: what was done in between to tasks as they are: run again, skipped, cancelled, reordered.
+    """
+
+    before: int
+    after: int
+    removed: tuple[Task, ...] = ()
+    added: tuple[Task, ...] = ()
+    changed: tuple[TaskChange, ...] = ()
+    tools: tuple[TaskChange, ...] = ()
+    context: tuple[FieldChange, ...] = ()
+    acts: tuple[PlanChange, ...] = ()
+    goal: tuple[FieldChange, ...] = ()
+
+    def __bool__(self) -> bool:
+        differing = (self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts)
+        return any(differing)
+
+    def __str__(self) -> str:
+        lines = [f"- {_task_line(task)}" for task in self.removed]
+        lines += [f"+ {_task_line(task)}" for task in self.added]
+        lines += [f"~ {printable_line(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
+        lines += [f"~ {printable_line(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
+        lines += [f"~ {printable_line(f'context.{change}')}" for change in self.context]
+        lines += [f"~ {printable_line(f'goal.{change}')}" for change in self.goal]
+        undone = "undone: " if self.after < self.before else ""
+        lines += [f"* {undone}{change_line(act)}" for act in self.acts]
+        return "\n".join(lines)
+
+    def to_json(self) -> JsonObject:
+        """The same as JSON."""
+        return {
+            "before": self.before,
+            "after": self.after,
+            "removed": [_json_document(task) for task in self.removed],
+            "added": [_json_document(task) for task in self.added],
+            "changed": [_item_change_json(task) for task in self.changed],
+            "tools": [_item_change_json(tool) for tool in self.tools],
+            "context": [change._asdict() for change in self.context],
+            "goal": [change._asdict() for change in self.goal],
+            "acts": [change_json(act) for act in self.acts],
+        }
+
+
+def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
+    """The difference of two plans.
+
+    Args:
+        before: the plan at the one revision.
+        after: the plan at the other.
+        numbers: of the revisions.
+        between: the changes from the lower to the higher revision, in order.
+    """
+    old = {task.id: task for task in before.tasks}
+    new = {task.id: task for task in after.tasks}
+    return PlanDiff(
+        *numbers,
+        removed=tuple(task for task_id, task in old.items() if task_id not in new),
+        added=tuple(task for task_id, task in new.items() if task_id not in old),
+        changed=_changed_items(old, new),
+        tools=_changed_items({tool.name: tool for tool in before.tools}, {tool.name: tool for tool in after.tools}),
+        context=_field_changes(before.context, after.context),
+        goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
+        acts=tuple(change for change in between if isinstance(change, _ACTS)),
+    )
+
+
+def change_json(change: PlanChange) -> JsonObject:
+    """A change as it is written in files."""
+    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _task_line(task: Task) -> str:
+    rest = ", ".join(f"{name}: {_value_text(value)}" for name, value in display_fields(task).items())
+    return printable_line(f"{task.id}: {rest}" if rest else task.id)
+
+
+def _changed_items(
+    old: Mapping[str, Task] | Mapping[str, ToolSpec], new: Mapping[str, Task] | Mapping[str, ToolSpec]
+) -> tuple[TaskChange, ...]:
+    pairs: Iterable[tuple[str, Task | ToolSpec, Task | ToolSpec]] = (
+        (name, before, new[name]) for name, before in old.items() if name in new
+    )
+    return tuple(
+        TaskChange(name, _field_changes(_json_document(before), _json_document(after)))
+        for name, before, after in pairs
+        if before != after
+    )
+
+
+def _json_document(thing: Task | ToolSpec | Goal) -> JsonObject:
+    document: JsonObject = thing.model_dump(mode="json", exclude_defaults=True)
+    return document
+
+
+def _field_changes(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> tuple[FieldChange, ...]:
+    names = dict.fromkeys([*old, *new])
+    return tuple(FieldChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+
+
+def _item_change_json(thing: TaskChange) -> JsonObject:
+    return {"id": thing.id, "fields": [change._asdict() for change in thing.fields]}
+
+
+def _value_text(value: JsonValue) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

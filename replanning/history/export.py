@@ -1,0 +1,194 @@
+"""A history as JSON, and back. What is imported is the journal; the rest of the file is for its readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from replanning.errors import JournalCorrupt
+from replanning.history.diff import change_json
+from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
+from replanning.history.metrics import ReplanMetrics
+from replanning.history.wording import format_iso_time
+from replanning.journal.records import Candidate, Record, RunOpened
+from replanning.journal.store import decode_body, encode_body
+from replanning.journal.triggers import Trigger
+from replanning.plan.messages import brief_repr
+from replanning.plan.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from replanning.history.history import ReplanHistory
+
+
+FORMAT: Final = "replanning-history"
+
+FORMAT_VERSION: Final = 1
+
+MAX_IMPORT_CHARS: Final = 512 * 1024 * 1024
+"""Longest text that is imported, in characters."""
+
+_MAX_EPOCH_SECONDS: Final = 1e18
+
+
+def history_json(history: ReplanHistory) -> JsonObject:
+    """The whole history: figures, entries and journal."""
+    document = summary_json(history, history.events)
+    document["journal"] = [
+        {"seq": record.seq, "at": record.at, "kind": record.body.kind, "body": json.loads(encode_body(record))}
+        for record in history.records(0)
+    ]
+    return document
+
+
+def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
+    """Figures, and the entries that are asked for."""
+    return {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "run": history.run,
+        "name": history.plan.name,
+        "objective": history.goal.objective,
+        "forked_from": list(history.forked_from) if history.forked_from else None,
+        "status": history.status,
+        "reason": history.reason,
+        "started": format_iso_time(history.started),
+        "updated": format_iso_time(history.updated),
+        "revision": history.revision,
+        "metrics": metrics_json(history.metrics),
+        "events": [event_json(event) for event in events],
+        "edits": [edit_json(edit) for edit in history.edits],
+        "goals": [_goal_json(edit) for edit in history.goal_edits],
+        "dropped": [_dropped_json(dropped) for dropped in history.dropped_triggers],
+    }
+
+
+def metrics_json(metrics: ReplanMetrics) -> JsonObject:
+    """Figures as JSON; the success rate is null when no outcome is known."""
+    return {**asdict(metrics), "success_rate": metrics.success_rate}
+
+
+def event_json(event: ReplanEvent) -> JsonObject:
+    """A replan as JSON."""
+    asked = event.question
+    return {
+        "replan_id": event.replan,
+        "timestamp": format_iso_time(event.at),
+        "triggers": [_trigger_json(trigger) for trigger in event.triggers],
+        "candidates": [candidate_json(candidate) for candidate in event.candidates],
+        "rejected": [candidate_json(candidate) for candidate in event.rejected],
+        "notes": list(event.notes),
+        "decision": event.decision,
+        "rule": event.rule,
+        "reason": event.reason,
+        "by": event.by,
+        "chosen": None if event.chosen is None else candidate_json(event.chosen),
+        "changes": [change_json(change) for change in event.changes],
+        "revision_before": event.before,
+        "revision_after": event.after,
+        "executed": event.executed,
+        "result": event.outcome,
+        "duration": event.duration,
+        "waited": event.waited,
+        "question": None if asked is None else dict(asdict(asked)),
+        "spent": dict(asdict(event.spent)),
+    }
+
+
+def edit_json(edit: PlanEdit) -> JsonObject:
+    """An edit by hand as JSON."""
+    return {
+        "timestamp": format_iso_time(edit.at),
+        "by": edit.by,
+        "reason": edit.reason,
+        "changes": [change_json(change) for change in edit.changes],
+        "revision_before": edit.before,
+        "revision_after": edit.after,
+    }
+
+
+def _goal_json(edit: GoalEdit) -> JsonObject:
+    goal: JsonObject = edit.goal.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "timestamp": format_iso_time(edit.at),
+        "by": edit.by,
+        "reason": edit.reason,
+        "changed": list(edit.changed),
+        "goal": goal,
+    }
+
+
+def candidate_json(candidate: Candidate) -> JsonObject:
+    """An alternative with its score, or with why it was rejected."""
+    alternative = candidate.alternative
+    rest: JsonObject = alternative.model_dump(mode="json", exclude={"changes"}, exclude_none=True)
+    return {
+        **rest,
+        "changes": [change_json(change) for change in alternative.changes],
+        "score": None if candidate.score is None else dict(asdict(candidate.score)),
+        "rejected": candidate.rejected,
+    }
+
+
+def _trigger_json(trigger: Trigger) -> JsonObject:
+    said: JsonObject = trigger.model_dump(mode="json", exclude_defaults=True, exclude={"run", "at"})
+    return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **said}
+
+
+def _dropped_json(dropped: DroppedTrigger) -> JsonObject:
+    return {
+        "timestamp": format_iso_time(dropped.at),
+        "reason": dropped.reason,
+        "trigger": _trigger_json(dropped.trigger),
+    }
+
+
+def import_records(text: str) -> list[Record]:
+    """The journal in an exported history.
+
+    Raises:
+        JournalCorrupt: the text is something else, or a record of it is wrong or missing.
+    """
+    document = _parse_document(text)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise JournalCorrupt(f"this is no exported history: its `format` is not {FORMAT!r}")
+    if document.get("version") != FORMAT_VERSION:
+        version = brief_repr(document.get("version"))
+        raise JournalCorrupt(
+            f"this history has version {version}, this library reads version {FORMAT_VERSION}; use a newer one"
+        )
+    journal = document.get("journal")
+    if not isinstance(journal, list) or not journal:
+        raise JournalCorrupt("this history has no `journal`: it is an extract, and only a whole one can be imported")
+    records = [_parse_record(number, entry) for number, entry in enumerate(journal, 1)]
+    if not isinstance(records[0].body, RunOpened):
+        raise JournalCorrupt("journal[0]: a journal begins with a record of kind 'run-opened'")
+    return records
+
+
+def _parse_document(text: str) -> JsonValue:
+    if len(text) > MAX_IMPORT_CHARS:
+        raise JournalCorrupt(f"this history has more than {MAX_IMPORT_CHARS} characters")
+    try:
+        document: JsonValue = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JournalCorrupt(f"this is no exported history: it is not JSON: {error}") from error
+    return document
+
+
+def _parse_record(number: int, entry: JsonValue) -> Record:
+    place = f"journal[{number - 1}]"
+    if not isinstance(entry, dict) or not entry.keys() >= {"seq", "at", "kind", "body"}:
+        raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}")
+    seq, at, kind, body = entry["seq"], entry["at"], entry["kind"], entry["body"]
+    if seq != number or isinstance(seq, bool):
+        raise JournalCorrupt(
+            f"{place}: expected record {number}, got {brief_repr(seq)}: records are missing or out of order"
+        )
+    if not isinstance(at, float | int) or isinstance(at, bool) or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS:
+        raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}")
+    try:
+        return Record(number, float(at), decode_body(str(kind), json.dumps(body)))
+    except (ValueError, RecursionError) as error:
+        raise JournalCorrupt(f"{place}: {error}") from error

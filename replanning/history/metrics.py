@@ -1,0 +1,185 @@
+"""Figures over replans: how many, how well they worked out, what they took, and how good the scores were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from replanning.history.events import ReplanEvent
+from replanning.journal.observations import Usage
+from replanning.journal.records import Candidate
+
+UNDECIDED = "undecided"
+"""What figures call replans about which nothing was decided, because the process died."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanMetrics:
+    """Counts and times.
+
+    Attributes:
+        replans: how many there were.
+        executed: how many of them changed the plan.
+        succeeded: how many of the executed ones worked out.
+        failed: how many of the executed ones did not.
+        asked: how many a person was asked about.
+        by_trigger: replans by the kind of trigger; one with triggers of two kinds counts under both.
+        by_decision: replans by what became of them in the end.
+        deciding: seconds that deciding took.
+        waiting: seconds between questions to people and their answers.
+        edits: changes by hand; they are no replans.
+        dropped: triggers that were dropped.
+        spent: what providers used.
+    """
+
+    replans: int = 0
+    executed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    asked: int = 0
+    by_trigger: Mapping[str, int] = field(default_factory=dict)
+    by_decision: Mapping[str, int] = field(default_factory=dict)
+    deciding: float = 0.0
+    waiting: float = 0.0
+    edits: int = 0
+    dropped: int = 0
+    spent: Usage = field(default_factory=Usage)
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share that worked out of the executed replans whose outcome is known; None when none is known.
+
+        None out of none is neither good nor bad: a rate of 0 or 1 would claim what nobody has seen.
+        """
+        known = self.succeeded + self.failed
+        return self.succeeded / known if known else None
+
+    def __add__(self, other: ReplanMetrics) -> ReplanMetrics:
+        return ReplanMetrics(
+            self.replans + other.replans,
+            self.executed + other.executed,
+            self.succeeded + other.succeeded,
+            self.failed + other.failed,
+            self.asked + other.asked,
+            _add_counts(self.by_trigger, other.by_trigger),
+            _add_counts(self.by_decision, other.by_decision),
+            self.deciding + other.deciding,
+            self.waiting + other.waiting,
+            self.edits + other.edits,
+            self.dropped + other.dropped,
+            self.spent + other.spent,
+        )
+
+
+def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
+    """The figures of some replans; edits and dropped triggers are not among them."""
+    events = tuple(events)
+    return ReplanMetrics(
+        replans=len(events),
+        executed=sum(event.executed for event in events),
+        succeeded=sum(event.outcome == "success" for event in events),
+        failed=sum(event.outcome == "failure" for event in events),
+        asked=sum(event.question is not None for event in events),
+        by_trigger=dict(Counter(kind for event in events for kind in event.trigger_kinds)),
+        by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
+        deciding=sum(event.duration for event in events),
+        waiting=sum(event.waited for event in events),
+        spent=sum((event.spent for event in events), Usage()),
+    )
+
+
+def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    both = {key: first.get(key, 0) + second.get(key, 0) for key in (*first, *second)}
+    return {key: number for key, number in both.items() if number}
+
+
+# How good scores were
+class Bin(NamedTuple):
+    """Predictions from `low` up to `high`: how many, their mean, and the share that came true."""
+
+    low: float
+    high: float
+    replans: int
+    predicted: float
+    succeeded: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How far confidence could be trusted.
+
+    Attributes:
+        count: executed replans with a score and a known outcome.
+        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 is what always saying 0.5
+            gets (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None of no data.
+        bins: for reliability: in each bin, what was predicted should be what came true. Empty bins are left out.
+        predicted: the mean prediction; None of no data.
+        succeeded: the share that came true; None of no data.
+    """
+
+    count: int
+    brier: float | None
+    bins: tuple[Bin, ...]
+    predicted: float | None = None
+    succeeded: float | None = None
+
+
+Prediction = Literal["total", "self_assessment", "claimed"]
+"""What is taken for a prediction: the whole score, the self-assessment as it counted, or what the source claimed."""
+
+
+def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10) -> Calibration:
+    """Compare predictions with outcomes.
+
+    Args:
+        events: the replans; those without a known outcome are passed over.
+        of: what is the prediction.
+        bins: how many equal bins there are from 0 to 1.
+    """
+    foretold = ((_prediction(event.chosen, of), event.outcome) for event in events if event.chosen is not None)
+    return _calibration(
+        [(p, outcome == "success") for p, outcome in foretold if p is not None and outcome != "unknown"], bins
+    )
+
+
+def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
+    """For each source, what it claims of its alternatives compared with how they worked out.
+
+    Sources of which that is not known are left out.
+    """
+    sources: dict[str, list[ReplanEvent]] = {}
+    for event in events:
+        if event.chosen is not None:
+            sources.setdefault(event.chosen.alternative.source, []).append(event)
+    found = {source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)}
+    return {source: calibration for source, calibration in found.items() if calibration.count}
+
+
+def _prediction(chosen: Candidate, of: Prediction) -> float | None:
+    if of == "claimed":
+        return chosen.alternative.confidence
+    return None if chosen.score is None else float(getattr(chosen.score, of))
+
+
+def _calibration(pairs: Sequence[tuple[float, bool]], bins: int) -> Calibration:
+    if not pairs:
+        return Calibration(0, None, ())
+    sorted_in: dict[int, list[tuple[float, bool]]] = {}
+    for predicted, came_true in pairs:
+        sorted_in.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
+    found = tuple(
+        Bin(
+            index / bins,
+            (index + 1) / bins,
+            len(inside),
+            sum(predicted for predicted, _ in inside) / len(inside),
+            sum(came_true for _, came_true in inside) / len(inside),
+        )
+        for index, inside in sorted(sorted_in.items())
+    )
+    count = len(pairs)
+    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / count
+    means = (sum(predicted for predicted, _ in pairs) / count, sum(came_true for _, came_true in pairs) / count)
+    return Calibration(count, brier, found, *means)

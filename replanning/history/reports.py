@@ -1,0 +1,263 @@
+"""Reports for terminals: a history, and why a revision came about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.metrics import Calibration, ReplanMetrics
+from replanning.history.wording import (
+    change_line,
+    edit_author,
+    format_duration,
+    format_percent,
+    format_time,
+    format_usage,
+    goal_line,
+    pluralise,
+    printable_line,
+    trigger_cause,
+    trigger_kinds_text,
+    trigger_line,
+)
+from replanning.journal.records import Candidate, PlanRevised, RunOpened, Score
+from replanning.live.plan import LivePlan
+
+if TYPE_CHECKING:
+    from replanning.history.history import ReplanHistory
+
+
+_MAX_ITEMS: Final = 8
+"""How many of a kind one screen shows."""
+
+
+def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
+    """A history in plain lines: a head, then each replan, edit and change of the goal in the order of time.
+
+    Args:
+        history: whose head and edits are shown.
+        events: the replans to show, instead of all with edits and dropped triggers.
+    """
+    lines = [*header_lines(history), ""]
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else timeline(history)
+    for entry in entries:
+        lines += [*entry_lines(entry), ""]
+    if not entries:
+        lines += ["nothing was replanned" if events is None else "no replan is like that", ""]
+    if events is None and history.dropped_triggers:
+        lines += [
+            "triggers that were dropped:",
+            *(f"  {_dropped_trigger_line(d)}" for d in list(history.dropped_triggers)[-_MAX_ITEMS:]),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
+    """Replans, edits and changes of the goal, in the order of time."""
+    return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
+
+
+def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
+    """One screen about a replan or an edit: cause, candidates, what was rejected, the decision, the difference."""
+    effect = revision_diffs(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
+    if isinstance(entry, PlanEdit):
+        parts = [("Changes", [change_line(change) for change in entry.changes])]
+    else:
+        parts = _event_sections(entry)
+    plan = effect.splitlines() or ["nothing was applied" if entry.after is None else "no task is another than before"]
+    lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
+    for title, content in [*parts, ("Plan", plan)]:
+        lines += ["", title, *(f"  {line}" for line in content)]
+    return "\n".join(lines) + "\n"
+
+
+def header_lines(history: ReplanHistory) -> list[str]:
+    """What a run is and how its replanning went, in a few lines."""
+    plan = history.plan
+    name = f" {printable_line(plan.name)!r}" if plan.name else ""
+    status = f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
+    origin = (
+        f", forked from revision {history.forked_from[1]} of {printable_line(history.forked_from[0])}"
+        if history.forked_from
+        else ""
+    )
+    return [
+        f"run {printable_line(history.run)}{name}: {status}",
+        f"  goal:     {printable_line(history.goal.objective)}",
+        f"  started:  {format_time(history.started)}{origin}",
+        f"  replans:  {metrics_line(history.metrics)}",
+    ]
+
+
+def metrics_line(metrics: ReplanMetrics) -> str:
+    """Figures in one line."""
+    known = metrics.succeeded + metrics.failed
+    rate = (
+        f"{format_percent(metrics.success_rate)} of {known} with a known outcome worked out"
+        if known
+        else "no outcome known yet"
+    )
+    parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
+    parts += [pluralise(metrics.edits, "edit")] if metrics.edits else []
+    parts += [pluralise(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
+    parts.append(f"deciding took {format_duration(metrics.deciding)}")
+    parts += [f"people took {format_duration(metrics.waiting)}"] if metrics.waiting else []
+    parts += [f"providers used {format_usage(metrics.spent)}"] if metrics.spent.calls else []
+    return "; ".join(parts)
+
+
+def entry_lines(entry: ReplanEvent | PlanEdit | GoalEdit) -> list[str]:
+    """A replan, an edit or a change of the goal in a few lines."""
+    if isinstance(entry, GoalEdit):
+        by = f" by {printable_line(entry.by)}" if entry.by else ""
+        reason = [f"    reason:   {printable_line(entry.reason)}"] if entry.reason else []
+        return [f"goal · {format_time(entry.at)} · changed{by}: {goal_line(entry.goal, entry.changed)}", *reason]
+    lines = [_entry_title(entry)]
+    if isinstance(entry, PlanEdit):
+        return [*lines, *(f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS])]
+    lines += [f"    cause:    {trigger_cause(trigger)}" for trigger in entry.triggers[:_MAX_ITEMS]]
+    lines += [f"    asked:    {line}" for line in question_lines(entry.question)]
+    lines.append(f"    decided:  {decision_line(entry)}")
+    lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]]
+    lines += [f"    spent:    {format_usage(entry.spent)}"] if entry.spent.calls else []
+    lines += [f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]]
+    return lines
+
+
+def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
+    made = f"revision {entry.before} → {entry.after}" if entry.after is not None else "plan kept"
+    if isinstance(entry, PlanEdit):
+        reason = f": {printable_line(entry.reason)}" if entry.reason else ""
+        return f"edit · {format_time(entry.at)} · {made} · by {edit_author(entry.changes)}{reason}"
+    outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
+    why = trigger_kinds_text(entry.triggers)
+    return f"{printable_line(entry.replan)} · {format_time(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
+
+
+def decision_line(event: ReplanEvent) -> str:
+    """Who decided, by which rule, and why."""
+    if event.decision is None:
+        return "nothing: the process ended before"
+    by = f" by {printable_line(event.by)}" if event.by else ""
+    rule = f", rule {printable_line(event.rule)}" if event.rule else ""
+    return f"{event.decision}{by}{rule}: {printable_line(event.reason)} ({format_duration(event.duration)})"
+
+
+def question_lines(asked: QuestionEntry | None) -> list[str]:
+    """The question to a person and what came of it."""
+    if asked is None:
+        return []
+    text = f"{printable_line(asked.id)}: {printable_line(asked.text)}"
+    if asked.answered_at is None:
+        return [text, "not answered yet"]
+    said = f", who said: {printable_line(asked.comment)}" if asked.comment else ""
+    by = f" by {printable_line(asked.by)}" if asked.by else ""
+    return [text, f"{asked.verdict}{by} after {format_duration(asked.answered_at - asked.at)}{said}"]
+
+
+def _event_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
+    triggers = [trigger_line(trigger) for trigger in event.triggers]
+    candidates = [
+        line
+        for n, c in enumerate(event.candidates, 1)
+        for line in candidate_lines(n, c, chosen=c == event.chosen and event.executed)
+    ]
+    rejected = [line for c in event.rejected[:_MAX_ITEMS] for line in rejected_lines(c)]
+    if len(event.rejected) > _MAX_ITEMS:
+        rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
+    outcome = [f"outcome: {event.outcome}"] if event.executed else []
+    return [
+        ("Cause", _limited_lines(triggers)),
+        ("Candidates", candidates or ["none"]),
+        *([("Rejected", rejected)] if rejected else []),
+        *([("Notes", _limited_lines([printable_line(note) for note in event.notes]))] if event.notes else []),
+        *([("Spent", [format_usage(event.spent)])] if event.spent.calls else []),
+        *([("Asked", question_lines(event.question))] if event.question else []),
+        ("Decision", [decision_line(event), *outcome]),
+    ]
+
+
+def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
+    """An alternative one can choose, with its score and the parts of it."""
+    mark = "  ← applied" if chosen else ""
+    return [
+        f"{number}. {_candidate_text(candidate)}{mark}",
+        f"   {_score_text(candidate.score).strip() or 'not scored'}",
+    ]
+
+
+def rejected_lines(candidate: Candidate) -> list[str]:
+    """An alternative that was ruled out, with the reason, and the score where it came that far."""
+    score = [f"   {_score_text(candidate.score).strip()}"] if candidate.score is not None else []
+    return [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}", *score]
+
+
+def _candidate_text(candidate: Candidate) -> str:
+    alternative = candidate.alternative
+    does = "; ".join(change_line(change) for change in alternative.changes[:_MAX_ITEMS]) or "no changes"
+    source = f"{printable_line(alternative.source)}: " if alternative.source else ""
+    return f"{does}  ({source}{printable_line(alternative.reason)})"
+
+
+def _score_text(score: Score | None) -> str:
+    if score is None:
+        return ""
+    return (
+        f"  confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
+        f"{score.past_success:.2f}, availability {score.availability:.2f}, simplicity {score.simplicity:.2f}"
+    )
+
+
+def _dropped_trigger_line(dropped: DroppedTrigger) -> str:
+    return f"{format_time(dropped.at)} {dropped.trigger.kind}: {trigger_cause(dropped.trigger)}: {printable_line(dropped.reason)}"
+
+
+def _limited_lines(lines: list[str]) -> list[str]:
+    more = [f"… and {len(lines) - _MAX_ITEMS} more"] if len(lines) > _MAX_ITEMS else []
+    return [*lines[:_MAX_ITEMS], *more]
+
+
+def calibration_lines(calibration: Calibration, title: str = "calibration") -> list[str]:
+    """How far confidence could be trusted, as a table with a row for each bin."""
+    if calibration.brier is None:
+        return [f"{title}: no replan with a score has a known outcome yet"]
+    known = pluralise(calibration.count, "replan")
+    lines = [
+        f"{printable_line(title)} over {known}: Brier score {calibration.brier:.3f} (0 is perfect)",
+        f"  predicted {calibration.predicted:.0%}, came true {calibration.succeeded:.0%}",
+        "  predicted    mean   came true  replans",
+    ]
+    lines += [
+        f"  {b.low:.1f} to {b.high:.1f}   {b.predicted:.2f}   {b.succeeded:9.0%}  {b.replans:7}"
+        for b in calibration.bins
+    ]
+    return lines
+
+
+def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = None) -> dict[int, str]:
+    """What revisions did to the tasks concerned, states included: lines with `-` before and `+` after.
+
+    Args:
+        history: whose journal is replayed, once for all.
+        revisions: which ones; all when left out.
+    """
+    found: dict[int, str] = {}
+    live: LivePlan | None = None
+    for record in history.records(0):
+        body = record.body
+        if isinstance(body, RunOpened):
+            live = LivePlan(body.plan)
+            continue
+        assert live is not None
+        if isinstance(body, PlanRevised) and (revisions is None or body.number in revisions):
+            found[body.number] = "\n".join(_printable_lines(live.diff(body.changes)))
+            if revisions is not None and len(found) == len(revisions):
+                break
+        live.fold(record)
+    return found
+
+
+def _printable_lines(text: str) -> Iterable[str]:
+    return (line[:2] + printable_line(line[2:]) for line in text.split("\n") if line)

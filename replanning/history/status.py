@@ -1,0 +1,209 @@
+"""How a run stands, read from its journal: for whoever looks at it from outside of its process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from replanning.decision.ledger import Ledger
+from replanning.decision.request import Question
+from replanning.errors import JournalCorrupt
+from replanning.history.wording import HELD_FAILURE_TYPE
+from replanning.journal.observations import Usage
+from replanning.journal.owner import is_lease_free
+from replanning.journal.records import QuestionAsked, Record, RunOpened
+from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore
+from replanning.live.plan import LivePlan
+from replanning.live.states import TaskState
+from replanning.plan.tasks import Budget
+from replanning.plan.types import QuestionId, RunId, TaskId
+from replanning.settings import Settings
+
+
+class RunningTask(NamedTuple):
+    """A task that is being executed: which attempt it is, since when, and until when it may take."""
+
+    id: TaskId
+    attempt: int
+    since: float
+    deadline: float | None
+
+
+class HeldTask(NamedTuple):
+    """A task of planning mode that waits until a person has answered a question."""
+
+    id: TaskId
+    question: QuestionId
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatusReport:
+    """How a run stands.
+
+    Attributes:
+        status: `running_tasks`, or how the run ended or stands still.
+        reason: why it ended.
+        revision: the number of the last revision.
+        task_counts: how many tasks are in each state, of those that are part of the plan now.
+        held_tasks: the tasks of planning mode that wait for a person; their state is FAILED until there is an answer.
+        running_tasks: the tasks that are being executed.
+        questions: what waits for a person.
+        replans: how many replans were applied.
+        spent: what budgets counted; `budget` is the limit.
+        elapsed: seconds that count towards the budget's wall clock.
+        owner: the process that owns the run; None when nobody does.
+        owner_alive: whether the owner can still write; None when there is none. Of a process on another machine it is
+            taken to be so.
+    """
+
+    run: RunId
+    name: str
+    objective: str
+    status: CurrentRunStatus
+    reason: str
+    revision: int
+    task_counts: Mapping[TaskState, int]
+    held_tasks: tuple[HeldTask, ...]
+    running_tasks: tuple[RunningTask, ...]
+    questions: tuple[Question, ...]
+    replans: int
+    spent: Usage
+    budget: Budget
+    elapsed: float
+    started: float
+    updated: float
+    owner: str | None
+    owner_alive: bool | None
+
+
+class ReplayedRun(NamedTuple):
+    """A journal replayed to its end."""
+
+    opened: RunOpened
+    live: LivePlan
+    ledger: Ledger
+    started: float
+    updated: float
+
+
+def replay_records(records: Iterable[Record]) -> ReplayedRun:
+    """Replay a journal.
+
+    Raises:
+        JournalCorrupt: it does not begin with the opening of a run.
+    """
+    found = iter(records)
+    first = next(found, None)
+    if first is None or not isinstance(first.body, RunOpened):
+        raise JournalCorrupt("this journal does not begin with the opening of a run")
+    opened = first.body
+    live = LivePlan(opened.plan)
+    ledger = Ledger(_run_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+    last = first.at
+    for record in found:
+        live.fold(record)
+        ledger.fold(record)
+        last = record.at
+    return ReplayedRun(opened, live, ledger, first.at, last)
+
+
+def open_questions(records: Iterable[Record]) -> list[Question]:
+    """The questions of a run that wait for a person, with the difference that each candidate would make.
+
+    Raises:
+        JournalCorrupt: the journal does not begin with the opening of a run.
+    """
+    found = replay_records(records)
+    return [
+        build_question(asked, found.opened.run, found.live, found.ledger)
+        for asked in found.ledger.open_questions.values()
+    ]
+
+
+def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
+    """A question as a gate or a person gets to see it."""
+    return Question(
+        id=QuestionId(asked.question),
+        run=run,
+        text=asked.text,
+        triggers=tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers),
+        candidates=asked.candidates,
+        diffs=tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates),
+        holds=asked.holds,
+        asked_at=ledger.asked_at.get(asked.question, 0.0),
+        deadline=asked.deadline,
+    )
+
+
+def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
+    """How a run stands.
+
+    Args:
+        store: where its journal is.
+        info: the run as the store lists it.
+        now: the time, in seconds since the epoch.
+
+    Raises:
+        UnknownRun: the store has no such run any more.
+        JournalCorrupt: its journal cannot be read.
+    """
+    opened, live, ledger, first, last = replay_records(store.read(info.run))
+    ended = ledger.run_end
+    until = last if ended is not None else now
+    return RunStatusReport(
+        run=info.run,
+        name=opened.plan.name or opened.plan.id or "",
+        objective=live.goal.objective,
+        status="running" if ended is None else ended.status,
+        reason="" if ended is None else ended.reason,
+        revision=live.revision,
+        task_counts=_state_counts(live),
+        held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
+        running_tasks=_running_tasks(live),
+        questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
+        replans=ledger.applied_count,
+        spent=ledger.budget_tracker.spent,
+        budget=ledger.budget_tracker.budget,
+        elapsed=max(0.0, until - first - ledger.waiting_seconds(until)),
+        started=first,
+        updated=last,
+        owner=info.owner,
+        owner_alive=is_owner_alive(info),
+    )
+
+
+def is_owner_alive(info: RunInfo) -> bool | None:
+    """Whether the owner of a run can still write; None when it has none."""
+    return None if info.owner is None else not is_lease_free(info.owner, math.inf, 0.0)
+
+
+def _run_budget(opened: RunOpened) -> Budget:
+    if opened.plan.budget is not None:
+        return opened.plan.budget
+    return Settings.model_validate(opened.settings or {}).budget
+
+
+def _running_tasks(live: LivePlan) -> tuple[RunningTask, ...]:
+    return tuple(RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING)
+
+
+def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
+    """The tasks of planning mode that wait for the answers to open questions."""
+    for asked in questions:
+        for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
+            if (
+                entry.state is TaskState.FAILED
+                and entry.failure is not None
+                and entry.failure.type == HELD_FAILURE_TYPE
+            ):
+                yield HeldTask(entry.id, QuestionId(asked.question))
+
+
+def _state_counts(live: LivePlan) -> dict[TaskState, int]:
+    counts = dict.fromkeys(TaskState, 0)
+    for entry in live:
+        if not entry.removed and entry.state is not TaskState.REPLACED_BY_REPLAN:
+            counts[entry.state] += 1
+    return {state: number for state, number in counts.items() if number}

@@ -1,0 +1,164 @@
+"""Words for reports: what a change does, when something was, how long it took; safe to print, whatever was said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from replanning.changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.journal.observations import Usage
+from replanning.journal.triggers import TaskFailed, TriggerEvent
+from replanning.plan.tasks import PLANNING_KEY, Goal, Task
+
+MAX_LINE_CHARS: Final = 300
+"""How much of a text a report shows, in characters."""
+
+HELD_FAILURE_TYPE: Final = "PlanningHeld"
+"""The type of a failure by which a task of planning mode waits for a person; it stands so in journals."""
+
+
+def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
+    """A text as one line of printable characters, cut where it is long.
+
+    Names, errors and reasons come from plans, tools and people: what would steer a terminal is shown as its code.
+    """
+    words = " ".join(text[: 4 * limit].split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)
+    return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
+
+
+def format_time(at: float) -> str:
+    """A point in time, in UTC, as `2026-03-01 12:00:03Z`."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # a time far outside of the calendar, in a journal from elsewhere
+        return f"{at:g} s"
+
+
+def format_iso_time(at: float) -> str:
+    """A point in time, in UTC, as `2026-03-01T12:00:03.250000Z`."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g} s"
+
+
+def format_duration(seconds: float) -> str:
+    """How long something took, in the unit that fits."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def edit_author(changes: Sequence[PlanChange]) -> str:
+    """Who changed a plan outside of replans: planning mode, which puts what it has planned into it, or a hand."""
+    added = [
+        task
+        for change in changes
+        for task in (change.tasks if isinstance(change, ReplaceTask) else _added_tasks(change))
+    ]
+    planned = bool(added) and all(PLANNING_KEY in task.metadata for task in added)
+    return "planning" if planned else "hand"
+
+
+def _added_tasks(change: PlanChange) -> tuple[Task, ...]:
+    return (change.task,) if isinstance(change, AddTask) else ()
+
+
+def format_usage(spent: Usage) -> str:
+    """What was used; money is in the currency of the budget."""
+    more = ", and what has no known price" if spent.unpriced else ""
+    return f"{pluralise(spent.calls, 'call')}, {pluralise(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
+
+
+def pluralise(number: int, thing: str) -> str:
+    """`1 replan`, `2 replans`."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def format_percent(share: float | None) -> str:
+    """A share in per cent; `unknown` where there is none."""
+    return "unknown" if share is None else f"{share:.0%}"
+
+
+def is_held(trigger: TriggerEvent) -> bool:
+    """Whether a task did not fail, but stopped since a person must decide something first."""
+    return isinstance(trigger, TaskFailed) and trigger.error_type == HELD_FAILURE_TYPE
+
+
+def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
+    """The kinds of triggers, each once; of what waited for a person, that it did."""
+    return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
+
+
+def trigger_cause(trigger: TriggerEvent) -> str:
+    """What a trigger is about, in one line."""
+    if isinstance(trigger, TaskFailed) and is_held(trigger):
+        about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
+        return printable_line(f"task {about} needs a person's decision: {trigger.message}")
+    if trigger.reason:
+        return printable_line(trigger.reason)
+    about = ", ".join(trigger.tasks[:5])
+    return printable_line(": ".join(filter(None, (trigger.kind, about, trigger.cause))))
+
+
+def trigger_line(trigger: TriggerEvent) -> str:
+    """The kind of a trigger and what it is about; of what waited for a person, only the latter."""
+    return trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
+
+
+def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
+    """A goal in one line: what has changed in it, or its words and facts."""
+    told = {name: getattr(goal, name) for name in names or ("objective", "facts")}
+    parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in told.values()]
+    return printable_line(
+        "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(told, parts, strict=True))
+    )
+
+
+def change_line(change: PlanChange) -> str:
+    """What a change does, in one line."""
+    match change:
+        case AddTask():
+            before = f" before {', '.join(change.before)}" if change.before else ""
+            text = f"add {_new_task_text(change.task)}{before}"
+        case RemoveTask():
+            text = f"remove {change.task_id}"
+        case ReplaceTask():
+            text = f"replace {change.task_id} by {', '.join(map(_new_task_text, change.tasks))}"
+        case ModifyTask():
+            text = (
+                f"modify {change.task_id}: {', '.join(f'{name} = {value!r}' for name, value in change.fields.items())}"
+            )
+        case ReorderTasks():
+            text = f"reorder {', '.join(change.order)}"
+        case RetryTask():
+            text = f"run {change.task_id} again" + (f" after {format_duration(change.delay)}" if change.delay else "")
+        case SkipTask():
+            text = f"skip {change.task_id}" + (f": {change.reason}" if change.reason else "")
+        case CancelTask():
+            text = f"cancel {change.task_id}" + (f": {change.reason}" if change.reason else "")
+        case _:
+            text = "abort the run" + (f": {change.reason}" if change.reason else "")
+    return printable_line(text)
+
+
+def _new_task_text(task: Task) -> str:
+    return f"{task.id} ({task.tool})" if task.tool else task.id

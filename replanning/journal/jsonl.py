@@ -1,0 +1,323 @@
+"""A store of text files: one file of lines per run, for people and tools that read text."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import chain, islice
+from os import PathLike
+from pathlib import Path
+from threading import RLock
+from typing import ClassVar, Final
+
+from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
+from replanning.journal.lines import (
+    JournalFile,
+    LeaseState,
+    append_line,
+    file_lock,
+    parse_lease_state,
+    read_lease_bytes,
+    read_lease_state,
+    read_lines,
+    read_records,
+    record_line,
+    scan_complete_lines,
+    write_lease_state,
+)
+from replanning.journal.owner import is_lease_free
+from replanning.journal.records import Record
+from replanning.journal.store import (
+    CurrentRunStatus,
+    InboxMessage,
+    Lease,
+    RunInfo,
+    RunStore,
+    ToolOutcome,
+    check_run_id,
+    is_valid_run_id,
+    lease_lost,
+    run_already_exists,
+    to_json_line,
+    unknown_run,
+)
+from replanning.plan.types import JsonObject, RunId
+
+_MAX_OUTCOMES_BYTES: Final = 1 << 18
+"""Bytes of outcomes before the file is set aside; the one set aside earlier is then forgotten."""
+
+_ERRNO_ADVICE: Final = {
+    errno.ENOSPC: "make room on the disk and resume the run",
+    errno.EDQUOT: "make room within the quota and resume the run",
+    errno.EFBIG: "raise the limit on the size of files and resume the run",
+    errno.EROFS: "name a folder that can be written to",
+    errno.ENOTDIR: "a file stands where a folder is needed: name another folder",
+    errno.EEXIST: "a file stands where a folder is needed: name another folder",
+    errno.EMFILE: "too many files are open: raise the limit, or run fewer plans at once",
+}
+
+_STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
+
+
+class JsonlStore(RunStore):
+    """Keeps each run in a file of its own, `{run}.jsonl`, one JSON object per line, in a local folder.
+
+    Beside the journals stand hidden files: `.{run}.lease` says who owns the run, `.{run}.inbox` holds its
+    messages, and `.outcomes.jsonl` the outcomes of all runs, the oldest of which are forgotten. What was
+    appended outlives the process however it ends; after a power failure the last records may be missing.
+
+    Args:
+        directory: the folder, made when the first run is created.
+    """
+
+    durable: ClassVar[bool] = True
+
+    def __init__(self, directory: str | PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._open_journals: dict[RunId, JournalFile] = {}
+        self._lock = RLock()
+
+    def __repr__(self) -> str:
+        return f"<JsonlStore {str(self._directory)!r}>"
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make the folder where it is missing, the lock file, and then the journal: with it there is a run."""
+        check_run_id(run)
+        with self._operation("take a new run"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with file_lock(self._lease_path(run)) as guard:
+                if self._journal_path(run).exists():
+                    raise run_already_exists(run)
+                write_lease_state(guard, LeaseState(1, owner, at + ttl, at))
+                self._journal_path(run).touch()
+        return Lease(run, 1, owner)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Put another owner under the next epoch into the lock file."""
+        with self._operation(f"hand over run {run!r}"), self._locked_run(run) as (guard, holder):
+            if not is_lease_free(holder.owner, holder.until, at):
+                raise RunOwned(run, str(holder.owner))
+            write_lease_state(guard, LeaseState(holder.epoch + 1, owner, at + ttl, holder.created))
+            return Lease(run, holder.epoch + 1, owner)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of the lease in the lock file."""
+        with self._operation("renew a lease"), self._locked_owned_run(lease) as (guard, holder):
+            write_lease_state(guard, holder._replace(until=at + ttl))
+
+    def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        with self._operation(f"release run {lease.run!r}"):
+            with suppress(LeaseLost), self._locked_owned_run(lease) as (guard, holder):
+                write_lease_state(guard, holder._replace(epoch=holder.epoch + 1, owner=None))
+            self._close_journal(lease.run)
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Write one line in one piece, while the lock file says that the lease is the current one."""
+        line = record_line(record)
+        with self._operation(f"take record {record.seq} of run {lease.run!r}"):
+            try:
+                self._open_journal(lease).append(lease, record, line)
+            except LeaseLost:
+                self._close_journal(lease.run)
+                raise
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records whose lines are whole now."""
+        return self._records(self._existing_journal(run), after)
+
+    def runs(self) -> Sequence[RunInfo]:
+        """The runs whose journals stand in the folder; each is looked through."""
+        with self._operation("be read"):
+            journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
+            listed = [_run_info(path, read_lease_state(self._lease_path(RunId(path.stem)))) for path in journals]
+        return sorted(listed, key=lambda info: info.created, reverse=True)
+
+    def post(self, run: RunId, message: InboxMessage) -> None:
+        """Append a line to the inbox of the run."""
+        with self._operation(f"take a message for run {run!r}"), self._locked_run(run):
+            last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
+            _append_lines(
+                self._inbox_path(run), to_json_line({**_message_fields(message), "id": last + 1}).encode() + b"\n"
+            )
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """The messages whose lines are whole."""
+        self._existing_journal(run)
+        with self._operation("be read"):
+            return [message for _, message in _read_inbox(self._inbox_path(run)) if message is not None]
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Write the inbox anew without these messages, and put it in the place of the old one."""
+        with self._operation(f"discard messages for run {lease.run!r}"), self._locked_owned_run(lease):
+            inbox = self._inbox_path(lease.run)
+            entries = _read_inbox(inbox)
+            kept = [_message_fields(message) for number, message in entries if message and number not in messages]
+            # The last id stays, be it alone, because the id of a message that was dealt with must not come again.
+            kept += [{"id": number} for number, _ in entries[-1:]]
+            whole = inbox.with_name(inbox.name + ".new")
+            whole.write_text("".join(to_json_line(entry) + "\n" for entry in kept), encoding="ascii")
+            whole.replace(inbox)
+
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Append to the file of outcomes, which is set aside when it is full."""
+        lines = "".join(to_json_line(asdict(outcome)) + "\n" for outcome in outcomes).encode()
+        with self._operation("take outcomes"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            newer, older = self._outcome_paths
+            with file_lock(self._directory / ".outcomes.lock"):
+                if newer.exists() and newer.stat().st_size > _MAX_OUTCOMES_BYTES:
+                    newer.replace(older)
+                _append_lines(newer, lines)
+
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
+        """The last outcomes, of this file and the one set aside before."""
+        # Most lines are told apart without being parsed: what is looked for stands in them as it is written.
+        needles = [to_json_line(name).encode() for name in (tool, capability) if name is not None]
+        with self._operation("be read"):
+            lines = chain.from_iterable(reversed(list(read_lines(path))) for path in self._outcome_paths)
+            near = _parse_outcomes(line for line in lines if all(needle in line for needle in needles))
+            found = (
+                outcome for outcome in near if tool in {None, outcome.tool} and capability in {None, outcome.capability}
+            )
+            return list(islice(found, limit))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            for run in list(self._open_journals):
+                self._close_journal(run)
+
+    def _records(self, path: Path, after: int) -> Iterator[Record]:
+        try:
+            yield from read_records(path, after)
+        except OSError as error:
+            raise _store_error(error, path, "be read") from error
+
+    @property
+    def _outcome_paths(self) -> tuple[Path, Path]:
+        return self._directory / ".outcomes.jsonl", self._directory / ".outcomes.older.jsonl"
+
+    def _journal_path(self, run: RunId) -> Path:
+        return self._directory / f"{run}.jsonl"
+
+    def _lease_path(self, run: RunId) -> Path:
+        return self._directory / f".{run}.lease"
+
+    def _inbox_path(self, run: RunId) -> Path:
+        return self._directory / f".{run}.inbox"
+
+    def _existing_journal(self, run: RunId) -> Path:
+        if not is_valid_run_id(run) or not self._journal_path(run).exists():
+            raise unknown_run(run, [path.stem for path in self._directory.glob("*.jsonl")])
+        return self._journal_path(run)
+
+    def _open_journal(self, lease: Lease) -> JournalFile:
+        journal = self._open_journals.get(lease.run)
+        if journal is None:
+            if not self._journal_path(lease.run).exists():
+                raise lease_lost(lease)
+            journal = self._open_journals[lease.run] = JournalFile(
+                self._journal_path(lease.run), self._lease_path(lease.run)
+            )
+        return journal
+
+    def _close_journal(self, run: RunId) -> None:
+        if journal := self._open_journals.pop(run, None):
+            journal.close()
+
+    @contextmanager
+    def _locked_run(self, run: RunId) -> Iterator[tuple[int, LeaseState]]:
+        """Keep everybody else from a run while the block lasts."""
+        self._existing_journal(run)
+        with file_lock(self._lease_path(run)) as guard:
+            yield guard, parse_lease_state(read_lease_bytes(guard), self._lease_path(run))
+
+    @contextmanager
+    def _locked_owned_run(self, lease: Lease) -> Iterator[tuple[int, LeaseState]]:
+        """The same, for the owner alone."""
+        if not self._journal_path(lease.run).exists():
+            raise lease_lost(lease)
+        with self._locked_run(lease.run) as (guard, holder):
+            if holder.epoch != lease.epoch:
+                raise lease_lost(lease)
+            yield guard, holder
+
+    @contextmanager
+    def _operation(self, doing: str) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except OSError as error:
+                raise _store_error(error, self._directory, doing) from error
+
+
+def _store_error(error: OSError, path: Path, doing: str) -> StoreError:
+    advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
+    return StoreError(f"{error.filename or path} cannot {doing}: {error.strerror}; {advice}")
+
+
+def _append_lines(path: Path, lines: bytes) -> None:
+    """Append lines to a file, made when it is missing, after removing the torn line of a killed process."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _, end = scan_complete_lines(file)
+        os.ftruncate(file, end)
+        append_line(file, lines, end)
+    finally:
+        os.close(file)
+
+
+def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:
+    """The outcomes that lines hold; bad lines are left out, because this is evidence, and there is more of it."""
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            yield ToolOutcome(**json.loads(line))
+
+
+def _message_fields(message: InboxMessage) -> JsonObject:
+    """A message as it is written; `asdict` would copy its payload, however deep that is."""
+    return {name: getattr(message, name) for name in InboxMessage.__dataclass_fields__}
+
+
+def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
+    """The messages in an inbox with their ids; an id alone stands for those that were discarded."""
+    entries: list[tuple[int, InboxMessage | None]] = []
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            entry = json.loads(line)
+            entries.append((int(entry["id"]), InboxMessage(**entry) if len(entry) > 1 else None))
+        except (ValueError, TypeError, KeyError) as error:
+            raise JournalCorrupt(f"{path}, line {number}: this is no message ({error}); remove the line") from error
+    return entries
+
+
+def _run_info(path: Path, holder: LeaseState) -> RunInfo:
+    """A run as its journal tells it; a line that cannot be read is for `read` to complain about."""
+    records, line = 0, b""
+    name, objective = "", ""
+    status: CurrentRunStatus = "running"
+    created = updated = holder.created
+    for records, line in enumerate(read_lines(path), 1):  # noqa: B007 - the last one counts
+        if not _STATUS_RECORD.search(line):
+            continue
+        # Not decoded as a record, because the plan that a run opens with can be large.
+        with suppress(ValueError, KeyError, TypeError):
+            match json.loads(line):
+                case {"kind": "run-opened", "at": at, "data": {"plan": plan}}:
+                    name, objective = plan.get("name") or plan.get("id") or "", plan["goal"]["objective"]
+                    created = created or at  # the journal came without its lock file
+                case {"kind": "run-resumed"}:
+                    status = "running"
+                case {"kind": "run-ended", "data": {"status": ended}}:
+                    status = ended
+    with suppress(ValueError, KeyError, TypeError):
+        updated = float(json.loads(line)["at"])
+    return RunInfo(RunId(path.stem), name, objective, status, created, updated, records, holder.owner)

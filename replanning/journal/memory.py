@@ -1,0 +1,177 @@
+"""A store that keeps runs in memory, for as long as the process lives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from threading import Lock
+from typing import ClassVar, Final
+
+from replanning.errors import RunOwned
+from replanning.journal.owner import is_lease_free
+from replanning.journal.records import Record, RecordBody
+from replanning.journal.store import (
+    CurrentRunStatus,
+    InboxMessage,
+    Lease,
+    RunInfo,
+    RunStore,
+    ToolOutcome,
+    check_run_id,
+    lease_lost,
+    record_out_of_order,
+    run_already_exists,
+    run_title,
+    status_after,
+    unknown_run,
+)
+from replanning.plan.types import RunId
+
+_MAX_OUTCOMES: Final = 10_000
+
+
+@dataclass(slots=True)
+class _StoredRun:
+    owner: str | None
+    until: float
+    created: float
+    epoch: int = 1
+    # Side by side and not as records: half the objects for the garbage collector to go through again and again.
+    times: list[float] = field(default_factory=list)
+    bodies: list[RecordBody] = field(default_factory=list)
+    messages: dict[int, InboxMessage] = field(default_factory=dict)
+    last_message_id: int = 0
+
+
+class MemoryStore(RunStore):
+    """Keeps runs in memory: fast, and gone when the process ends. Bodies are kept as the objects they are."""
+
+    durable: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._runs: dict[RunId, _StoredRun] = {}
+        self._outcomes: deque[ToolOutcome] = deque(maxlen=_MAX_OUTCOMES)
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore runs={len(self._runs)}>"
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make an empty run in memory."""
+        check_run_id(run)
+        with self._lock:
+            if run in self._runs:
+                raise run_already_exists(run)
+            self._runs[run] = _StoredRun(owner, at + ttl, at)
+        return Lease(run, 1, owner)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Own an existing run, when it is free."""
+        kept = self._existing_run(run)
+        with self._lock:
+            if not is_lease_free(kept.owner, kept.until, at):
+                raise RunOwned(run, str(kept.owner))
+            kept.epoch += 1
+            kept.owner, kept.until = owner, at + ttl
+            return Lease(run, kept.epoch, owner)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of a lease that is the current one."""
+        with self._lock:
+            self._owned_run(lease).until = at + ttl
+
+    def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        with self._lock:
+            kept = self._runs.get(lease.run)
+            if kept is not None and kept.epoch == lease.epoch:
+                kept.epoch += 1
+                kept.owner = None
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Keep what the record holds, when lease and number are right."""
+        seq, at, body = record
+        self._lock.acquire()  # `with` takes twice as long, for every record
+        try:
+            kept = self._runs.get(lease.run)
+            if kept is None or kept.epoch != lease.epoch:
+                raise lease_lost(lease)
+            bodies = kept.bodies
+            if seq != len(bodies) + 1:
+                raise record_out_of_order(lease, record, len(bodies))
+            bodies.append(body)
+            kept.times.append(at)
+        finally:
+            self._lock.release()
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records that there are now; those that are appended meanwhile are not among them."""
+        kept = self._existing_run(run)
+        with self._lock:
+            times, bodies = kept.times[after:], kept.bodies[after:]
+        return map(Record, count(after + 1), times, bodies)
+
+    def runs(self) -> Sequence[RunInfo]:
+        """All runs; their status is found by looking back through their records."""
+        with self._lock:
+            listed = [_run_info(run, kept) for run, kept in self._runs.items()]
+        return sorted(listed, key=lambda info: info.created)[::-1]
+
+    def post(self, run: RunId, message: InboxMessage) -> None:
+        """Leave a message in memory: whoever owns the run is in this process."""
+        kept = self._existing_run(run)
+        with self._lock:
+            kept.last_message_id += 1
+            kept.messages[kept.last_message_id] = replace(message, id=kept.last_message_id)
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """The messages that wait, with their ids."""
+        with self._lock:
+            return list(self._existing_run(run).messages.values())
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Forget messages, as the owner."""
+        with self._lock:
+            kept = self._owned_run(lease)
+            for number in messages:
+                kept.messages.pop(number, None)
+
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Remember outcomes; the oldest of very many are forgotten."""
+        with self._lock:
+            self._outcomes.extend(outcomes)
+
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
+        """The last outcomes of this process, the newest first."""
+        with self._lock:
+            newest = reversed(list(self._outcomes))
+        found = (
+            outcome
+            for outcome in newest
+            if (tool is None or outcome.tool == tool) and (capability is None or outcome.capability == capability)
+        )
+        return list(islice(found, limit))
+
+    def _existing_run(self, run: RunId) -> _StoredRun:
+        kept = self._runs.get(run)
+        if kept is None:
+            raise unknown_run(run, self._runs)
+        return kept
+
+    def _owned_run(self, lease: Lease) -> _StoredRun:
+        kept = self._runs.get(lease.run)
+        if kept is None or kept.epoch != lease.epoch:
+            raise lease_lost(lease)
+        return kept
+
+
+def _run_info(run: RunId, kept: _StoredRun) -> RunInfo:
+    turns = map(status_after, reversed(kept.bodies))
+    status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
+    name, objective = run_title(kept.bodies[0] if kept.bodies else None)
+    updated = kept.times[-1] if kept.times else kept.created
+    return RunInfo(run, name, objective, status, kept.created, updated, len(kept.bodies), kept.owner)

@@ -1,0 +1,313 @@
+"""What a journal holds: one small frozen class per kind of entry, and their JSON form.
+
+A journal is a sequence of `Record`. Its bodies are the observations (what happened), the triggers, what was
+considered and decided, the revisions, the questions to people, and how the run itself began, paused and ended.
+Live plan, ledger and history are folds over it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from replanning.changes import Alternative, PlanChange
+from replanning.journal.observations import Observation
+from replanning.journal.triggers import Trigger
+from replanning.plan.document import Plan
+from replanning.plan.types import JsonObject, QuestionId, ReplanId, RunId, TaskId, TriggerId
+
+RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
+
+QuestionVerdict = Literal["approve", "reject", "modify"]
+
+DecisionKind = Literal["execute", "execute_with_warning", "ask", "keep", "escalate", "abort"]
+
+
+# Replanning: triggers, what was considered, decided and done
+@dataclass(frozen=True, slots=True)
+class TriggerFired:
+    """A detector found that replanning should be considered."""
+
+    kind: ClassVar = "trigger-fired"
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerDropped:
+    """A trigger was not acted upon, and why."""
+
+    kind: ClassVar = "trigger-dropped"
+    trigger: TriggerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Confidence in an alternative, with the parts it is made of; all in [0, 1]."""
+
+    total: float
+    self_assessment: float
+    past_success: float
+    availability: float
+    simplicity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An alternative as the engine saw it: scored, or rejected with the reason."""
+
+    alternative: Alternative
+    score: Score | None = None
+    rejected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativesConsidered:
+    """Providers were asked; their candidates, best first, then the rejected ones."""
+
+    kind: ClassVar = "alternatives-considered"
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    revision: int
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """What became of a replan: the decision, the rule that made it, and the chosen candidate's place."""
+
+    kind: ClassVar = "decided"
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    decision: DecisionKind
+    rule: str
+    reason: str
+    chosen: int | None = None
+    by: str = "policy"
+    blocks: tuple[TaskId, ...] = ()
+    duration: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRevised:
+    """Changes were applied: the plan has a new revision."""
+
+    kind: ClassVar = "revised"
+    number: int
+    parent: int
+    changes: tuple[PlanChange, ...]
+    reason: str
+    by: str
+    triggers: tuple[TriggerId, ...] = ()
+    replan: ReplanId | None = None
+    chosen: int | None = None
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecorded:
+    """How an applied alternative worked out."""
+
+    kind: ClassVar = "outcome-known"
+    replan: ReplanId
+    succeeded: bool
+    duration: float
+
+
+# People
+@dataclass(frozen=True, slots=True)
+class QuestionAsked:
+    """A person must decide. The tasks in `holds` are not handed out until the answer."""
+
+    kind: ClassVar = "question-asked"
+    question: QuestionId
+    replan: ReplanId
+    triggers: tuple[TriggerId, ...]
+    text: str
+    candidates: tuple[Candidate, ...]
+    holds: tuple[TaskId, ...]
+    footprint: str
+    revision: int
+    deadline: float | None = None
+    remind_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerAttached:
+    """A later trigger concerns tasks that an open question holds, and waits with it."""
+
+    kind: ClassVar = "trigger-attached"
+    question: QuestionId
+    trigger: TriggerId
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionReminded:
+    """The person was reminded of an open question."""
+
+    kind: ClassVar = "question-reminded"
+    question: QuestionId
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question was closed: by a person, or by its deadline (`by` is then `timeout`)."""
+
+    kind: ClassVar = "question-answered"
+    question: QuestionId
+    verdict: QuestionVerdict | Literal["abort", "skip", "continue", "pause", "withdrawn"]
+    by: str
+    choice: int = 0
+    changes: tuple[PlanChange, ...] = ()
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRefused:
+    """An answer was not taken, and why; the question stays as it was."""
+
+    kind: ClassVar = "answer-refused"
+    question: QuestionId
+    by: str
+    reason: str
+
+
+# The run itself
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """The first record: the plan as it was given, and under which settings."""
+
+    kind: ClassVar = "run-opened"
+    run: RunId
+    plan: Plan
+    mode: str = "act"
+    settings: JsonObject | None = None
+    trace: str | None = None
+    forked_from: tuple[RunId, int] | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """Another process (or the same) took the run over, after nobody had been at it for `waited` seconds."""
+
+    kind: ClassVar = "run-resumed"
+    owner: str
+    waited: float = 0.0
+    trace: str | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """The run was asked to stop handing out work; it can be resumed."""
+
+    kind: ClassVar = "run-paused"
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run came to its end, or stands still until it is resumed (`paused`, `needs_human`)."""
+
+    kind: ClassVar = "run-ended"
+    status: RunStatus
+    reason: str
+    cancelled: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorContained:
+    """Something around the plan failed (a provider, gate, listener, detector, exporter) and was contained."""
+
+    kind: ClassVar = "contained"
+    where: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningNoted:
+    """Something of planning mode: what a model understood, planned or decided, and what became of it.
+
+    The live plan passes it over; the state of planning mode is a fold over these.
+    """
+
+    kind: ClassVar = "planning-noted"
+    type: str
+    data: JsonObject
+
+
+RecordBody = (
+    Observation
+    | TriggerFired
+    | TriggerDropped
+    | AlternativesConsidered
+    | DecisionMade
+    | PlanRevised
+    | OutcomeRecorded
+    | QuestionAsked
+    | TriggerAttached
+    | QuestionReminded
+    | QuestionAnswered
+    | AnswerRefused
+    | RunOpened
+    | RunResumed
+    | RunPaused
+    | RunEnded
+    | ErrorContained
+    | PlanningNoted
+)
+
+
+class Record(NamedTuple):
+    """One line of a journal: its number (from 1, without gaps), when (seconds since the epoch), and what."""
+
+    seq: int
+    at: float
+    body: RecordBody
+
+
+_new_tuple: Final = tuple.__new__
+
+
+def new_record(seq: int, at: float, body: RecordBody) -> Record:
+    """The same as `Record(seq, at, body)` in little more than half the time, for every record there is."""
+    return _new_tuple(Record, (seq, at, body))
+
+
+BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in RecordBody.__args__}
+"""Every kind of body by its name."""
+
+_KINDS_WITH_UNIONS: Final = frozenset(
+    {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
+)
+"""Kinds that hold unions told apart by a `kind` that is a default, which the JSON text must keep."""
+
+
+@cache
+def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
+    return TypeAdapter(BODY_TYPES[kind])
+
+
+def dump_body(body: RecordBody) -> str:
+    """The JSON text of a body; `load_body` reads it back."""
+    return _type_adapter(body.kind).dump_json(body, exclude_defaults=body.kind not in _KINDS_WITH_UNIONS).decode()
+
+
+def load_body(kind: str, data: str | bytes) -> RecordBody:
+    """The body of this kind that `dump_body` wrote.
+
+    Raises:
+        ValueError: the kind is unknown, or the text does not hold such a body.
+    """
+    if kind not in BODY_TYPES:
+        raise ValueError(f"unknown kind of record {kind!r}")
+    body: RecordBody = _type_adapter(kind).validator.validate_json(
+        data
+    )  # not through the adapter: it is asked very often
+    return body

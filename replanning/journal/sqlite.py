@@ -1,0 +1,447 @@
+"""A store in one SQLite file: several processes read while one writes, and a killed process loses nothing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from threading import RLock
+from typing import ClassVar, Final, Literal
+
+from replanning.errors import JournalCorrupt, RunOwned, StoreError
+from replanning.journal.owner import is_lease_free
+from replanning.journal.records import Record, RunOpened
+from replanning.journal.store import (
+    CurrentRunStatus,
+    InboxMessage,
+    Lease,
+    RunInfo,
+    RunStore,
+    ToolOutcome,
+    check_run_id,
+    decode_body,
+    encode_body,
+    is_valid_run_id,
+    lease_lost,
+    record_out_of_order,
+    run_already_exists,
+    run_title,
+    status_after,
+    to_json_line,
+    unknown_run,
+)
+from replanning.plan.types import RunId
+
+Synchronous = Literal["normal", "full", "off"]
+
+_APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
+
+_BUSY_TIMEOUT: Final = 5.0
+
+_MAX_WAL_ATTEMPTS: Final = 100
+
+_CHECKPOINT_PAGES: Final = 250
+"""Pages in the log before they are written back: at the usual thousand, an event loop may be held for over 10 ms."""
+
+_MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (  # 0 to 1
+        """CREATE TABLE runs (
+            number INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            name TEXT NOT NULL DEFAULT '',
+            objective TEXT NOT NULL DEFAULT '',
+            status TEXT NOT NULL DEFAULT 'running',
+            created REAL NOT NULL,
+            owner TEXT,
+            epoch INTEGER NOT NULL DEFAULT 1,
+            until REAL NOT NULL
+        )""",
+        # Clustered by run and number: one tree to write to, and a run is read from front to back.
+        """CREATE TABLE records (
+            run INTEGER NOT NULL REFERENCES runs (number),
+            seq INTEGER NOT NULL,
+            at REAL NOT NULL,
+            kind TEXT NOT NULL,
+            data TEXT NOT NULL,
+            PRIMARY KEY (run, seq)
+        ) WITHOUT ROWID""",
+        # AUTOINCREMENT: the id of a message that was dealt with must not come again.
+        """CREATE TABLE inbox (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            run INTEGER NOT NULL REFERENCES runs (number),
+            kind TEXT NOT NULL,
+            at REAL NOT NULL,
+            sender TEXT NOT NULL,
+            payload TEXT NOT NULL
+        )""",
+        "CREATE INDEX inbox_of_run ON inbox (run)",
+        """CREATE TABLE outcomes (
+            number INTEGER PRIMARY KEY,
+            tool TEXT NOT NULL,
+            capability TEXT,
+            succeeded INTEGER NOT NULL,
+            at REAL NOT NULL
+        )""",
+        "CREATE INDEX outcomes_of_tool ON outcomes (tool)",
+        "CREATE INDEX outcomes_of_capability ON outcomes (capability)",
+    ),
+)
+"""The statements that lead from each version of the schema to the next. Only ever add to them."""
+
+SCHEMA_VERSION: Final = len(_MIGRATIONS)
+"""The version of the schema that this library writes, kept in `PRAGMA user_version`."""
+
+_SQLITE_ADVICE: Final = {
+    "SQLITE_FULL": "make room on the disk and resume the run",
+    "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
+    "SQLITE_PERM": "the file may not be opened; check its permissions",
+    "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",
+    "SQLITE_BUSY": f"another process kept the file locked for {_BUSY_TIMEOUT:g} seconds; try again",
+    "SQLITE_NOTADB": "the file is something else than a SQLite database; name another file, or move this one away",
+    "SQLITE_CORRUPT": "the file is damaged; restore it from a copy, or move it away and begin a new history",
+    "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
+}
+
+_CORRUPT_FILE_CODES: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
+    """Open the file, made with its folder when it is missing, and bring its schema up to date.
+
+    Raises:
+        StoreError: it cannot be opened, is something else, or was written by a newer version of the library.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Every statement is its own transaction unless one is begun; calls are serialised by the store.
+        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+    except OSError as error:
+        raise StoreError(f"the folder of {path} cannot be made: {error.strerror}; name another path") from error
+    except sqlite3.Error as error:
+        raise store_error(error, path, "be opened") from error
+    try:
+        _migrate(connection, path)
+        _enable_wal(connection)
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    except sqlite3.Error as error:
+        connection.close()
+        raise store_error(error, path, "be opened") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def store_error(error: Exception, path: Path, operation: str) -> StoreError:
+    """What an error of SQLite means: `{path} cannot {doing}: ...`, and what to do next."""
+    name = getattr(error, "sqlite_errorname", "")
+    advice = next((advice for code, advice in _SQLITE_ADVICE.items() if name.startswith(code)), "")
+    kind = JournalCorrupt if name.startswith(_CORRUPT_FILE_CODES) else StoreError
+    return kind(f"{path} cannot {operation}: {error}" + (f"; {advice}" if advice else ""))
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Make several statements one step; nothing of it stays when it is left by an error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the schema up to date, step by step and all or nothing."""
+    if _read_file_ids(connection) == (_APPLICATION_ID, SCHEMA_VERSION):
+        return
+    with transaction(connection):
+        # Only now nobody else is at it: what was read before may have been half of another process's work.
+        for statements in _MIGRATIONS[_schema_version(connection, path) :]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the schema in the file, 0 where the file is new.
+
+    Raises:
+        StoreError: it is newer than this library, or the file belongs to another program.
+    """
+    application, version = _read_file_ids(connection)
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != _APPLICATION_ID and (application or version or tables):
+        raise StoreError(f"{path} is a database of another program; name another file for the history")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
+            "it was written by a newer version of replanning; upgrade the library, or name another file"
+        )
+    return version
+
+
+def _read_file_ids(connection: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
+def _enable_wal(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log, with which reading and writing do not wait for each other."""
+    for _ in range(_MAX_WAL_ATTEMPTS):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_BUSY":
+                raise
+            # Alone among statements, this one does not wait while others open the same new file: wait like this.
+            with transaction(connection):
+                pass
+        else:
+            return
+
+
+_READ_BATCH_SIZE: Final = 100
+
+# One statement checks lease and number and appends, so that nobody comes between.
+_APPEND_SQL: Final = """
+    INSERT INTO records (run, seq, at, kind, data)
+    SELECT number, ?, ?, ?, ? FROM runs
+    WHERE id = ? AND epoch = ?
+      AND ? = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
+"""
+
+_READ_SQL: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? AND seq <= ? ORDER BY seq"
+
+_LAST_SEQ_SQL: Final = "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?"
+
+_RUNS_SQL: Final = """
+    SELECT id, name, objective, status, created, coalesce(last.at, created), coalesce(last.seq, 0), owner
+    FROM runs LEFT JOIN records AS last
+      ON last.run = number AND last.seq = (SELECT max(seq) FROM records WHERE run = number)
+    ORDER BY created DESC, number DESC
+"""
+
+_OUTCOMES_SQL: Final = """
+    SELECT tool, capability, succeeded, at FROM outcomes
+    WHERE {} ORDER BY number DESC LIMIT :limit
+"""
+
+
+class SqliteStore(RunStore):
+    """Keeps runs in a SQLite file, made with its folder when it is missing.
+
+    Any number of processes may use the file; each run is written by the one that owns it. What was appended
+    outlives the process however it ends.
+
+    Args:
+        path: the file.
+        synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for the disk at
+            each record and survives a power failure, too; `off` never waits, and a power failure may damage
+            the file.
+
+    Raises:
+        StoreError: the file cannot be opened, is something else, or was written by a newer version.
+    """
+
+    durable: ClassVar[bool] = True
+
+    def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
+        self._path = Path(path)
+        self._lock = RLock()
+        self._connection = connect(self._path, synchronous)
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {str(self._path)!r}>"
+
+    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Make a row for the run."""
+        check_run_id(run)
+        with self._operation("take a new run") as database:
+            try:
+                database.execute(
+                    "INSERT INTO runs (id, created, owner, until) VALUES (?, ?, ?, ?)", (run, at, owner, at + ttl)
+                )
+            except sqlite3.IntegrityError as error:
+                raise run_already_exists(run) from error
+        return Lease(run, 1, owner)
+
+    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        """Put another owner under the next epoch into the row of the run."""
+        with self._operation("hand over a run") as database, transaction(database):
+            number = self._run_number(run)
+            epoch, holder, until = database.execute(
+                "SELECT epoch, owner, until FROM runs WHERE number = ?", (number,)
+            ).fetchone()
+            if not is_lease_free(holder, until, at):
+                raise RunOwned(run, holder)
+            database.execute(
+                "UPDATE runs SET epoch = ?, owner = ?, until = ? WHERE number = ?",
+                (epoch + 1, owner, at + ttl, number),
+            )
+        return Lease(run, epoch + 1, owner)
+
+    def renew(self, lease: Lease, at: float, ttl: float) -> None:
+        """Move the end of the lease in the row of the run."""
+        with self._operation("renew a lease") as database:
+            renewed = database.execute(
+                "UPDATE runs SET until = ? WHERE id = ? AND epoch = ?", (at + ttl, lease.run, lease.epoch)
+            )
+            if not renewed.rowcount:
+                raise lease_lost(lease)
+
+    def release(self, lease: Lease) -> None:
+        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        with self._operation("release a run") as database:
+            database.execute(
+                "UPDATE runs SET owner = NULL, epoch = epoch + 1 WHERE id = ? AND epoch = ?", (lease.run, lease.epoch)
+            )
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Insert the record by one statement, which inserts nothing when the lease is not the current one."""
+        seq, at, body = record
+        row = (seq, at, body.kind, encode_body(record), lease.run, lease.epoch, seq)
+        status = status_after(body)
+        with self._lock:
+            try:
+                if status is None:
+                    written = self._connection.execute(_APPEND_SQL, row).rowcount
+                else:
+                    written = self._append_status_record(lease, record, row, status)
+            except sqlite3.Error as error:
+                raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
+            if not written:
+                raise self._append_error(lease, record)
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """The records that there are now, fetched as the caller goes on."""
+        with self._operation("be read") as database:
+            number = self._run_number(run)
+            (end,) = database.execute(_LAST_SEQ_SQL, (number,)).fetchone()
+        return self._records(run, number, after, end)
+
+    def runs(self) -> Sequence[RunInfo]:
+        """All runs, as their rows say."""
+        with self._operation("be read") as database:
+            return [RunInfo(*row) for row in database.execute(_RUNS_SQL)]
+
+    def post(self, run: RunId, message: InboxMessage) -> None:
+        """Insert a message."""
+        payload = to_json_line(message.payload)
+        with self._operation("take a message") as database:
+            database.execute(
+                "INSERT INTO inbox (run, kind, at, sender, payload) VALUES (?, ?, ?, ?, ?)",
+                (self._run_number(run), message.kind, message.at, message.by, payload),
+            )
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """The messages that wait, with their ids."""
+        with self._operation("be read") as database:
+            rows = database.execute(
+                "SELECT kind, at, sender, payload, number FROM inbox WHERE run = ? ORDER BY number",
+                (self._run_number(run),),
+            )
+            return [InboxMessage(kind, at, by, json.loads(payload), number) for kind, at, by, payload, number in rows]
+
+    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
+        """Delete messages, as the owner."""
+        with self._operation("discard messages") as database, transaction(database):
+            if not self._is_current(lease):
+                raise lease_lost(lease)
+            number = self._run_number(lease.run)
+            database.executemany(
+                "DELETE FROM inbox WHERE run = ? AND number = ?", [(number, message) for message in messages]
+            )
+
+    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Insert outcomes, all or none."""
+        rows = [(outcome.tool, outcome.capability, outcome.succeeded, outcome.at) for outcome in outcomes]
+        with self._operation("take outcomes") as database, transaction(database):
+            database.executemany("INSERT INTO outcomes (tool, capability, succeeded, at) VALUES (?, ?, ?, ?)", rows)
+
+    def outcomes(
+        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
+    ) -> Sequence[ToolOutcome]:
+        """The last outcomes, by an index."""
+        wanted = {"tool": tool, "capability": capability}
+        # Only names of columns enter the statement; a column that is not asked for would keep the index from use.
+        where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
+        with self._operation("be read") as database:
+            rows = database.execute(_OUTCOMES_SQL.format(where or "TRUE"), {**wanted, "limit": limit})
+            return [ToolOutcome(name, kind, bool(succeeded), at) for name, kind, succeeded, at in rows]
+
+    def close(self) -> None:
+        """Close the file; what was written ahead is put in its place."""
+        with self._operation("be closed") as database:
+            database.close()
+
+    def _append_status_record(
+        self, lease: Lease, record: Record, row: tuple[object, ...], status: CurrentRunStatus
+    ) -> int:
+        """Append a record that changes how the run is listed, and the listing, as one step."""
+        with transaction(self._connection) as database:
+            written = database.execute(_APPEND_SQL, row).rowcount
+            if written:
+                database.execute("UPDATE runs SET status = ? WHERE id = ?", (status, lease.run))
+            if written and isinstance(record.body, RunOpened):
+                database.execute(
+                    "UPDATE runs SET name = ?, objective = ? WHERE id = ?", (*run_title(record.body), lease.run)
+                )
+        return written
+
+    def _append_error(self, lease: Lease, record: Record) -> StoreError:
+        with self._operation("be read") as database:
+            if not self._is_current(lease):
+                return lease_lost(lease)
+            (last,) = database.execute(_LAST_SEQ_SQL, (self._run_number(lease.run),)).fetchone()
+        return record_out_of_order(lease, record, last)
+
+    def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
+        # In batches, so that an unfinished loop holds no snapshot open and a long journal is never in memory at once.
+        last = after
+        for start in range(after, end, _READ_BATCH_SIZE):
+            with self._operation("be read") as database:
+                rows = database.execute(_READ_SQL, (number, start, min(start + _READ_BATCH_SIZE, end))).fetchall()
+            for seq, at, kind, data in rows:
+                last += 1
+                if seq != last:
+                    raise self._corrupt_record(run, last, "it is missing")
+                try:
+                    body = decode_body(kind, data)
+                except ValueError as error:
+                    raise self._corrupt_record(run, seq, str(error)) from error
+                yield Record(seq, at, body)
+
+    def _corrupt_record(self, run: RunId, seq: int, reason: str) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self._path}: record {seq} of run {run!r} cannot be read: {reason}; "
+            "restore the file from a copy, or fork the run from a revision before this record"
+        )
+
+    def _run_number(self, run: RunId) -> int:
+        row = None
+        if is_valid_run_id(run):
+            row = self._connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchone()
+        if row is None:
+            raise unknown_run(run, [known for (known,) in self._connection.execute("SELECT id FROM runs")])
+        return int(row[0])
+
+    def _is_current(self, lease: Lease) -> bool:
+        row = self._connection.execute("SELECT epoch FROM runs WHERE id = ?", (lease.run,)).fetchone()
+        return row is not None and row[0] == lease.epoch
+
+    @contextmanager
+    def _operation(self, doing: str) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connection
+            except (sqlite3.Error, UnicodeEncodeError) as error:  # the latter for half a surrogate pair
+                raise store_error(error, self._path, doing) from error

@@ -1,0 +1,115 @@
+"""The states of a task, and the one table by which they change."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from replanning.errors import IllegalTransition
+
+
+class TaskState(StrEnum):
+    """Where a task stands."""
+
+    PENDING = "PENDING"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    BACKOFF = "BACKOFF"
+    NEEDS_CONTINUATION = "NEEDS_CONTINUATION"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    BLOCKED = "BLOCKED"
+    SKIPPED = "SKIPPED"
+    CANCELLED = "CANCELLED"
+    REPLACED_BY_REPLAN = "REPLACED_BY_REPLAN"
+
+
+class TaskEvent(StrEnum):
+    """What can happen to a task."""
+
+    SATISFY = "dependencies satisfied"
+    UNSATISFY = "dependency added"
+    START = "attempt started"
+    SUCCEED = "attempt succeeded"
+    FAIL = "attempt failed"
+    BACK_OFF = "attempt failed, to be run again"
+    CONTINUE = "attempt judged unfinished"
+    CONDITION_ERROR = "condition failed"
+    SKIP = "skipped"
+    CANCEL = "cancelled"
+    REPLACE = "replaced"
+    BLOCK = "blocked"
+    REVIVE = "retried by a change"
+    WAIT = "to be run later"
+
+
+_S, _E = TaskState, TaskEvent
+
+WAITING: Final = frozenset({_S.PENDING, _S.READY, _S.BACKOFF, _S.NEEDS_CONTINUATION})
+"""States of tasks that have not finished and are not running: they may be edited."""
+
+STUCK: Final = frozenset({_S.FAILED, _S.BLOCKED})
+"""States that only an explicit change leaves."""
+
+SATISFIED: Final = frozenset({_S.DONE, _S.SKIPPED})
+"""States that satisfy dependents."""
+
+FINISHED: Final = frozenset({_S.DONE, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN})
+"""States in which nothing is left to do for the task itself."""
+
+
+def _build_transitions() -> dict[tuple[TaskState, TaskEvent], TaskState]:
+    table = {
+        (_S.PENDING, _E.SATISFY): _S.READY,
+        (_S.READY, _E.UNSATISFY): _S.PENDING,
+        (_S.PENDING, _E.WAIT): _S.BACKOFF,
+        (_S.BACKOFF, _E.SATISFY): _S.READY,
+        (_S.BACKOFF, _E.UNSATISFY): _S.PENDING,
+        (_S.NEEDS_CONTINUATION, _E.SATISFY): _S.READY,
+        (_S.NEEDS_CONTINUATION, _E.UNSATISFY): _S.PENDING,
+        (_S.READY, _E.START): _S.RUNNING,
+        (_S.BACKOFF, _E.START): _S.RUNNING,
+        (_S.NEEDS_CONTINUATION, _E.START): _S.RUNNING,
+        (_S.READY, _E.CONDITION_ERROR): _S.FAILED,
+        (_S.BACKOFF, _E.CONDITION_ERROR): _S.FAILED,
+        (_S.NEEDS_CONTINUATION, _E.CONDITION_ERROR): _S.FAILED,
+        (_S.RUNNING, _E.SUCCEED): _S.DONE,
+        (_S.RUNNING, _E.FAIL): _S.FAILED,
+        (_S.RUNNING, _E.BACK_OFF): _S.BACKOFF,
+        (_S.RUNNING, _E.CONTINUE): _S.NEEDS_CONTINUATION,
+        (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
+    }
+    for state in (state for state in _S if state in WAITING or state in STUCK):
+        table[state, _E.SKIP] = _S.SKIPPED
+        table[state, _E.CANCEL] = _S.CANCELLED
+        table[state, _E.REPLACE] = _S.REPLACED_BY_REPLAN
+        table[state, _E.BLOCK] = _S.BLOCKED
+    table[_S.CANCELLED, _E.REPLACE] = _S.REPLACED_BY_REPLAN
+    for state in (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN):
+        table[state, _E.REVIVE] = _S.PENDING
+    return table
+
+
+TRANSITIONS: Final = _build_transitions()
+"""Every legal move: (state, event) to the state that follows."""
+
+
+def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> TaskState:
+    """The state that follows.
+
+    Raises:
+        IllegalTransition: the table has no such move.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransition(state, event, subject) from None
+
+
+def mermaid_diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
+    for (state, event), follows in TRANSITIONS.items():
+        arrows.setdefault((state, follows), []).append(event)
+    lines = [f"    {state} --> {follows}: {' / '.join(events)}" for (state, follows), events in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> PENDING", *lines]) + "\n"

@@ -1,0 +1,75 @@
+"""Two orchestrators on the pulling protocol: one task at a time, and many at once."""
+
+from __future__ import annotations
+
+from replanning import Plan, ReplanningEngine, RunResult, Settings, open_run
+from replanning.engine.engine import run_workers
+from replanning.errors import NotRunning
+from replanning.run.attempts import Work, validate_work
+
+
+class _Orchestrator:
+    """What both have in common."""
+
+    def __init__(self, work: Work, *, max_concurrency: int) -> None:
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
+        validate_work(work)
+        self.work = work
+        self.max_concurrency = max_concurrency
+        self.engine: ReplanningEngine | None = None
+
+    def __repr__(self) -> str:
+        attached = "attached" if self.engine is not None else "no engine"
+        return f"<{type(self).__name__} max_concurrency={self.max_concurrency} {attached}>"
+
+    async def run(self, plan: Plan, *, replanning: bool = True, run_id: str | None = None) -> RunResult:
+        """Run a plan to its end.
+
+        Args:
+            plan: what to run.
+            replanning: false to run it as if no engine were attached.
+            run_id: how to call the run; made up when left out.
+        """
+        if self.engine is not None and replanning:
+            source = self.engine.open(plan, run_id=run_id)
+        else:
+            source = open_run(plan, settings=self.engine.settings if self.engine else Settings(), run_id=run_id)
+        async with source as run:
+            await run_workers(run, self.work, self.max_concurrency)
+        return run.result
+
+    async def resume(self, run_id: str) -> RunResult:
+        """Take up a run that was paused, was left, or whose process died.
+
+        Raises:
+            NotRunning: no engine is attached, so there is no store that has the run.
+        """
+        if self.engine is None:
+            raise NotRunning("attach an engine with a durable store to resume runs")
+        async with self.engine.resume(run_id) as run:
+            await run_workers(run, self.work, self.max_concurrency)
+        return run.result
+
+
+class SequentialOrchestrator(_Orchestrator):
+    """Runs one task at a time, in the order of (priority, insertion).
+
+    Args:
+        work: executes one task: returns its output, raises when it fails.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work, max_concurrency=1)
+
+
+class SwarmOrchestrator(_Orchestrator):
+    """Runs tasks in parallel: workers pull whatever may run.
+
+    Args:
+        work: executes one task: returns its output, raises when it fails.
+        max_concurrency: how many tasks run at once at most.
+    """
+
+    def __init__(self, work: Work, *, max_concurrency: int = 8) -> None:
+        super().__init__(work, max_concurrency=max_concurrency)

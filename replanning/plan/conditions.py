@@ -1,0 +1,252 @@
+"""The two small languages of a plan file: conditions (`when`) and references (`${build.output.path}`).
+
+Neither evaluates code. A condition is parsed with Python's grammar and then limited to names, literals,
+comparisons, and / or / not over `context.*` and `results.*`; a reference (`replanning._references`) only
+looks up.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from pydantic import JsonValue
+
+from replanning.errors import ExpressionError
+from replanning.plan.references import get_item, json_type_name
+
+MAX_CONDITION_CHARS: Final = 1000
+"""Longest condition, in characters."""
+
+MAX_CONDITION_DEPTH: Final = 20
+"""Deepest nesting of a condition."""
+
+_ROOTS: Final = ("context", "results")
+
+_NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+
+_GRAMMAR_SUMMARY: Final = "names, literals, comparisons, and / or / not over context.* and results.*"
+
+_UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
+    ast.Call: "calls",
+    ast.BinOp: "arithmetic",
+    ast.UnaryOp: "arithmetic",
+    ast.IfExp: "if / else",
+    ast.JoinedStr: "f-strings",
+    ast.Lambda: "functions",
+}
+
+_COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A parsed `when`: whether a task runs, decided from the context and the results so far."""
+
+    text: str
+    _tree: ast.expr = field(compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition.
+
+        Raises:
+            ExpressionError: it is too long, too deep, or not in the language; says at which column.
+        """
+        return _parse(text)
+
+    def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, JsonValue]) -> bool:
+        """Whether the condition holds.
+
+        Raises:
+            ExpressionError: it names a value that does not exist, or compares what cannot be compared.
+        """
+        return bool(_Evaluator(self.text, {"context": context, "results": results}).evaluate(self._tree))
+
+    def context_names(self) -> frozenset[str]:
+        """The keys of the context that it reads."""
+        return frozenset(key for root, key in _referenced_keys(self._tree) if root == "context")
+
+    def result_names(self) -> frozenset[str]:
+        """The tasks whose results it reads."""
+        return frozenset(key for root, key in _referenced_keys(self._tree) if root == "results")
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Condition:
+    if len(text) > MAX_CONDITION_CHARS:
+        raise ExpressionError(f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}")
+    line = re.sub(r"\s", " ", text).rstrip()
+    start = len(line) - len(line.lstrip())
+    try:
+        tree = ast.parse(line[start:], mode="eval").body
+    except SyntaxError as error:
+        column = start + (error.offset or 1)
+        raise ExpressionError(
+            f"condition {_truncated_repr(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}"
+        ) from error
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise ExpressionError(f"condition {_truncated_repr(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
+    _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
+    return Condition(text, tree)
+
+
+def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
+    """Refuse everything that the language does not have."""
+    if depth < 0:
+        raise _error_at(node, text, start, f"is nested more than {MAX_CONDITION_DEPTH} deep")
+    if reason := _unsupported_reason(node):
+        raise _error_at(node, text, start, reason)
+    match node:
+        case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name()]):
+            return  # "key" in context
+        case ast.Attribute(value=ast.Name()) | ast.Subscript(value=ast.Name()):
+            return
+        case ast.Subscript(value=value):
+            _validate_node(value, text, start, depth - 1)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    _validate_node(child, text, start, depth - 1)
+
+
+def _unsupported_reason(node: ast.expr) -> str:
+    """Why the language does not have this node; empty where it does."""
+    match node:
+        case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=name)]):
+            return "" if name in _ROOTS else _unknown_name_message(name)
+        case ast.Compare(ops=ops):
+            return "" if all(type(op) in _COMPARISON_OPERATORS for op in ops) else "has no `is`: use == or !="
+        case ast.Attribute() | ast.Subscript():
+            return _unsupported_lookup_reason(node)
+        case ast.Name(id=name) if name in _ROOTS:
+            return f"names all of {name}: name one value, {name}.key"
+        case ast.Name(id=name):
+            return "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
+        case ast.Constant(value=value):
+            return "" if _is_json_scalar(value) else f"has no literals such as {ast.unparse(node)}"
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            return ""
+        case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
+            return ""
+    return f"has no {_UNSUPPORTED_NODES.get(type(node), 'such construct')}, only {_GRAMMAR_SUMMARY}"
+
+
+def _unsupported_lookup_reason(node: ast.Attribute | ast.Subscript) -> str:
+    key = node.attr if isinstance(node, ast.Attribute) else _literal_value(node.slice)
+    match node.value:
+        case ast.Name(id=name) if name not in _ROOTS:
+            return _unknown_name_message(name)
+        case ast.Name(id=name):
+            return "" if isinstance(key, str) else f'looks up {name} by a name: {name}.key or {name}["key"]'
+    plain = isinstance(key, str | int) and not isinstance(key, bool)
+    return "" if plain else 'looks up by a literal: ["key"] or [0]'
+
+
+def _truncated_repr(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "…")
+
+
+def _unknown_name_message(name: str) -> str:
+    return f"knows no {name!r}: write context.{name}, or results.{name} for a task's output, or quote a text"
+
+
+def _is_json_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _literal_value(node: ast.expr) -> object:
+    """The value of a literal key; None where it is anything else."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return -value
+    return None
+
+
+def _error_at(node: ast.expr, text: str, start: int, reason: str) -> ExpressionError:
+    # Python counts columns in UTF-8 bytes.
+    line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
+    return ExpressionError(f"condition {_truncated_repr(text)}, column {start + len(line) + 1}: a condition {reason}")
+
+
+def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
+    """The top-level names that a condition reads, each with its root."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=root), attr=key):
+                yield root, key
+            case ast.Subscript(value=ast.Name(id=root), slice=ast.Constant(value=str(key))):
+                yield root, key
+            case ast.Compare(left=ast.Constant(value=str(key)), comparators=[ast.Name(id=root)]):
+                if root in _ROOTS:
+                    yield root, key
+
+
+@dataclass(frozen=True)
+class _Evaluator:
+    """One evaluation of a condition."""
+
+    text: str
+    roots: Mapping[str, object]
+
+    def evaluate(self, node: ast.expr) -> object:
+        """What a part of the condition stands for."""
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return self.roots[name] if name in self.roots else _NAMED_CONSTANTS[name]
+            case ast.BoolOp(op=op, values=values):
+                wanted = isinstance(op, ast.Or)
+                return any(bool(self.evaluate(v)) is wanted for v in values) is wanted
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self.evaluate(operand)
+            case ast.UnaryOp(operand=ast.Constant(value=number)):
+                return -cast("float", number)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.evaluate(item) for item in items]
+            case ast.Compare():
+                return self._compare(node)
+            case ast.Attribute(value=inner, attr=key):
+                return self._lookup(node, self.evaluate(inner), key)
+        lookup = cast("ast.Subscript", node)  # `_validate_node` let nothing else pass
+        return self._lookup(node, self.evaluate(lookup.value), cast("str | int", _literal_value(lookup.slice)))
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left = self.evaluate(node.left)
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self.evaluate(comparator)
+            try:
+                holds = _COMPARISON_OPERATORS[type(op)](left, right)
+            except TypeError:
+                reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
+                raise ExpressionError(f"condition {_truncated_repr(self.text)}: {reason}") from None
+            if not holds:
+                return False
+            left = right
+        return True
+
+    def _lookup(self, node: ast.expr, value: object, key: str | int) -> object:
+        try:
+            return get_item(value, key)
+        except LookupError as error:
+            raise ExpressionError(
+                f"condition {_truncated_repr(self.text)}: {ast.unparse(node)} {error.args[0]}"
+            ) from None

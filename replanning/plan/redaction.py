@@ -1,0 +1,276 @@
+"""Takes secrets out of text where it enters, before live plan and journal alike."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from operator import is_not
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from replanning.errors import RecordNotSerializable
+from replanning.plan.document import Plan
+from replanning.plan.secrets import (
+    FORMAT_RULES,
+    MASK,
+    NAME_RULES,
+    is_plain_word,
+    is_secret,
+    literal_rule,
+    secret_predicate,
+    secret_spans,
+)
+from replanning.plan.tasks import COMMAND_PREFIX, TaskBody
+from replanning.plan.types import JsonValue
+
+_MIN_SECRET_CHARS: Final = 6
+"""Shorter values known to be secret are passed over, because they would be found everywhere."""
+
+_CLEAN_CACHE_SIZE: Final = 1024
+
+_MAX_CACHED_CHARS: Final = 256
+"""How many texts without secrets are kept, and how long: names, goals and reasons come again with every change."""
+
+_parser: Final[Any] = import_module("re._parser")  # the only one there is, and it has no public name
+
+_REPEAT_OPCODES: Final = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
+
+_MAX_LISTED_PLACES: Final = 8
+"""How many places one message names."""
+
+_MAX_BOUNDED_REPEAT: Final = 16
+"""A part repeated at most so often does not count as a repetition."""
+
+_IDENTIFIER_FIELDS: Final = frozenset(
+    {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "source", "when"}
+    | {"parameters", "objects", "resources"}
+)
+"""Fields that name things, or that Python reads, and so stay as they are."""
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+
+class Redactor:
+    """Replaces what looks like a secret by a mark.
+
+    Args:
+        values: secrets known by value, such as those of configured environment variables; ones shorter than 6
+            characters are passed over, because they would be found everywhere.
+        patterns: further regular expressions whose matches are secrets.
+    """
+
+    def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
+        known = sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS})
+        exact = (*(literal_rule(value) for value in known), *FORMAT_RULES)
+        self._case_sensitive_rules = tuple((rule.hint, rule) for rule in exact)
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._clean_texts: set[str] = set()
+
+    def text(self, text: str) -> str:
+        """The text without secrets, and without halves of surrogate pairs, which are no characters."""
+        if text in self._clean_texts:
+            return text
+        if not text.isascii():
+            text = _replace_surrogates(text)
+        if len(text) < _MIN_SECRET_CHARS:
+            return text
+        spans = self._secret_spans(text)
+        if not spans:
+            if len(text) <= _MAX_CACHED_CHARS:
+                if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
+                    self._clean_texts.clear()
+                self._clean_texts.add(text)
+            return text
+        spans.sort()
+        parts, end = [], 0
+        for start, stop in spans:
+            if start >= end:
+                parts += [text[end:start], MASK]
+            end = max(end, stop)
+        return "".join([*parts, text[end:]])
+
+    def value(self, value: JsonValue) -> JsonValue:
+        """A JSON value without secrets, in text and in the members of objects that are called a secret.
+
+        Raises:
+            Unstorable: it is nested so deeply that no journal could have it.
+        """
+        try:
+            return self._redact_value(value)
+        except RecursionError:
+            raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
+
+    def document(self, document: DocumentT) -> DocumentT:
+        """A plan, or a part of one, without secrets in what it says; the same where it has none.
+
+        Ids and other names stay, because others refer to them, and so do conditions.
+        """
+        telling, given = _text_fields(type(document)), document.__pydantic_fields_set__
+        if telling.isdisjoint(given):
+            return document
+        changed: dict[str, object] = {}
+        held = document.__dict__
+        for name in telling & given:
+            told = held[name]
+            if told:
+                clean = self._redact_field(told)
+                if clean is not told:
+                    changed[name] = clean
+        return document.model_copy(update=changed) if changed else document
+
+    def _redact_field(self, part: Any) -> Any:
+        """What a field holds, without secrets; the same object where it has none."""
+        if isinstance(part, str):
+            clean: object = self.text(part)
+        elif isinstance(part, tuple):
+            clean = tuple(map(self._redact_field, part))
+            return clean if any(map(is_not, clean, part)) else part
+        elif isinstance(part, BaseModel):
+            return self.document(part)
+        else:
+            clean = self.value(dict(part) if isinstance(part, Mapping) else part)
+        return part if clean == part else clean
+
+    def _redact_value(self, value: JsonValue) -> JsonValue:
+        if isinstance(value, str):
+            return value if value in self._clean_texts else self.text(value)
+        if isinstance(value, list):
+            return [self._redact_value(item) for item in value]
+        if isinstance(value, dict):
+            return self._redact_members(value)
+        return value
+
+    def _redact_members(self, members: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        found: dict[str, JsonValue] = {}
+        for key, item in members.items():
+            name = clean = key if key in self._clean_texts else self.text(key)
+            number = 1
+            while name in found:  # what differed in a secret alone
+                number += 1
+                name = f"{clean} {number}"
+            accepts = secret_predicate(key)
+            found[name] = self._redact_value(item if accepts is None else _mask_member(key, item, accepts))
+        return found
+
+    def _secret_spans(self, text: str) -> list[tuple[int, int]]:
+        low = text.lower()
+        if len(low) != len(text):  # a few capitals are two letters when they are small
+            low = "".join(c.lower() if c.isascii() else c for c in text)
+        found = [
+            span for hint, rule in self._case_sensitive_rules if hint in text for span in secret_spans(text, text, rule)
+        ]
+        for hint, rules in NAME_RULES:
+            if hint in low:
+                found += [span for rule in rules for span in secret_spans(text, low, rule)]
+        for pattern in self._patterns:
+            found += [match.span() for match in pattern.finditer(text) if match[0]]
+        return found
+
+
+@cache
+def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
+    """The fields of a kind of document that may hold text which is no name."""
+    fields = kind.model_fields.items()
+    return frozenset(
+        name for name, field in fields if name not in _IDENTIFIER_FIELDS and not _is_textless(field.annotation)
+    )
+
+
+def _is_textless(annotation: object) -> bool:
+    """Whether nothing but numbers and truth values are of this type."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return all(map(_is_textless, parts))
+    return _is_textless(parts[0]) if origin is Annotated else annotation in (int, float, bool, NoneType)
+
+
+def redaction_warning(clean: Plan, plan: Plan) -> str:
+    """What no tool will get because it was a secret, in words; empty where that is nothing."""
+    tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
+    servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
+    context = [f"the context {name!r}" for name, value in clean.context.items() if value != plan.context.get(name)]
+    changed = [
+        (new.id, _redacted_fields(new, old)) for new, old in zip(clean.tasks, plan.tasks, strict=True) if new is not old
+    ]
+    tasks = [f"the {part} of task {name!r}" for name, parts in changed for part in parts]
+    places = servers + tools + tasks + context
+    if not places:
+        return ""
+    where = ", ".join(places[:_MAX_LISTED_PLACES]) + (", …" if len(places) > _MAX_LISTED_PLACES else "")
+    return (
+        f"what looks like a secret was taken out of {where}, and will be missing there; "
+        "let a tool refer to it instead, as {env:NAME}"
+    )
+
+
+def _redacted_fields(clean: TaskBody, body: TaskBody) -> dict[str, None]:
+    """What a secret was taken out of, of what a task is executed with, or what may take its place or undo it."""
+    found: dict[str, None] = {}
+    if clean.arguments is not body.arguments:
+        found["arguments"] = None
+    if [text for text in clean.acceptance if text.startswith(COMMAND_PREFIX) and text not in body.acceptance]:
+        found["checks"] = None
+    pairs = [*zip(clean.fallbacks, body.fallbacks, strict=True)]
+    if clean.undo is not None and body.undo is not None:
+        pairs.append((clean.undo, body.undo))
+    for new, old in pairs:
+        found |= _redacted_fields(new, old) if new is not old else {}
+    return found
+
+
+def pattern_problem(pattern: str) -> str:
+    """Why a regular expression cannot be used to find secrets; empty where it can.
+
+    It would be tried at every place of every text: one that repeats a repetition can take forever, and is refused.
+    """
+    with warnings.catch_warnings(record=True) as doubts:  # they are told as problems, not printed
+        warnings.simplefilter("always")
+        try:
+            parsed = _parser.parse(pattern)
+            if _has_nested_repeat(parsed):
+                return "repeats a repetition, which can take forever on some texts; write it without one of the two"
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            return f"is no regular expression: {error}"
+    if doubts:  # such as [[:alpha:]], which would find no secret, and pass for one that does
+        doubt = str(doubts[0].message).lower()
+        return f"does not mean what it seems to ({doubt}); write a backslash before what stands for itself"
+    return ""
+
+
+def _has_nested_repeat(parts: Any, *, inside: bool = False) -> bool:
+    """Whether a repetition of no fixed length stands within a long one, in what Python's parser makes of a pattern."""
+    for part in parts:
+        if isinstance(part, tuple) and part and part[0] in _REPEAT_OPCODES:
+            least, most, repeated = part[1]
+            varies = least != most and most > 1
+            if (varies and inside) or _has_nested_repeat(repeated, inside=inside or most > _MAX_BOUNDED_REPEAT):
+                return True
+        elif isinstance(part, tuple | list | _parser.SubPattern) and _has_nested_repeat(part, inside=inside):
+            return True
+    return False
+
+
+def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
+    """What a member that is called a secret holds: the mark, unless it cannot be one."""
+    if isinstance(item, list):
+        return [_mask_member(key, part, accepts) for part in item]
+    if isinstance(item, str):
+        word = key.lower() == "token" and is_plain_word(item)  # of a language model
+        return MASK if accepts(item) and not word else item
+    number = isinstance(item, int) and not isinstance(item, bool)
+    return MASK if number and accepts is is_secret else item
+
+
+def _replace_surrogates(text: str) -> str:
+    """The text as UTF-8 can express it: what stands for bytes that were no text becomes a replacement mark."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

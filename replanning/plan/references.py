@@ -1,0 +1,284 @@
+"""References: `${build.output.path}` and `${context.region}` in the arguments of tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from pydantic import JsonValue
+
+from replanning.errors import ExpressionError
+from replanning.plan.secrets import MASK
+from replanning.plan.types import TaskId
+
+_PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
+
+_COMMA: Final = re.compile(r"\s*,\s*")
+
+
+def placeholders(text: str) -> tuple[str, ...]:
+    """The names of the holes in `text`, each once, in order."""
+    if "{" not in text:
+        return ()
+    return tuple(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(text) if match[1]))
+
+
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """`text` with its holes filled.
+
+    Raises:
+        KeyError: `values` lacks the name of a hole; compare with `placeholders` first.
+    """
+    if "{" not in text:
+        return text
+    return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
+
+
+def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
+    """An expression that matches a fact as a whole where it is the pattern with its holes filled.
+
+    It has one group for each hole, in the order of `placeholders`.
+
+    Args:
+        pattern: such as `on({x},{y})`.
+        choices: what a hole may stand for, where that is limited.
+    """
+    parts: list[str] = []
+    groups: dict[str, int] = {}
+    end = 0
+    for match in _PLACEHOLDER.finditer(pattern):
+        parts.append(re.escape(pattern[end : match.start()]))
+        end, name = match.end(), match[1]
+        if name is None:
+            parts.append(re.escape(f"{{{match[2]}}}"))
+        elif name in groups:
+            parts.append(f"(?:\\{groups[name]})")
+        else:
+            groups[name] = len(groups) + 1
+            words = choices.get(name)
+            parts.append("(.+?)" if words is None else f"({'|'.join(map(re.escape, words)) or '(?!)'})")
+    return re.compile("".join(parts) + re.escape(pattern[end:]), re.DOTALL)
+
+
+def as_text(value: JsonValue) -> str:
+    """A value as it appears inside text: a string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def normalise_fact(text: str) -> str:
+    """The one spelling of a fact: no whitespace around it or around its commas."""
+    return _COMMA.sub(",", text.strip())
+
+
+JsonPath = tuple[str | int, ...]
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+
+_PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
+
+_OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
+
+_REDACTED_MESSAGE: Final = (
+    "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A `${...}` in an argument: a value of the context, or a part of the output of a task."""
+
+    text: str
+    """What stands between the braces."""
+    task: TaskId | None
+    """The task whose output it is; None for the context."""
+    path: JsonPath
+    """The steps into the output or the context."""
+
+    def __str__(self) -> str:
+        return f"${{{self.text}}}"
+
+
+def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Reference, ...]:
+    """Every reference in arguments, in order.
+
+    Args:
+        value: the arguments of a task, or a part of them.
+        known: the ids of the tasks. They tell `${a.output.b}` of task `a` from the same of a task `a.output`:
+            the longest known id is meant, and the shortest possible one where none is known.
+
+    Raises:
+        ExpressionError: a `${` is neither a reference nor escaped as `$${`.
+    """
+    return tuple(
+        next((reading for reading in readings if reading.task in task_ids), readings[-1])
+        for text in texts_with_references(value)
+        for match in _REFERENCE.finditer(text)
+        if (readings := _candidate_references(match, text))
+    )
+
+
+def texts_with_references(value: JsonValue) -> Iterator[str]:
+    """The strings inside a value that hold a `${`, in order."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if "${" in value:
+                yield value
+        elif isinstance(value, dict):
+            waiting.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            waiting.extend(reversed(value))
+
+
+def resolve_references(
+    arguments: Mapping[str, JsonValue],
+    *,
+    context: Mapping[str, JsonValue],
+    result_of: Callable[[TaskId], JsonValue],
+) -> dict[str, JsonValue]:
+    """The arguments with every reference replaced by its value, which is theirs alone.
+
+    A string that is one reference becomes the value itself; inside a longer string a value is written as
+    text, and as JSON where it is not a string.
+
+    Args:
+        arguments: as the task states them; they are not changed.
+        context: the context of the plan.
+        result: the output of a task; raises LookupError where there is none.
+
+    Raises:
+        ExpressionError: a reference finds nothing, or what cannot stand where it is wanted.
+    """
+
+    def value_of(match: re.Match[str], text: str) -> JsonValue:
+        readings = _candidate_references(match, text)
+        return _look_up_reference(readings, context, result_of) if readings else "${"
+
+    def replaced(value: JsonValue) -> JsonValue:  # as deep as a plan may nest
+        match value:
+            case str(text) if "${" in text:
+                whole = _REFERENCE.fullmatch(text)
+                return (
+                    value_of(whole, text)
+                    if whole
+                    else _REFERENCE.sub(lambda m: _interpolated_text(m, value_of(m, text)), text)
+                )
+            case list(items):
+                return [replaced(item) for item in items]
+            case dict(items):
+                return {key: replaced(item) for key, item in items.items()}
+        return value
+
+    return {key: replaced(value) for key, value in arguments.items()}
+
+
+def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
+    """What a `${...}` may mean, longest task id first; nothing for the escape `$${`."""
+    inner = match[1]
+    if match[0] == "$${":
+        return []
+    if inner is None:
+        raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
+    readings = []
+    if inner.startswith("context.") and (path := _parse_path(inner.removeprefix("context"))):
+        readings.append(Reference(inner, None, path))
+    for found in () if readings else _OUTPUT.finditer(inner):
+        path = _parse_path(inner[found.end() :])
+        if path is not None and found.start():
+            readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
+    if not readings:
+        forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
+        raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
+    return readings[::-1]
+
+
+def _parse_path(text: str) -> JsonPath | None:
+    """The steps that a text such as `.files[0].name` spells; None where it spells none."""
+    steps: list[str | int] = []
+    end = 0
+    while match := _PATH_STEP.match(text, end):
+        steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
+        end = match.end()
+    return tuple(steps) if end == len(text) else None
+
+
+def _look_up_reference(
+    readings: Sequence[Reference], context: Mapping[str, JsonValue], result: Callable[[TaskId], JsonValue]
+) -> JsonValue:
+    errors: list[str] = []
+    for reference in readings:
+        try:
+            value: object = context if reference.task is None else result(reference.task)
+        except LookupError as error:
+            errors.append(str(error))
+            continue
+        for step in reference.path:
+            try:
+                value = get_item(value, step)
+            except LookupError as error:
+                raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
+        if isinstance(value, str) and value == MASK:
+            raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
+        return copy_json(cast("JsonValue", value))
+    raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
+
+
+def copy_json(value: JsonValue) -> JsonValue:
+    """A value of its own, so that whoever changes it changes nothing that is on record, or that others get."""
+    try:
+        return _copy_json(value) if isinstance(value, list | dict) else value
+    except RecursionError:  # no record could hold it either
+        return value
+
+
+def _copy_json(value: JsonValue) -> JsonValue:
+    if type(value) is list:
+        return [_copy_json(item) for item in value]
+    if type(value) is dict:
+        return {key: _copy_json(item) for key, item in value.items()}
+    return value
+
+
+def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
+    """A value as it stands inside a longer text."""
+    try:
+        return as_text(value)
+    except (TypeError, ValueError, RecursionError):
+        kind = type(value).__name__
+        raise ExpressionError(f"{match[0]}: a value of type {kind} that is no JSON has no place in a text") from None
+
+
+def json_type_name(value: object) -> str:
+    """What JSON calls the kind of a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+    return "an array"
+
+
+def get_item(value: object, key: str | int) -> object:
+    """One step into a value; LookupError says, as the end of a sentence, why there is nothing."""
+    if isinstance(value, Mapping) and isinstance(key, str):
+        if key in value:
+            return value[key]
+        names = ", ".join(map(repr, list(value)[:10])) + (", …" if len(value) > 10 else "")
+        raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
+    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
+        if -len(value) <= key < len(value):
+            return value[key]
+        raise LookupError(f"does not exist; the array has {len(value)} items")
+    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")

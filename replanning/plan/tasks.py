@@ -1,0 +1,312 @@
+"""The kinds of fields that the parts of a plan are made of."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from replanning.errors import PlanError, Problem
+from replanning.plan.messages import validation_problems
+from replanning.plan.references import as_text, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.types import JsonObject, TaskId
+
+MAX_NAME_CHARS: Final = 200
+"""Longest id or name, in characters."""
+
+_NAME_PATTERN: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
+
+_TEXT_PATTERN: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
+
+_NONBLANK_PATTERN: Final = rf"{_TEXT_PATTERN[:-1]}[^\s\x00-\x1f\x7f-\x9f]{_TEXT_PATTERN[1:]}"
+"""Text that is more than whitespace."""
+
+_NameConstraints = StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NAME_PATTERN)
+
+Name = Annotated[str, _NameConstraints]
+
+Id = Annotated[TaskId, _NameConstraints]
+
+Text = Annotated[str, StringConstraints(pattern=_TEXT_PATTERN)]
+
+Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(normalise_fact)]
+
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
+
+Seconds = Annotated[float, Field(strict=True, gt=0)]
+
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+
+StrictInt = Annotated[int, Field(strict=True)]
+
+StrictBool = Annotated[bool, Field(strict=True)]
+
+
+class StrictModel(BaseModel):
+    """Base of the parts of a plan: immutable, and strict about what it takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+DEFAULT_START_TIMEOUT: Final = 30.0
+"""Seconds that a server has to start, where it states nothing else."""
+
+
+def _split_command(value: object) -> object:
+    """The words of a command that is written as one line, as a shell would tell them apart."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError:
+        raise ValueError("a quotation in the command is not closed") from None
+
+
+_CommandLine = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_split_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class McpServer(StrictModel):
+    """A server of the Model Context Protocol: a program that is started, or an address."""
+
+    command: _CommandLine | None = Field(
+        default=None, description="The program and its arguments, as a list or as one line; no shell reads it."
+    )
+    cwd: str | None = Field(default=None, description="Where the program works.")
+    env: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="Environment of the program beside PATH, HOME and the like; {env:NAME} is looked up at the start.",
+    )
+    url: str | None = Field(default=None, description="The address of a server that runs already (streamable HTTP).")
+    headers: Mapping[str, str] = Field(
+        default_factory=dict, description="Request headers; {env:NAME} is looked up at the start."
+    )
+    tools: tuple[Name, ...] | None = Field(
+        default=None, description="The only tools of the server that may be used; all of them by default."
+    )
+    safe: tuple[Name, ...] = Field(
+        default=(), description="Tools of the server that are not dangerous, whatever the server says of them."
+    )
+    timeout: Seconds = Field(
+        default=DEFAULT_START_TIMEOUT, description="Seconds that it has to start and say what it can do."
+    )
+
+    @property
+    def location(self) -> str:
+        """Where it is, in words."""
+        return shlex.join(self.command) if self.command else self.url or ""
+
+    def problems(self) -> list[str]:
+        """Everything that keeps it from being used, whatever machine this is."""
+        found = []
+        if (self.command is None) == (self.url is None):
+            found.append("it needs either a `command` that starts it or a `url`, and not both")
+        if self.command is not None and not all(self.command[:1] or [""]):
+            found.append("its command names no program")
+        if self.command is not None and any("\0" in word for word in self.command):
+            found.append("its command holds the character NUL")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            found.append(f"its url {self.url!r} begins neither with http:// nor with https://")
+        idle = [name for name in ("cwd", "env") if getattr(self, name) and self.command is None]
+        idle += ["headers"] if self.headers and self.url is None else []
+        found += [f"`{name}` has no meaning for it" for name in idle]
+        strange = [name for name in self.safe if self.tools is not None and name not in self.tools]
+        if strange:
+            found.append(f"{strange} under `safe` are not among its `tools`")
+        return found
+
+
+COMMAND_PREFIX: Final = "$ "
+"""How an entry of `acceptance` begins that is a command; any other is for people and language models."""
+
+
+class Goal(StrictModel):
+    """What the plan is for."""
+
+    objective: Text = Field(description="What is to be achieved, in words.")
+    success_criteria: tuple[Text, ...] = Field(default=(), description="How a person sees that it was achieved.")
+    facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
+    stop_when_reached: StrictBool = Field(
+        default=False, description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
+    )
+
+    def with_fields(self, fields: Mapping[str, object]) -> Goal:
+        """The goal with other values in some of its fields.
+
+        Raises:
+            PlanError: this is no goal; with everything that is wrong.
+        """
+        try:
+            return Goal.model_validate({**self.model_dump(), **fields})
+        except ValidationError as error:
+            raise PlanError(validation_problems(error, Goal)) from None
+
+
+class Retry(StrictModel):
+    """How often a task is tried again after an error that may pass, and how long to wait before."""
+
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
+        default=3, description="Attempts, the first included."
+    )
+    delay: NonNegativeFloat = Field(default=1.0, description="Seconds before the second attempt.")
+    exponential: StrictBool = Field(default=True, description="Double the delay after each attempt.")
+    jitter: StrictBool = Field(
+        default=True, description="Vary the delay at random, so that retries do not come all at once."
+    )
+
+
+class Budget(StrictModel):
+    """What a run may spend; what is not stated is unlimited."""
+
+    calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
+    tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
+    money: NonNegativeFloat | None = Field(default=None, description="Money, in the currency of the prices.")
+    wall_clock: NonNegativeFloat | None = Field(
+        default=None, description="Seconds; waiting for a person does not count."
+    )
+
+
+class ToolSpec(StrictModel):
+    """A tool: what executes a task, and what an executor and a planner must know about it."""
+
+    name: Name = Field(description="How tasks name it.")
+    kind: Name | None = Field(default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
+    capability: Name | None = Field(default=None, description="Tools of one capability can stand in for one another.")
+    description: Text = Field(default="", description="What it does, for people and language models.")
+    parameters: Mapping[str, Name] = Field(
+        default_factory=dict,
+        description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
+    )
+    optional: tuple[Name, ...] = Field(default=(), description="The parameters that may be left out.")
+    requires: tuple[Fact, ...] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
+    adds: tuple[Fact, ...] = Field(default=(), description="Facts that hold after it.")
+    removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
+    needs: tuple[Fact, ...] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
+    produces: tuple[Fact, ...] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
+    resources: Mapping[Name, NonNegativeFloat] = Field(
+        default_factory=dict, description="How much of each resource one use takes."
+    )
+    cost: NonNegativeFloat | None = Field(default=None, description="What one use costs, to compare tools.")
+    available: StrictBool = Field(default=True, description="Whether it can be used now.")
+    transient: tuple[StrictInt, ...] = Field(
+        default=(), description="Exit codes or HTTP statuses that may pass on a retry."
+    )
+    dangerous: StrictBool = Field(
+        default=False, description="Whether a person must agree before it is put into a plan."
+    )
+    command: str | None = Field(
+        default=None, description="shell: the command line; {name} is the argument, as one word."
+    )
+    method: Name | None = Field(default=None, description="http: the request method.")
+    url: str | None = Field(default=None, description="http: where to; {name} is the argument.")
+    headers: Mapping[str, str] = Field(default_factory=dict, description="http: request headers.")
+    body: JsonValue = Field(default=None, description="http: what is sent as JSON.")
+    callable: Name | None = Field(default=None, description="python: module:function.")
+    server: Name | None = Field(default=None, description="mcp: which server of the section `mcp` has it.")
+    tool: Name | None = Field(default=None, description="mcp: what the server calls it, if not as here.")
+    input_schema: dict[str, JsonValue] | None = Field(
+        default=None, description="mcp: JSON Schema of the arguments; asked of the server where it is left out."
+    )
+    cwd: str | None = Field(default=None, description="Working directory.")
+    env: Mapping[str, str] = Field(
+        default_factory=dict, description="Environment; {env:NAME} is looked up when the tool is run."
+    )
+    timeout: Seconds | None = Field(default=None, description="Seconds, where the task states none.")
+
+    def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that must hold before a use with these arguments (`requires` and `needs`).
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("requires", self.requires, arguments) + self._artifact_facts("needs", self.needs, arguments)
+
+    def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that hold after a use with these arguments (`adds` and `produces`).
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("adds", self.adds, arguments) + self._artifact_facts("produces", self.produces, arguments)
+
+    def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The facts that no longer hold after a use with these arguments.
+
+        Raises:
+            PlanError: a pattern names a parameter that `arguments` lacks.
+        """
+        return self._ground("removes", self.removes, arguments)
+
+    def _artifact_facts(
+        self, field: str, names: tuple[str, ...], arguments: Mapping[str, JsonValue]
+    ) -> tuple[str, ...]:
+        return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
+
+    def _ground(self, field: str, patterns: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        facts = []
+        for pattern in patterns:
+            names = placeholders(pattern)
+            if lacking := [name for name in names if name not in arguments]:
+                text = f"tool {self.name!r}: {pattern!r} in {field} needs the arguments {lacking}, given are {list(arguments)}"
+                raise PlanError([Problem("", text)])
+            filled = fill_placeholders(pattern, {name: as_text(arguments[name]) for name in names})
+            facts.append(normalise_fact(filled) if names else filled)
+        return tuple(facts)
+
+
+class TaskBody(StrictModel):
+    """What a task and a fallback have in common."""
+
+    name: Text | None = Field(default=None, description="How people call it.")
+    tool: Name | None = Field(default=None, description="The tool that executes it.")
+    arguments: JsonObject = Field(
+        default_factory=dict, description="Given to the tool; may hold ${task.output} and ${context.name}."
+    )
+    goal: Text | None = Field(default=None, description="What the task is for.")
+    priority: StrictInt = Field(
+        default=0, description="Ready tasks of a lower number run earlier; ties in the plan's order."
+    )
+    timeout: Seconds | None = Field(default=None, description="Seconds for one attempt; none by default.")
+    retry: Retry | None = Field(default=None, description="What to do after an error that may pass.")
+    optional: StrictBool = Field(default=False, description="Whether the plan may succeed without it.")
+    when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
+    idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
+    fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
+    undo: Fallback | None = Field(default=None, description="What takes its effects back.")
+    acceptance: tuple[Text, ...] = Field(
+        default=(), description="How to see that it was done well: in words, or as a command after `$ `."
+    )
+    resources: Mapping[Name, NonNegativeFloat] = Field(
+        default_factory=dict, description="Resources beyond what its tool takes."
+    )
+    metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
+
+
+class Fallback(TaskBody):
+    """A task without an id, ready to take the place of the one that declares it."""
+
+
+PLANNING_KEY: Final = "planning"
+"""Where the metadata of a task says what it is in planning mode."""
+
+
+class Task(TaskBody):
+    """One step of a plan."""
+
+    id: Id = Field(description="Unique in the plan, and never used again for another task.")
+    depends_on: tuple[Id, ...] = Field(default=(), description="The tasks that must be done (or skipped) before.")

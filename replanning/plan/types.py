@@ -1,0 +1,25 @@
+"""The kinds of identifiers. Ids of run-time things come from outside: the core makes none up."""
+
+from __future__ import annotations
+
+from typing import NewType, TypeAlias
+
+from pydantic import JsonValue
+
+__all__ = ["AttemptId", "JsonObject", "JsonValue", "QuestionId", "ReplanId", "RunId", "TaskId", "TriggerId"]
+
+TaskId: TypeAlias = str
+"""Written by people, in plan files and in Python, so it is a plain string; the others are made by the library."""
+
+AttemptId = NewType("AttemptId", str)
+
+RunId = NewType("RunId", str)
+
+QuestionId = NewType("QuestionId", str)
+
+TriggerId = NewType("TriggerId", str)
+
+ReplanId = NewType("ReplanId", str)
+
+JsonObject = dict[str, JsonValue]
+"""A JSON object: string keys, JSON values."""

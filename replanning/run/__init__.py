@@ -1,0 +1,9 @@
+"""A run: attempts, lifecycle, lease, timers, opening and resuming."""
+
+from __future__ import annotations
+
+from replanning.run.attempts import Work
+
+__all__ = [
+    "Work",
+]

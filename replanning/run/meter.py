@@ -1,0 +1,81 @@
+"""Accounts for the calls of language models that are made for a run: against its budget, and on its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from replanning.decision.ledger import BudgetTracker
+from replanning.errors import LLMRequestRejected, LLMUnavailable
+from replanning.journal.observations import Usage
+from replanning.llm.completions import Completion, LLMCall
+from replanning.telemetry.names import RunTracer
+
+_UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
+
+
+class ChargeUsage(Protocol):
+    """Counts what was used, by whichever provider."""
+
+    def __call__(self, usage: Usage, *, provider: str | None = None) -> None:
+        """Count it."""
+        ...
+
+
+class RunMeter:
+    """Reserves, traces and counts the calls that one provider makes for a run; each counts, however it ends.
+
+    An answer counts with the tokens that the service reports. A call that the service turned down, or that did not
+    reach it, counts without tokens. Of any other, such as one cut off at its deadline, nobody knows what will be on the
+    bill: it counts with all that was reserved, so that the budget holds.
+
+    Args:
+        provider: for whose proposals models are asked.
+        spending: the budget of the run.
+        charge: puts on record what was used.
+        spans: traces the calls.
+        note: puts on record what became of calls.
+    """
+
+    def __init__(
+        self,
+        provider: str,
+        spending: BudgetTracker,
+        charge: ChargeUsage,
+        spans: RunTracer,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._provider = provider
+        self._spending = spending
+        self._charge = charge
+        self._spans = spans
+        self.note = note
+
+    def __repr__(self) -> str:
+        return f"<RunMeter of {self._provider} {self._spending!r}>"
+
+    @contextmanager
+    def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
+        """Reserve what a call may use and trace it; what it yields is told the answer, and counts what was used.
+
+        Raises:
+            BudgetExceeded: it does not fit what is left; nothing was sent.
+        """
+        reserved = self._spending.reserve(call.estimate)
+        used = reserved
+        try:
+            with self._spans.chat_span(call) as traced:
+
+                def answered(completion: Completion) -> None:
+                    nonlocal used
+                    used = completion.usage
+                    traced(completion)
+
+                yield answered
+        except _UNBILLED_ERRORS:
+            used = Usage(calls=1) if used is reserved else used
+            raise
+        finally:
+            self._charge(used, provider=self._provider)
+            self._spending.settle(reserved)

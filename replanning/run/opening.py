@@ -1,0 +1,378 @@
+"""Creates, forks and resumes runs: journal, lease, and what a journal says about where its run stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from operator import is_not
+from typing import Final, TypeVar
+
+from replanning.decision.ledger import Ledger
+from replanning.environment import Environment
+from replanning.errors import JournalCorrupt, StoreError, UnknownRun
+from replanning.journal.observations import GoalChanged, ProcessStarted, ReplanRequested, ResourceUpdated
+from replanning.journal.owner import owner_id
+from replanning.journal.records import (
+    ErrorContained,
+    OutcomeRecorded,
+    PlanningNoted,
+    PlanRevised,
+    Record,
+    RunOpened,
+    RunResumed,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning.journal.store import Lease, RunStore
+from replanning.live.plan import LivePlan
+from replanning.plan.document import Plan
+from replanning.plan.messages import brief_repr
+from replanning.plan.redaction import Redactor, redaction_warning
+from replanning.plan.tasks import Task
+from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.run.isolation import StepWrapper, gc_paused, yielding
+from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Journal
+from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.processes import kill_orphaned_processes
+from replanning.run.run import Codec, PlanRun
+from replanning.settings import Settings
+from replanning.telemetry.names import NOOP_TRACER, RunTracer
+from replanning.telemetry.setup import Telemetry
+from replanning.version import __version__
+
+ItemT = TypeVar("ItemT")
+
+_BATCH_SIZE: Final = 100
+"""How many records are read or replayed between two pauses."""
+
+_NON_CAUSAL_RECORDS = (TriggerFired, TriggerDropped, OutcomeRecorded, ErrorContained, RunResumed, PlanningNoted)
+"""Records that only follow from others, or from which nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFactory:
+    """Everything that runs opened by one engine (or without an engine) share.
+
+    Attributes:
+        store: keeps the journals.
+        settings: under which runs are opened and resumed.
+        environment: time, chance and ids.
+        redactor: takes secrets out of what enters.
+        codec: turns outputs that are not JSON into JSON.
+        telemetry: makes spans and metrics.
+        lease_ttl: seconds for which a run is owned without being renewed, which happens three times as often.
+    """
+
+    store: RunStore
+    settings: Settings
+    environment: Environment = field(default_factory=Environment)
+    redactor: Redactor = field(default_factory=Redactor)
+    codec: Codec | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    lease_ttl: float = DEFAULT_LEASE_TTL
+
+    async def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
+        """A new run of a plan, owned by this process.
+
+        Raises:
+            StoreError: the store does not take it, or has a run of this id.
+            TypeError: it is no plan, but the name of a file, say.
+        """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
+        run = RunId(run_id or self.environment.new_id())
+        plan, missing = await self._redact_plan(plan)
+        settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
+        spans = self._create_spans(run)
+        try:
+            opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
+            records = [Record(1, self.environment.clock.now(), opened)]
+            with gc_paused() as settled:
+                live, ledger = await self._rebuild_state(records, settled)
+            made = self._build_run(self._acquire_new_run(run), records, live, ledger, spans, new=True)
+            if missing:
+                made._lifecycle.commit_or_defer(ErrorContained("the plan", missing))
+            return made
+        except BaseException as error:
+            spans.close(error)
+            raise
+
+    async def resume(self, run_id: str) -> PlanRun:
+        """Take a run over: replay its journal, end what its process left running, and own it.
+
+        Raises:
+            UnknownRun: there is no such run.
+            RunOwned: another process is at it.
+            JournalCorrupt: its journal cannot be replayed.
+            StoreError: it was written by a newer version, or its opening was cut off.
+        """
+        run = RunId(run_id)
+        lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease_ttl)
+        spans = NOOP_TRACER
+        try:
+            with gc_paused() as settled:
+                records: list[Record] = []
+                await yielding(settled(_read_journal(self.store, run, records)))
+                spans = self._create_spans(run, records)
+                live, ledger = await self._rebuild_state(records, settled)
+                made = self._build_run(lease, records, live, ledger, spans)
+            kill_orphaned_processes(run, records)
+        except BaseException as error:
+            spans.close(error)
+            with suppress(StoreError):
+                self.store.release(lease)
+            raise
+        return made
+
+    def fork(self, run_id: str, revision: int, new_id: str | None = None) -> RunId:
+        """Copy a run's journal up to a revision into a new run, to be resumed.
+
+        Raises:
+            UnknownRun: there is no such run.
+            StoreError: the run has no such revision, or the store fails.
+        """
+        old = RunId(run_id)
+        records: list[Record] = []
+        for _ in _read_journal(self.store, old, records):
+            pass
+        numbers = [record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records]
+        if revision and revision not in numbers:
+            raise StoreError(f"run {run_id!r} has no revision {revision}; it has revisions 0 to {max(numbers)}")
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        run = RunId(new_id or self.environment.new_id())
+        first = replace(opened, run=run, trace=None, forked_from=(old, revision), version=__version__)
+        kept = [record for record in records[1 : numbers.index(revision) + 1] if _is_copied_to_fork(record)]
+        lease = self._acquire_new_run(run)
+        try:
+            for seq, record in enumerate([records[0]._replace(body=first), *kept], 1):
+                self.store.append(lease, _rewrite_for_fork(record._replace(seq=seq), run))
+        finally:
+            self.store.release(lease)
+        return run
+
+    def _acquire_new_run(self, run: RunId) -> Lease:
+        """Own a new run; one whose process ended before it wrote anything is as good as new."""
+        owner, now = owner_id(), self.environment.clock.now()
+        try:
+            return self.store.create(run, owner, now, self.lease_ttl)
+        except StoreError:
+            try:
+                untouched = next(iter(self.store.read(run)), None) is None
+            except (StoreError, UnknownRun):  # the latter where nothing can have this id
+                untouched = False
+            if not untouched:
+                raise
+            return self.store.acquire(run, owner, now, self.lease_ttl)
+
+    async def _rebuild_state(self, records: Sequence[Record], settled: StepWrapper) -> tuple[LivePlan, Ledger]:
+        """Where a run stands after these records."""
+        opened = records[0].body
+        assert isinstance(opened, RunOpened)
+        live = LivePlan(opened.plan, empty=True)
+        budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
+        ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+        await yielding(settled(live.load_tasks()))
+        await yielding(settled(_apply_records(records, live, ledger)))
+        _require_complete_fork(opened, live)
+        return live, ledger
+
+    def _build_run(
+        self,
+        lease: Lease,
+        records: Sequence[Record],
+        live: LivePlan,
+        ledger: Ledger,
+        spans: RunTracer,
+        *,
+        new: bool = False,
+    ) -> PlanRun:
+        """The run that the records tell of."""
+        settings, clock = self.settings, self.environment.clock
+        journal = Journal(
+            self.store,
+            lease,
+            clock,
+            seq=records[-1].seq,
+            at=records[-1].at,
+            optional=settings.on_store_failure == "continue_unjournaled",
+            lease_ttl=self.lease_ttl,
+        )
+        if new:
+            self._write_opening(journal, records[0])
+        life = Lifecycle(live, ledger, journal, clock, settings)
+        life.started_at = records[0].at
+        spans.watch(life)
+        self.telemetry.watch_metrics(life)
+        run = PlanRun(lease.run, life, chance=self.environment.chance, redactor=self.redactor, codec=self.codec)
+        run._spans, run._opening_record = spans, records[0]
+        if not new:
+            life.resume_state = _resume_state(records)
+            ended = ledger.run_end
+            if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
+                life.restore_end(ended)
+        return run
+
+    def _write_opening(self, journal: Journal, record: Record) -> None:
+        try:
+            self.store.append(journal.lease, record)
+        except BaseException:
+            with suppress(StoreError):
+                journal.release()
+            raise
+
+    def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
+        """The spans of a run; those of a resumed run go on in the trace that it was in first."""
+        bodies = (record.body for record in records)
+        traces = (body.trace for body in bodies if isinstance(body, RunOpened | RunResumed) and body.trace)
+        clock, content = self.environment.clock, self.settings.capture_content
+        return self.telemetry.run_tracer(
+            run, clock, self.redactor, capture_content=content, trace=next(traces, None), resumed=bool(records)
+        )
+
+    async def _redact_plan(self, plan: Plan) -> tuple[Plan, str]:
+        """The plan without secrets, and where some were, in words; those that tools need are references."""
+        tasks: list[Task] = []
+        facts: list[str] = []
+        await yielding(_redact_batches(plan.tasks, self.redactor.document, tasks))
+        await yielding(_redact_batches(plan.facts or (), self.redactor.text, facts))
+        rest = plan.model_copy(update={"tasks": (), "facts": None})
+        clean = self.redactor.document(rest)
+        stated = None if plan.facts is None else tuple(facts)
+        if clean is rest and stated == plan.facts and not any(map(is_not, tasks, plan.tasks)):
+            return plan, ""
+        clean = clean.model_copy(update={"tasks": tuple(tasks), "facts": stated})
+        return clean, redaction_warning(clean, plan)
+
+
+def _redact_batches(parts: Sequence[ItemT], cleaner: Callable[[ItemT], ItemT], clean: list[ItemT]) -> Iterator[None]:
+    """Add the parts without secrets to a list; pauses now and then."""
+    for start in range(0, len(parts), _BATCH_SIZE):
+        clean += map(cleaner, parts[start : start + _BATCH_SIZE])
+        yield
+
+
+def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
+    """What takes out secrets under these settings."""
+    known = (environ.get(name, "") for name in settings.redaction.environment)
+    return Redactor(known, settings.redaction.patterns)
+
+
+def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
+    """Read the journal of a run, whole and of a kind that this version can replay, with pauses.
+
+    Raises:
+        UnknownRun: there is no such run.
+        JournalCorrupt: a record cannot be read, or the records are those of another run.
+        StoreError: it was written by a newer version, or its opening was cut off.
+    """
+    try:
+        for record in store.read(run):
+            records.append(record)
+            if not len(records) % _BATCH_SIZE:
+                yield
+    except JournalCorrupt:
+        _check_version(run, records)  # what a newer version writes need not be known here
+        raise
+    if not records:
+        raise StoreError(f"run {run!r} has no records: its process ended while it was opening it; open the plan again")
+    _check_version(run, records)
+    opened = records[0].body
+    if not isinstance(opened, RunOpened):
+        raise JournalCorrupt(
+            f"the journal of run {run!r} begins with {opened.kind!r} and not with the opening of a run: its first "
+            "records are missing; restore it from a copy"
+        )
+    if opened.run != run:
+        raise JournalCorrupt(
+            f"the journal of run {run!r} holds the records of run {opened.run!r}: name it as that run again, or fork "
+            "that run to have another one like it"
+        )
+
+
+def _check_version(run: RunId, records: Sequence[Record]) -> None:
+    for record in records:
+        body = record.body
+        if isinstance(body, RunOpened | RunResumed) and _feature_version(body.version) > _feature_version(__version__):
+            raise StoreError(
+                f"run {run!r} was written by replanning {body.version}, and this is {__version__}, which may not "
+                f"understand it; upgrade: pip install 'replanning>={body.version}'"
+            )
+
+
+def _feature_version(version: str) -> tuple[int, ...]:
+    """The part of a version that tells what can be in a journal; nothing where it is not a number."""
+    try:
+        return tuple(int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return ()
+
+
+def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
+    for record in records[1:]:
+        if not record.seq % _BATCH_SIZE:
+            yield
+        try:
+            live.fold(record)
+            ledger.fold(record)
+        except Exception as error:  # a journal that was edited can be wrong in any way
+            opened = records[0].body
+            assert isinstance(opened, RunOpened)
+            raise JournalCorrupt(
+                f"record {record.seq} ({record.body.kind}) of run {opened.run!r} does not fit the records before it: "
+                f"{error}; restore the journal from a copy, or fork the run from a revision before this record"
+            ) from error
+
+
+def _require_complete_fork(opened: RunOpened, live: LivePlan) -> None:
+    if opened.forked_from is not None and live.revision < opened.forked_from[1]:
+        old, revision = opened.forked_from
+        raise StoreError(
+            f"run {opened.run!r} was being forked from run {old!r} at revision {revision} when that was cut off; "
+            "fork it again under another id"
+        )
+
+
+def _is_copied_to_fork(record: Record) -> bool:
+    """Whether a record holds for a fork as well. The processes are those of the old run, which may go on."""
+    return not isinstance(record.body, ProcessStarted)
+
+
+def _rewrite_for_fork(record: Record, run: RunId) -> Record:
+    """A record for a fork, which has a trace and an inbox of its own.
+
+    Ids of questions begin with the id of their run, by which answers find it.
+    """
+    body = record.body
+    if isinstance(body, RunResumed):
+        return record._replace(body=replace(body, trace=None))
+    if isinstance(body, ReplanRequested | GoalChanged):
+        return record._replace(body=replace(body, message=0))
+    if isinstance(body, TriggerFired):
+        return record._replace(body=replace(body, trigger=body.trigger.model_copy(update={"run": run})))
+    question = getattr(body, "question", None)
+    if question is None:
+        return record
+    own = QuestionId(f"{run}.q{question.rpartition('.q')[2]}")
+    return record._replace(body=replace(body, question=own))  # type: ignore[arg-type]  # only some have one
+
+
+def _resume_state(records: Sequence[Record]) -> ResumeState:
+    """What a run that is taken up again must know of its past, beside live plan and ledger."""
+    last = len(records) - 1
+    while last and isinstance(records[last].body, _NON_CAUSAL_RECORDS):
+        last -= 1
+    opened, forked = records[0].body, isinstance(records[-1].body, PlanRevised)
+    assert isinstance(opened, RunOpened)
+    forked = forked and opened.forked_from is not None and not any(isinstance(r.body, RunResumed) for r in records)
+    return ResumeState(
+        last_cause=records[last],
+        fired_triggers=tuple(record.body.trigger for record in records[last:] if isinstance(record.body, TriggerFired)),
+        announced_resources=frozenset(
+            record.body.name for record in records if isinstance(record.body, ResourceUpdated)
+        ),
+        stopped_at=records[-1].at,
+        interruption_reason="it was running when the run was forked" if forked else "its process ended",
+    )

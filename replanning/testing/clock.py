@@ -1,0 +1,213 @@
+"""A clock on which days pass in milliseconds, and always in the same way."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from random import Random
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+from replanning import Environment
+from replanning.environment import Clock
+
+EPOCH: Final = 1_700_000_000.0
+"""Where a virtual clock starts unless it is told otherwise: November 2023, in seconds since the epoch."""
+
+IDLE_ROUNDS: Final = 12
+"""Rounds of the event loop without a look at the clock, after which nothing else is taken to happen."""
+
+THREAD_POLL_SECONDS: Final = 0.001
+"""Real seconds between looks at whether a thread still works."""
+
+
+class _Sleeper(NamedTuple):
+    due: float
+    number: int
+    woken: anyio.Event
+    is_needed: Callable[[], bool]
+
+
+class VirtualClock:
+    """Time that stands still while anything happens, and jumps to the earliest sleeper when nothing does.
+
+    Pass it in an `Environment`, and let scripted work and providers sleep on it::
+
+        async with VirtualClock() as clock:
+            engine = ReplanningEngine(environment=Environment(clock=clock))
+            result = await engine.execute(plan, work)
+        assert clock.elapsed < 60
+
+    Outside of `async with`, time moves by `advance` alone.
+
+    It takes the program to be idle when nobody has looked at the clock for a dozen rounds of the event loop;
+    every journal record looks at the clock. It waits for threads started through `anyio.to_thread`, but cannot
+    see what else happens elsewhere: work that waits for a real thing (a process, a connection, `anyio.sleep`)
+    looks idle, and time jumps past it where anybody waits for time to pass meanwhile. On asyncio the same program
+    runs in the same way each time; trio runs tasks that are ready at the same time in random order.
+
+    Args:
+        start: the first moment, in seconds since the epoch.
+    """
+
+    def __init__(self, start: float = EPOCH) -> None:
+        self._start = self._now = start
+        self._activity = 0
+        self._sleep_count = 0
+        self._sleepers: list[_Sleeper] = []
+        self._activity_event: anyio.Event | None = None
+        self._running: AbstractAsyncContextManager[None] | None = None
+
+    def __repr__(self) -> str:
+        moves = "running" if self._running is not None else "by hand"
+        return f"<VirtualClock at +{self.elapsed:g} s, {moves}, sleepers={len(self._sleepers)}>"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._now - self._start
+
+    def now(self) -> float:
+        """The virtual time, in seconds since the epoch."""
+        self._note_activity()
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when this much virtual time has passed; infinity sleeps until cancelled."""
+        await self.sleep_while(seconds, _always_true)
+
+    async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
+        """Likewise, and time does not jump there while that is not wanted any more.
+
+        Args:
+            seconds: of virtual time.
+            wanted: asked before a jump whether anything still waits for the end of this sleep.
+        """
+        if math.isnan(seconds):
+            raise ValueError("sleep takes a number of seconds, got nan")
+        self._note_activity()
+        if seconds <= 0:
+            await anyio.lowlevel.checkpoint()
+            return
+        if math.isinf(seconds):
+            await anyio.sleep_forever()
+        self._sleep_count += 1
+        sleeper = _Sleeper(self._now + seconds, self._sleep_count, anyio.Event(), wanted)
+        heapq.heappush(self._sleepers, sleeper)
+        try:
+            await sleeper.woken.wait()
+        finally:
+            self._note_activity()
+            if not sleeper.woken.is_set():  # cancelled: time must not wait for it
+                self._sleepers.remove(sleeper)
+                heapq.heapify(self._sleepers)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and wake everybody who is due by then, the earliest first.
+
+        Whoever is due in between wakes at the new time, as from a machine that was suspended.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"time goes forward only, got {seconds!r} seconds")
+        self._wake(self._now + seconds)
+
+    async def __aenter__(self) -> Self:
+        if self._running is not None:
+            raise RuntimeError("this clock runs already; enter it once, around everything that uses it")
+        self._running = self._auto_advance()
+        await self._running.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._running is not None
+        try:
+            return await self._running.__aexit__(kind, error, trace)
+        finally:
+            self._running = None
+
+    @asynccontextmanager
+    async def _auto_advance(self) -> AsyncIterator[None]:
+        failure: BaseException | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._advance_when_idle)
+            try:
+                yield
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _advance_when_idle(self) -> None:
+        while True:
+            await self._wait_until_idle()
+            if (due := self._next_due()) is not None:
+                self._wake(due)
+            else:
+                self._activity_event = anyio.Event()
+                await self._activity_event.wait()
+                self._activity_event = None
+
+    def _next_due(self) -> float | None:
+        """When the first sleep ends that anything waits for."""
+        if self._sleepers and self._sleepers[0].is_needed():
+            return self._sleepers[0].due
+        return min((sleeper.due for sleeper in self._sleepers if sleeper.is_needed()), default=None)
+
+    def _note_activity(self) -> None:
+        """Something happens; who waits for time to pass may wait for something else after it."""
+        self._activity += 1
+        if self._activity_event is not None:
+            self._activity_event.set()
+
+    async def _wait_until_idle(self) -> None:
+        threads = anyio.to_thread.current_default_thread_limiter()
+        rounds, seen = 0, self._activity
+        while rounds < IDLE_ROUNDS:
+            await anyio.lowlevel.checkpoint()
+            rounds += 1
+            if rounds == IDLE_ROUNDS and threads.borrowed_tokens:
+                await anyio.sleep(THREAD_POLL_SECONDS)  # noqa: TID251 - a thread works in real time
+                rounds = 0
+            if seen != self._activity:
+                rounds, seen = 0, self._activity
+
+    def _wake(self, until: float) -> None:
+        self._note_activity()
+        self._now = until
+        while self._sleepers and self._sleepers[0].due <= until:
+            heapq.heappop(self._sleepers).woken.set()
+
+
+def _always_true() -> bool:
+    return True
+
+
+def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environment:
+    """An environment in which a program runs in the same way every time.
+
+    Args:
+        seed: where chance begins, which spreads the delays of retries.
+        clock: time; a new `VirtualClock` when left out, to be entered by its user (`environment.clock`).
+
+    Returns:
+        An environment that calls its runs `run-1`, `run-2` and so on.
+    """
+    numbers = count(1)
+    return Environment(
+        clock=VirtualClock() if clock is None else clock,
+        chance=Random(seed).random,
+        new_id=lambda: f"run-{next(numbers)}",
+    )

@@ -1,0 +1,177 @@
+"""A language model that answers as a script says, without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple
+from zlib import crc32
+
+import anyio.lowlevel
+from pydantic import BaseModel
+
+from replanning import Environment
+from replanning.errors import LLMError
+from replanning.llm import PRICES, Completion, LLMOptions, LLMProvider, PriceTable
+from replanning.plan.types import JsonValue
+from replanning.testing.scripted import ScriptStep, perform_step
+
+LLMReply = ScriptStep | Completion | BaseModel | Exception | JsonValue
+"""What a language model answers: text; JSON or a model, sent as text; a whole `Completion`; an error, which is raised;
+or a step that comes to one of these, or to nothing, in its time."""
+
+EMBEDDING_DIMENSIONS: Final = 64
+"""How long the made-up vectors of texts are."""
+
+
+class RecordedLLMRequest(NamedTuple):
+    """One request to a `ScriptedLLM`: the prompt as it would have been sent, and the options, all filled in."""
+
+    prompt: str
+    options: LLMOptions
+
+
+class ScriptedLLM(LLMProvider):
+    """Answers as a script says, and remembers what it was asked.
+
+    ::
+
+        model = ScriptedLLM(['{"sum": 5}', LLMUnavailable("busy"), returns("late", after=40), hangs()])
+        model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not know.")
+
+    Args:
+        script: the answers in order; or a function of the prompt.
+        name: how it is called.
+        model: which model it says it is.
+        temperature: as for every provider.
+        max_tokens: as for every provider; what it answers is not cut.
+        timeout: seconds that a call may take in total.
+        prices: what its model costs.
+        environment: its clock is what steps wait on; `virtual_environment(clock=clock)` in most tests.
+        unavailable_reason: why it cannot be asked, such as a missing key; it is asked all the same where somebody does so.
+        embeddings: the vectors of texts; made up from their words when left out, so that texts that share words are
+            alike.
+
+    Attributes:
+        requests: every request, in order.
+        embedded_texts: every text whose vector was wanted, in order.
+        closed: whether it was closed.
+    """
+
+    name: ClassVar[str] = "scripted"
+    default_model: ClassVar[str] = "scripted-1"
+    embedding_model: ClassVar[str] = "scripted-words"
+
+    def __init__(
+        self,
+        script: Sequence[LLMReply] | Callable[[str], LLMReply] = (),
+        *,
+        name: str = "scripted",
+        model: str | None = None,
+        temperature: float = 0.3,
+        max_tokens: int = 2000,
+        timeout: float = 30.0,
+        prices: PriceTable = PRICES,
+        environment: Environment | None = None,
+        unavailable_reason: str = "",
+        embeddings: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__(
+            model=model,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            prices=prices,
+            environment=environment,
+        )
+        self.name = name  # type: ignore[misc]  # several of them in one test have names of their own
+        self.requests: list[RecordedLLMRequest] = []
+        self.embedded_texts: list[str] = []
+        self.closed = False
+        self._script = script
+        self._unavailable_reason = unavailable_reason
+        self._embeddings = embeddings
+
+    def __repr__(self) -> str:
+        return f"<ScriptedLLM {self.name!r} {self.model} asked={len(self.requests)}>"
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts it was asked, in order."""
+        return [asked.prompt for asked in self.requests]
+
+    def unavailable_reason(self) -> str:
+        """What the script says."""
+        return self._unavailable_reason
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """Answer as the script says."""
+        self.requests.append(RecordedLLMRequest(prompt, options))
+        await anyio.lowlevel.checkpoint()
+        reply = self._scripted_reply(prompt)
+        if isinstance(reply, ScriptStep):
+            reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]  # what a script returns is its own business
+        if isinstance(reply, Exception):
+            raise reply
+        return reply if isinstance(reply, Completion) else self._completion(reply_text(reply), prompt, options)
+
+    async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
+        """The vector of a text.
+
+        Raises:
+            LLMError: vectors were given, and none for this text.
+        """
+        self.embedded_texts.append(text)
+        await anyio.lowlevel.checkpoint()
+        if self._embeddings is not None and text not in self._embeddings:
+            raise LLMError(f"the script has no vector for {text!r}; add it to `embeddings`", provider=self.name)
+        vector = fake_embedding(text) if self._embeddings is None else list(self._embeddings[text])
+        return vector, self._completion("", text, options)
+
+    async def aclose(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def _scripted_reply(self, prompt: str) -> LLMReply:
+        if callable(self._script):
+            return self._script(prompt)
+        number, answers = len(self.requests), len(self._script)
+        if number > answers:
+            raise LLMError(
+                f"the script has {answers} answers, and this is request {number}; add one, or give a function of the prompt",
+                provider=self.name,
+            )
+        return self._script[number - 1]
+
+    def _completion(self, text: str, prompt: str, options: LLMOptions) -> Completion:
+        sent = estimate_tokens((options.system or "") + prompt)
+        return self.completion(
+            prompt,
+            text,
+            options,
+            input_tokens=sent,
+            output_tokens=estimate_tokens(text),
+            request_id=f"scripted-{len(self.requests)}",
+        )
+
+
+def reply_text(reply: object) -> str:
+    """An answer as the text that a language model would write."""
+    if isinstance(reply, str):
+        return reply
+    return reply.model_dump_json() if isinstance(reply, BaseModel) else json.dumps(reply, ensure_ascii=False)
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text has: one for every four bytes, as services count English."""
+    return -(-len(text.encode()) // 4)
+
+
+def fake_embedding(text: str) -> list[float]:
+    """A made-up meaning of a text: of length 1, the same each time, and near to that of a text with the same words."""
+    vector = [0.0] * EMBEDDING_DIMENSIONS
+    for word in re.findall(r"\w+", text.lower()):
+        vector[crc32(word.encode()) % EMBEDDING_DIMENSIONS] += 1.0
+    length = sum(value * value for value in vector) ** 0.5
+    return [value / length for value in vector] if length else [1.0, *vector[1:]]

@@ -1,0 +1,419 @@
+"""What every run promises, checked from its journal alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from replanning import PlanRun, ReplanningError, Settings, TaskState
+from replanning.changes import ModifyTask
+from replanning.journal import (
+    AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    ContextUpdated,
+    DecisionMade,
+    ErrorContained,
+    FactsObserved,
+    PlanRevised,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    RecordBody,
+    ResourceUpdated,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+    UsageCharged,
+)
+from replanning.testing.model import RunModel, changed_tasks
+
+if TYPE_CHECKING:
+    from replanning.live.plan import LivePlan
+
+
+ANNOTATION_FIELDS: Final = frozenset({"name", "goal", "metadata"})
+"""What may be changed in a task that is finished."""
+
+ALLOWED_AFTER_END: Final = (RunResumed, UsageCharged, ErrorContained, ContextUpdated, FactsObserved, ResourceUpdated)
+"""What may still be recorded of a run that has ended: that it goes on, and what is nobody's choice."""
+
+TIME_TOLERANCE: Final = 1e-6
+
+
+def invariant_violations(records: Sequence[Record]) -> list[str]:
+    """Everything in a run's journal that a run must never do; nothing, if all is well.
+
+    It follows the journal with a model of its own and none of the code that runs plans. Among what it looks
+    for: a finished task that runs again, a task that runs before its dependencies, without the resources it
+    needs, or while a question holds it; running work that is disturbed; limits that are exceeded; triggers
+    that nothing becomes of; an end that does not agree with what was done.
+
+    Args:
+        records: the whole journal, as `store.read(run_id)` gives it; it may stop anywhere, as after a crash.
+
+    Returns:
+        One sentence for each, beginning with the number of the record.
+    """
+    if not records or not isinstance(records[0].body, RunOpened):
+        return ["the journal does not begin with the opening of the run"]
+    check = _InvariantChecker(records[0].body)
+    for expected, record in enumerate(records, 1):
+        check.check(record, expected)
+    return check.violations
+
+
+class _InvariantChecker:
+    """Follows a journal, and looks at each record before the model takes it."""
+
+    def __init__(self, opened: RunOpened) -> None:
+        self.violations: list[str] = []
+        self.model = RunModel(opened.plan)
+        self.settings = Settings.model_validate(opened.settings or {})
+        self.trigger_states: dict[str, str] = {}
+        self.open_questions: dict[str, QuestionAsked] = {}
+        self.triggers_by_question: dict[str, list[str]] = {}
+        self.triggers_by_replan: dict[str, tuple[str, ...]] = {}
+        self.replans_by_lineage: Counter[str] = Counter()
+        self.applied_replan_count = 0
+        self.last_decided_at: dict[tuple[str, str, str], float] = {}
+        self.fingerprints: dict[str, tuple[str, str, str]] = {}
+        self.considered_replans: set[str] = set()
+        self._mode = opened.mode
+        self._at = 0.0
+        self._seq = 0
+
+    def check(self, record: Record, expected: int) -> None:
+        """Look at a record that should have this number."""
+        self._seq = record.seq
+        self._require(record.seq == expected, f"its number should be {expected}")
+        self._require(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
+        self._require(
+            self.model.ended is None or isinstance(record.body, ALLOWED_AFTER_END),
+            f"{record.body.kind} follows the end of the run",
+        )
+        self._at = record.at
+        look = _RECORD_CHECKS.get(type(record.body))
+        try:
+            if look is not None:
+                look(self, record.body, record.at)
+            self.model.apply(record)
+        except KeyError as error:
+            self._require(False, f"{record.body.kind} names {error}, which nothing before it brought into the run")
+        if isinstance(record.body, RunEnded):
+            self._check_end(record.body)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.violations.append(f"record {self._seq}: {otherwise}")
+
+    # Attempts
+
+    def _check_started(self, body: AttemptStarted, at: float) -> None:
+        task, model = body.task, self.model
+        known = model.tasks[task]
+        self._require(known.state == "waiting", f"an attempt at {task!r} starts, which is {known.state}")
+        self._require(body.number == known.attempts + 1, f"attempt {body.attempt!r} follows {known.attempts} attempts")
+        if unmet := model.unmet_dependencies(task):
+            self._require(False, f"{task!r} starts before {unmet} are done or skipped")
+        if questions := model.open_questions(task):
+            self._require(False, f"{task!r} starts while {questions} hold it")
+        self._require(
+            at >= known.due - TIME_TOLERANCE, f"{task!r} starts {known.due - at:g} s before it was to be tried again"
+        )
+        self._require(not model.paused and not model.aborted, f"{task!r} starts although the run was to stop")
+        if known.task.when is not None:
+            self._require(
+                known.condition_value is True, f"{task!r} starts without its condition {known.task.when!r} having held"
+            )
+        self._check_resources(task)
+
+    def _check_resources(self, task: str) -> None:
+        model = self.model
+        tool = model.tasks[task].task.tool
+        self._require(model.available.get(tool or "", True), f"{task!r} starts while its tool {tool!r} is unavailable")
+        for name, amount in model.demand(task).items():
+            used = sum(model.demand(other).get(name, 0.0) for other in model.running())
+            capacity = model.capacity.get(name, 0.0)
+            self._require(
+                amount + used <= capacity + TIME_TOLERANCE,
+                f"{task!r} takes {amount:g} of {name!r} while {used:g} of {capacity:g} are in use",
+            )
+
+    def _check_attempt_end(
+        self, body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float
+    ) -> None:
+        known = self.model.tasks[body.task]
+        self._require(
+            known.attempt == body.attempt,
+            f"{body.kind} of {body.attempt!r}, but the current attempt is {known.attempt!r}",
+        )
+        if isinstance(body, AttemptSucceeded) or body.retry_at is None:
+            return
+        if isinstance(body, AttemptFailed):
+            self._check_retry(body)
+        else:
+            self._require(known.task.idempotent, f"{body.task!r} is run again after {body.kind}, and is not idempotent")
+
+    def _check_retry(self, body: AttemptFailed) -> None:
+        known = self.model.tasks[body.task]
+        policy = known.task.retry or self.settings.retry
+        if not body.exhausted:
+            self._require(body.failure.transient, f"{body.task!r} is run again after an error that does not pass")
+            self._require(
+                known.tries_since_reset < policy.max_attempts,
+                f"{body.task!r} is tried more than {policy.max_attempts} times",
+            )
+
+    def _check_condition(self, body: ConditionEvaluated, at: float) -> None:
+        known = self.model.tasks[body.task]
+        self._require(known.state == "waiting", f"the condition of {body.task!r} is evaluated, which is {known.state}")
+        self._require(
+            not self.model.unmet_dependencies(body.task), f"the condition of {body.task!r} is evaluated before its turn"
+        )
+
+    # Revisions
+
+    def _check_revision(self, body: PlanRevised, at: float) -> None:
+        model = self.model
+        self._require(
+            body.number == model.revision + 1 and body.parent == model.revision,
+            f"revision {body.number} of parent {body.parent} follows revision {model.revision}",
+        )
+        stopped: set[str] = set()
+        for task, change in changed_tasks(body.changes):
+            if task not in model.tasks:
+                continue  # made by an earlier change of the same revision
+            state = "cancelled" if task in stopped else model.tasks[task].state
+            annotates = isinstance(change, ModifyTask) and change.fields.keys() <= ANNOTATION_FIELDS
+            if change.kind == "cancel":
+                stopped.add(task)
+            else:
+                self._require(state != "running", f"a {change.kind} disturbs {task!r}, which is running")
+            self._require(state != "done" or annotates, f"a {change.kind} changes {task!r}, which is done")
+        if body.replan is not None:
+            self._check_limits(body)
+
+    def _check_limits(self, body: PlanRevised) -> None:
+        self._require(
+            body.replan in self.considered_replans, f"replan {body.replan!r} is applied without having been considered"
+        )
+        roots = {self.model.tasks[task].root for task, _ in changed_tasks(body.changes) if task in self.model.tasks}
+        self.replans_by_lineage.update(sorted(roots))
+        limits = self.settings.limits
+        self.applied_replan_count += 1
+        self._require(self._mode == "act", f"replan {body.replan!r} is applied, and the mode is {self._mode!r}")
+        if body.by != "policy":
+            return  # people may do more
+        most = limits.replans_per_run
+        self._require(
+            most is None or self.applied_replan_count <= most,
+            f"replan {self.applied_replan_count} of the run; the limit is {most}",
+        )
+        for root in sorted(roots):
+            self._require(
+                self.replans_by_lineage[root] <= limits.replans_per_lineage,
+                f"replan {self.replans_by_lineage[root]} of the lineage of {root!r}; the limit is {limits.replans_per_lineage}",
+            )
+
+    # Triggers and questions
+
+    def _check_trigger_fired(self, body: TriggerFired, at: float) -> None:
+        trigger = body.trigger
+        self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
+        self.trigger_states[trigger.id] = "open"
+        self.fingerprints[trigger.id] = trigger.fingerprint
+
+    def _close_trigger(self, trigger: str, how: str, expected: tuple[str, ...]) -> None:
+        state = self.trigger_states[trigger]
+        self._require(state in expected, f"trigger {trigger!r} is {how} although it was {state} already")
+        self.trigger_states[trigger] = how
+
+    def _check_trigger_dropped(self, body: TriggerDropped, at: float) -> None:
+        self._close_trigger(body.trigger, "dropped", ("open",))
+
+    def _check_considered(self, body: AlternativesConsidered, at: float) -> None:
+        self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
+        self.considered_replans.add(body.replan)
+        since = [at - self.last_decided_at.get(self.fingerprints[trigger], -math.inf) for trigger in body.triggers]
+        cooldown = self.settings.cooldown
+        self._require(
+            any(seconds >= cooldown - TIME_TOLERANCE for seconds in since),
+            f"replan {body.replan!r} comes {max(since, default=0):g} s after the last for {list(body.triggers)}, "
+            f"within the cooldown of {cooldown:g} s",
+        )
+
+    def _check_decision(self, body: DecisionMade, at: float) -> None:
+        for trigger in body.triggers:
+            asked = body.decision == "ask" and body.by != "observe"
+            self._close_trigger(trigger, "asked" if asked else "decided", ("open", "asked", "answered"))
+            self.last_decided_at[self.fingerprints[trigger]] = at
+        if body.decision != "ask":
+            left = set(self.triggers_by_replan.pop(body.replan, ())).difference(body.triggers)
+            self._reopen_triggers(left)  # the answer says nothing of these
+        for task in body.blocks:
+            state = self.model.tasks[task].state
+            self._require(state == "failed", f"{task!r} is blocked, which is {state}")
+
+    def _check_question(self, body: QuestionAsked, at: float) -> None:
+        self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
+        for trigger in body.triggers:
+            self._close_trigger(trigger, "asked", ("open",))
+
+    def _check_trigger_attached(self, body: TriggerAttached, at: float) -> None:
+        self.triggers_by_question[body.question].append(body.trigger)
+        self._close_trigger(body.trigger, "asked", ("open",))
+
+    def _reopen_triggers(self, triggers: Iterable[str]) -> None:
+        """Nothing was decided about these, so that no cooldown holds."""
+        for trigger in triggers:
+            self.trigger_states[trigger] = "open"
+            self.last_decided_at.pop(self.fingerprints[trigger], None)
+
+    def _check_answer(self, body: QuestionAnswered, at: float) -> None:
+        own, attached = self.open_questions.pop(body.question, None), self.triggers_by_question.pop(body.question, [])
+        self._require(own is not None, f"question {body.question!r} is answered, which is not open")
+        if own is not None and body.verdict == "withdrawn":
+            self._reopen_triggers(own.triggers)
+        elif own is not None:
+            self.triggers_by_replan[own.replan] = own.triggers
+            self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
+        for trigger in attached:  # to be considered anew, whatever the answer was
+            self.trigger_states[trigger] = "open"
+
+    # The end
+
+    def _check_end(self, body: RunEnded) -> None:
+        unsatisfied = self.model.unsatisfied()
+        if body.status == "succeeded":
+            early = self.model.goal.stop_when_reached  # then only the goal counts
+            self._require(
+                early or not unsatisfied, f"the run succeeded, and {unsatisfied} are neither done nor skipped"
+            )
+        elif body.status == "needs_human":
+            self._require(bool(self.model.holds), "the run needs a person, and no question is open")
+        if body.status in ("aborted", "paused"):
+            return
+        self._require(not self.model.running(), f"the run has ended, and {self.model.running()} are running")
+        left = [trigger for trigger, state in self.trigger_states.items() if state == "open"]
+        self._require(not left, f"the run has ended, and nothing has become of the triggers {left}")
+
+
+_RecordCheck = Callable[[_InvariantChecker, Any, float], None]
+
+_RECORD_CHECKS: Final[dict[type[RecordBody], _RecordCheck]] = {
+    AttemptStarted: _InvariantChecker._check_started,
+    AttemptSucceeded: _InvariantChecker._check_attempt_end,
+    AttemptFailed: _InvariantChecker._check_attempt_end,
+    AttemptTimedOut: _InvariantChecker._check_attempt_end,
+    AttemptInterrupted: _InvariantChecker._check_attempt_end,
+    ConditionEvaluated: _InvariantChecker._check_condition,
+    PlanRevised: _InvariantChecker._check_revision,
+    TriggerFired: _InvariantChecker._check_trigger_fired,
+    TriggerDropped: _InvariantChecker._check_trigger_dropped,
+    AlternativesConsidered: _InvariantChecker._check_considered,
+    DecisionMade: _InvariantChecker._check_decision,
+    QuestionAsked: _InvariantChecker._check_question,
+    TriggerAttached: _InvariantChecker._check_trigger_attached,
+    QuestionAnswered: _InvariantChecker._check_answer,
+}
+
+Snapshot = dict[str, object]
+
+_COMPARED_FIELDS: Final = (
+    *("task", "root", "replaced_by", "unsatisfied_dependencies", "unsatisfied_sinks", "order", "priority", "removed"),
+    *(
+        "attempts",
+        "attempts_in_round",
+        "failures",
+        "attempt",
+        "deadline",
+        "started_at",
+        "duration",
+        "failure",
+        "reason",
+    ),
+    *("condition_revision", "recoverable", "continuations", "feedback"),
+)
+
+_DELAYED_STATES: Final = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+
+
+def snapshot(live: LivePlan, at: float) -> Snapshot:
+    """A live plan as plain values; equal plans give equal ones.
+
+    It holds tasks with their states, outputs and links, the goal, the facts, the context, the tools, the resources in use,
+    and the revision with its hash. Left out is what no journal holds: what was handed out and not started, what is
+    held while something is decided, and outputs that are not JSON.
+
+    Args:
+        live: the plan, such as `run.live`.
+        at: when, in seconds since the epoch: a task that has waited until then for its next attempt is ready.
+    """
+    found: Snapshot = {
+        "revision": live.revision,
+        "hash": live.hash,
+        "goal": live.goal,
+        "facts": sorted(live.facts),
+        "context": dict(live.context),
+        "tools": dict(live.tools),
+        "capacity": dict(live.pool.capacity),
+        "unsatisfied": live.unsatisfied_count,
+        "stuck": list(live.stuck),
+        "aborted": live.aborted,
+        "outcomes": {tool: list(outcomes) for tool, outcomes in live.outcomes.items()},
+    }
+    used: dict[str, float] = {}
+    for entry in live:
+        waited = entry.state in _DELAYED_STATES and entry.not_before is not None and entry.not_before <= at
+        done = entry.state is TaskState.DONE
+        found[f"task {entry.id!r} state"] = TaskState.READY if waited else entry.state
+        found[f"task {entry.id!r} output"] = entry.output if done and entry.recoverable else None
+        found |= {f"task {entry.id!r} {name}": getattr(entry, name) for name in _COMPARED_FIELDS}
+        found[f"task {entry.id!r} due"] = (
+            entry.not_before if entry.not_before is not None and entry.not_before > at else None
+        )
+        if entry.state is TaskState.RUNNING:
+            for name, amount in live.dispatcher.demand(entry.task).items():
+                used[name] = used.get(name, 0.0) + amount
+    found["in use"] = {name: round(amount, 9) for name, amount in used.items()}
+    return found
+
+
+def replayed_snapshot(live: LivePlan, records: Iterable[Record], at: float) -> Snapshot:
+    """The snapshot of a plan made anew from a journal.
+
+    Args:
+        live: a plan as it runs, to make another of its kind.
+        records: the whole journal of its run.
+        at: as for `snapshot`.
+    """
+    first, *rest = records
+    assert isinstance(first.body, RunOpened)
+    again = type(live)(first.body.plan)
+    for record in rest:
+        again.fold(record)
+    return snapshot(again, at)
+
+
+def replay_differences(run: PlanRun, records: Iterable[Record], at: float) -> list[str]:
+    """Where the live plan of a run and one made anew from its journal differ, one line each."""
+    one = snapshot(run.live, at)
+    try:
+        other = replayed_snapshot(run.live, records, at)
+    except ReplanningError as error:
+        return [f"the journal cannot be replayed: {error}"]
+    return [
+        f"live plan and journal differ: {key} is {one.get(key)!r}, by the journal {other.get(key)!r}"
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]

@@ -1,0 +1,232 @@
+"""What a tool is given: the border between the executor and the kinds of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from pydantic import JsonValue
+
+from replanning.plan.references import as_text, fill_placeholders, placeholders
+from replanning.plan.secrets import MASK
+from replanning.plan.tasks import McpServer, Task, ToolSpec
+from replanning.plan.types import JsonObject
+
+HOLE_DELIMITER: Final = "\0"
+"""Stands around the name of a hole while a template is worked on; no template, value or variable holds it."""
+
+MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DELIMITER}")
+"""A hole in a marked template."""
+
+_ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+
+_MIN_SECRET_CHARS: Final = 4
+
+_MAX_JSON_DEPTH: Final = 100
+
+
+class Secrets:
+    """The variables that one use of a tool refers to: looked up late, and hidden in all that comes back.
+
+    Values of fewer than four characters are not hidden: they are flags rather than secrets, and hiding
+    every `1` would spoil the output.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._values: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Secrets {len(self._values)} known>"
+
+    def resolve(self, text: str, escape: Callable[[str], str] = str) -> str:
+        """`text` with every `{env:NAME}` replaced by the value of that variable, in this form.
+
+        Raises:
+            KeyError: the variable is not set; compare with `unset_variables` first.
+        """
+
+        def value(match: re.Match[str]) -> str:
+            found = self._environ[match[1]]
+            shown = escape(found)
+            self.add(found)
+            self.add(shown)
+            return shown
+
+        return _ENV_REFERENCE.sub(value, text)
+
+    def add(self, value: str) -> None:
+        """Hide this value from now on."""
+        if len(value) >= _MIN_SECRET_CHARS:
+            self._values.add(value)
+
+    def redact(self, text: str) -> str:
+        """`text` with every known secret replaced by a mark, the longest first."""
+        for value in sorted(self._values, key=lambda value: (-len(value), value)):
+            text = text.replace(value, MASK)
+        return text
+
+    def redact_json(self, value: JsonValue) -> JsonValue:
+        """The same, in every text within a value."""
+        if not self._values:
+            return value
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, list):
+            return [self.redact_json(item) for item in value]
+        if isinstance(value, dict):
+            return {self.redact(key): self.redact_json(item) for key, item in value.items()}
+        return value
+
+
+def env_references(text: str) -> tuple[str, ...]:
+    """The names of the variables that a template refers to, each once, in order."""
+    return tuple(dict.fromkeys(_ENV_REFERENCE.findall(text)))
+
+
+def strings_in(value: JsonValue) -> Iterator[str]:
+    """Every text within a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings_in(item)
+
+
+def tool_templates(tool: ToolSpec) -> Iterator[str]:
+    """Every template in the description of a tool that takes arguments."""
+    for text in (tool.command, tool.url, *tool.headers.values()):
+        if text is not None:
+            yield text
+    yield from strings_in(tool.body)
+
+
+def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
+    """The variables that a tool or a server refers to and that the environment lacks, each once, in order."""
+    env = described.env.values()
+    texts = (
+        (*env, *described.headers.values()) if isinstance(described, McpServer) else (*tool_templates(described), *env)
+    )
+    return [
+        name for name in dict.fromkeys(name for text in texts for name in env_references(text)) if name not in environ
+    ]
+
+
+def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValue]) -> list[str]:
+    """The names that templates want and arguments lack, each once, in order."""
+    wanted = dict.fromkeys(name for template in templates for name in placeholders(template))
+    return [name for name in wanted if name not in arguments]
+
+
+def mark_holes(template: str) -> str:
+    """The template with each hole as its marked name, and `{{name}}` as the text it stands for."""
+    return fill_placeholders(
+        template, {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)}
+    )
+
+
+def render(marked: str, secrets: Secrets, value: Callable[[str], str], *, escape: Callable[[str], str] = str) -> str:
+    """A marked template with its variables looked up, in this form, and each hole replaced by `value(name)`."""
+    return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
+
+
+def sole_hole(marked: str) -> str | None:
+    """The name of the hole, where a marked template is that one hole and nothing else."""
+    match = MARKED_HOLE.fullmatch(marked)
+    return match[1] if match else None
+
+
+def argument_text(name: str, value: JsonValue) -> str:
+    """A value as text that can be handed to a process or a server.
+
+    Raises:
+        ValueError: it has no such text; the message says which argument, and why.
+    """
+    if value is None:
+        raise ValueError(f"{name!r} is null, which has no text")
+    try:
+        text = as_text(value)
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!r} holds half a character (a lone surrogate)") from None
+    except ValueError:
+        raise ValueError(f"{name!r} holds a number that is not finite") from None
+    if HOLE_DELIMITER in text:
+        raise ValueError(f"{name!r} holds the character NUL")
+    return text
+
+
+def parse_json(text: str) -> JsonValue:
+    """What a JSON text says, or None where it is not JSON that can be stored."""
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_reject_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if _depth_within(value, _MAX_JSON_DEPTH) else None
+
+
+def _depth_within(value: JsonValue, limit: int) -> bool:
+    """Whether everyone who walks through a value by recursion will come back."""
+    layer = [value]
+    for _ in range(limit):
+        layer = [inner for item in layer if isinstance(item, list | dict) for inner in _children(item)]
+        if not layer:
+            return True
+    return False
+
+
+def _children(value: list[JsonValue] | dict[str, JsonValue]) -> Iterable[JsonValue]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _reject_constant(constant: str) -> JsonValue:
+    raise ValueError(constant)
+
+
+class WorkContext(Protocol):
+    """What the executor needs to know about the attempt it works for."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt that is to have its effect once."""
+
+    @property
+    def tool(self) -> ToolSpec | None:
+        """The tool as it stands in the live plan, or None where the plan does not describe it."""
+
+    def record_process(self, pid: int, /) -> object:
+        """Record that the tool started a process group, before the group does anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One use of a tool, as a kind receives it."""
+
+    tool: ToolSpec
+    task: Task
+    context: WorkContext
+    secrets: Secrets
+    environ: Mapping[str, str]
+    cwd: Path
+    output_limit: int
+    """Bytes of output that may be kept; more is an error."""
+    grace: float
+    """Seconds that a process has to end by itself when it is stopped."""
+
+    @property
+    def arguments(self) -> JsonObject:
+        """The arguments of the task, references resolved."""
+        return self.task.arguments
+
+
+ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]
+"""Executes the tools of one kind: returns the output, raises when it fails."""

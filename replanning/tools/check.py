@@ -1,0 +1,203 @@
+"""What is wrong with the tools of a plan, before anything runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from replanning.errors import Problem
+from replanning.plan.document import Plan
+from replanning.plan.messages import JsonPath, did_you_mean, format_path
+from replanning.plan.references import placeholders
+from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
+from replanning.tools.call import missing_arguments, strings_in, tool_templates, unset_variables
+from replanning.tools.danger import command_problems, command_programs
+from replanning.tools.errors import McpNotInstalled
+from replanning.tools.http import request_problems
+from replanning.tools.python import callable_problems
+from replanning.tools.shell import shell_problems
+
+_RESERVED_OUTPUT_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
+    "http": frozenset({"status", "headers", "json", "text", "undecodable"}),
+    "mcp": frozenset({"text", "json", "content"}),
+}
+
+_DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
+    "shell": shell_problems,
+    "http": request_problems,
+    "python": lambda tool: callable_problems(tool.callable),
+    "mcp": lambda tool: [],  # that its server is described, the plan checks itself
+}
+
+_TEMPLATE_KINDS: Final = ("shell", "http")
+"""The kinds of tools that take no argument but where a template has a place for it."""
+
+
+def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
+    """Everything about the tools of a plan that is bound to fail when it is run.
+
+    Args:
+        plan: the plan.
+        kinds: kinds of tools that are known besides `shell`, `http`, `python` and `mcp`.
+
+    Returns:
+        The problems in the order of the plan, each with its place; none if the tools can be run.
+    """
+    return [*_tool_problems(plan, kinds | _DEFINITION_CHECKS.keys()), *_task_problems(plan)]
+
+
+def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
+    """What the tools of a plan need and this machine lacks: programs, modules and variables.
+
+    Nothing of this keeps a plan from running: a tool that fails for the lack of something is what replanning
+    is there for. It is worth a note before.
+
+    Args:
+        plan: the plan.
+        environ: the environment of the tools; by default that of the program.
+    """
+    known = os.environ if environ is None else environ
+    return [
+        *_server_problems(plan, known),
+        *(
+            Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
+            for index, tool in enumerate(plan.tools)
+            for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
+        ),
+    ]
+
+
+def check_unused_arguments(plan: Plan) -> list[Problem]:
+    """The arguments that no command and no request has a place for, so that they have no effect.
+
+    Nothing is wrong with that, as another tool may take them; it is worth a note before.
+
+    Args:
+        plan: the plan.
+    """
+    same: dict[str, set[str]] = {}  # what may take the place of a tool is given the same
+    for tool in plan.tools:
+        same.setdefault(tool.capability or "", set()).update(
+            _accepted_arguments(tool) if tool.capability is not None else ()
+        )
+    taken = {
+        tool.name: _accepted_arguments(tool) | same[tool.capability or ""]
+        for tool in plan.tools
+        if tool.kind in _TEMPLATE_KINDS
+    }
+    makers = {tool.name for tool in plan.tools if tool.produces}  # what they make is looked for where arguments say
+    return [
+        Problem(
+            format_path((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
+        )
+        for index, task in enumerate(plan.tasks)
+        for path, body, checks in _task_bodies(("tasks", index), task)
+        if body.tool in taken and body.tool not in makers
+        for name in body.arguments
+        if name not in taken[body.tool] and name not in {hole for text in checks for hole in placeholders(text)}
+    ]
+
+
+def _accepted_arguments(tool: ToolSpec) -> set[str]:
+    """The arguments that a tool has a place for; its parameters are checked with the plan."""
+    facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
+    return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
+
+
+def _server_problems(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
+    if plan.mcp and find_spec("mcp") is None:
+        yield Problem("mcp", str(McpNotInstalled(plan.mcp)))
+    for name, server in plan.mcp.items():
+        program = server.command[0] if server.command else ""
+        path = server.env.get("PATH", environ.get("PATH", os.defpath))
+        if program and "/" not in program and shutil.which(program, path=path) is None:
+            needs = f"the program {program!r}, which is not on the PATH"
+            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
+        if unset := unset_variables(server, environ):
+            needs = f"the environment variables {', '.join(unset)}, which are not set"
+            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
+
+
+def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:
+    used = {task.tool for task in plan.tasks}
+    for index, tool in enumerate(plan.tools):
+        at = f"tools[{index}]"
+        if tool.kind is None or tool.kind not in kinds:
+            if tool.name in used:
+                yield Problem(at, _unknown_kind_message(tool, kinds))
+            continue
+        for problem in _DEFINITION_CHECKS[tool.kind](tool) if tool.kind in _DEFINITION_CHECKS else ():
+            yield Problem(at, f"tool {tool.name!r}: {problem}")
+        for name in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)):
+            yield Problem(
+                f"{at}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
+            )
+
+
+def _unknown_kind_message(tool: ToolSpec, kinds: frozenset[str]) -> str:
+    if tool.kind is None:
+        return f"tool {tool.name!r} states no `kind`; known are {sorted(kinds)}"
+    hint = did_you_mean(tool.kind, kinds)
+    return "; ".join(
+        filter(None, [f"nothing executes kind {tool.kind!r} of tool {tool.name!r}", f"known are {sorted(kinds)}", hint])
+    )
+
+
+def _task_problems(plan: Plan) -> Iterator[Problem]:
+    """Arguments that the body of a request needs; a plan checks those of commands and addresses itself."""
+    for index, task in enumerate(plan.tasks):
+        for path, body, checks in _task_bodies(("tasks", index), task):
+            tool = plan.tool(body.tool)
+            missing = missing_arguments(strings_in(tool.body), body.arguments) if tool is not None else []
+            if missing:
+                message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
+                yield Problem(format_path((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
+            for number, text in enumerate(checks):
+                for problem in _check_problems(text, body):
+                    where = (*path, "acceptance", number) if body.acceptance else path
+                    yield Problem(format_path(where), f"task {task.id!r}: the check {text!r}: {problem}")
+
+
+def _check_problems(text: str, body: TaskBody) -> list[str]:
+    if not text.startswith(COMMAND_PREFIX):
+        return []
+    command = text.removeprefix(COMMAND_PREFIX)
+    missing = missing_arguments([command], body.arguments)
+    lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
+    return command_problems(command) + lacking
+
+
+def _task_bodies(
+    path: JsonPath, body: TaskBody, checks: tuple[str, ...] = ()
+) -> Iterator[tuple[JsonPath, TaskBody, tuple[str, ...]]]:
+    """A task, its fallbacks and its undo, and theirs, each with its place and what it is held to."""
+    held = body.acceptance or checks
+    yield path, body, held
+    for index, fallback in enumerate(body.fallbacks):
+        yield from _task_bodies((*path, "fallbacks", index), fallback, held)
+    if body.undo is not None:
+        yield from _task_bodies((*path, "undo"), body.undo)
+
+
+def _missing_programs(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
+    if tool.kind == "shell" and tool.command:
+        path = environ.get("PATH", os.defpath)
+        for program in command_programs(tool.command):
+            if shutil.which(program, path=path) is None:
+                yield f"the program {program!r}, which is not on the PATH"
+
+
+def _missing_module(tool: ToolSpec) -> Iterator[str]:
+    if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
+        package = tool.callable.partition(":")[0].partition(".")[0]
+        if find_spec(package) is None:
+            yield f"the module {package!r}, which is not found; install it, or put its folder on PYTHONPATH"
+
+
+def _missing_variables(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
+    if unset := unset_variables(tool, environ):
+        yield f"the environment variables {', '.join(unset)}, which are not set"

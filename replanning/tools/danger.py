@@ -1,0 +1,408 @@
+"""Command templates: a shell script in which arguments are words, and never text of the script.
+
+The script reaches `/bin/sh` as it was written, with a variable of the shell in the place of each hole; the
+values travel beside it. So no value is ever parsed by the shell, whatever it holds. What could still go
+wrong is a hole in a place where a variable is not one word (inside quotes, a comment, a here-document):
+those are refused when the template is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import dropwhile, pairwise
+from typing import Final
+
+from pydantic import JsonValue
+
+from replanning.plan.tasks import ToolSpec
+from replanning.tools.call import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
+
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<hole>{HOLE_DELIMITER}[^{HOLE_DELIMITER}]+{HOLE_DELIMITER})
+    | (?P<backslash>\\{HOLE_DELIMITER}[^{HOLE_DELIMITER}]+{HOLE_DELIMITER})
+    | (?P<escape>\\.)
+    | (?P<quotes>'[^']*'|"(?:\\.|[^"\\])*")
+    | (?P<backquotes>`(?:\\.|[^`\\])*`)
+    | (?P<arithmetic>\$\(\(.*?\)\))
+    | (?P<expansion>\$\{{[^}}]*\}})
+    | (?P<comment>(?<![^\s;|&()])\#[^\n]*)
+    | (?P<document><<.*)
+    | (?P<open>['"`])
+    | (?P<text>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_HOLE_ERRORS: Final = {
+    "backslash": "{hole} follows a backslash; values are quoted for you, remove it",
+    "quotes": "{hole} stands inside quotes; values are quoted for you, remove the quotes, or write {{{hole}}} for that text itself",
+    "backquotes": "{hole} stands inside backquotes; write $(…) instead",
+    "arithmetic": "{hole} stands inside $((…)), where the shell would calculate with a value it cannot trust; assign it to a variable before",
+    "expansion": "{hole} stands inside ${{…}}; assign it to a variable before, or write ${{name}} for a variable of the shell",
+    "comment": "{hole} stands in a comment; remove it, or write {{{hole}}} for that text itself",
+    "document": "{hole} stands in a here-document; use printf and a pipe instead",
+}
+
+_BEFORE_WORD: Final = frozenset(" \t\n;|&(")
+
+_AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
+
+_PREFIX_WORDS: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
+
+_CLOSING_WORDS: Final = frozenset({"}", "done", "fi"})
+
+_SHELL_BUILTINS: Final = frozenset(
+    ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
+    " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the shell is given: a script and the words that it names."""
+
+    text: str
+    words: tuple[str, ...]
+
+
+def command_problems(command: str) -> list[str]:
+    """Everything that is wrong with a command template, in the order of the text."""
+    if not command.strip():
+        return ["its command is empty"]
+    if HOLE_DELIMITER in command:
+        return ["its command holds the character NUL"]
+    problems = [
+        f"its command refers to {{env:{name}}}, which every user of the machine could read in the list of "
+        f'processes; write "${name}", or pass it on under `env`'
+        for name in env_references(command)
+    ]
+    for kind, text, _ in _tokens(mark_holes(command)):
+        if kind == "open":
+            problems.append(f"its command opens a {text} that is never closed")
+        elif kind in _HOLE_ERRORS:
+            problems += [_HOLE_ERRORS[kind].format(hole=f"{{{name}}}") for name in MARKED_HOLE.findall(text)]
+    return problems
+
+
+def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
+    """The script and its words for these arguments; a list stands for several words.
+
+    Raises:
+        ValueError: an argument cannot be a word; the message lists all that cannot.
+    """
+    names: dict[str, list[str]] = {}
+    words: list[str] = []
+    parts: list[str] = []
+    problems: list[str] = []
+    for kind, text, alone in _tokens(mark_holes(command)):
+        if kind != "hole":
+            parts.append(text)
+            continue
+        name = text.strip(HOLE_DELIMITER)
+        value = arguments[name]
+        if isinstance(value, list) and not alone:
+            problems.append(f"{name!r} is a list, but {{{name}}} does not stand alone in the command")
+        elif name not in names:
+            try:
+                new = _argument_words(name, value)
+            except ValueError as error:
+                problems.append(str(error))
+                new = []
+            names[name] = [f'"$_replanning_{len(words) + index}"' for index in range(1, len(new) + 1)]
+            words += new
+        parts.append(" ".join(names.get(name, ())))
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+    return Script(_parameter_assignments(len(words)) + "".join(parts), tuple(words))
+
+
+def command_programs(command: str) -> list[str]:
+    """The programs that a command starts, as far as its text says so plainly, each once, in order."""
+    if re.search(r"\bcase\b|\(\s*\)", command):
+        return []  # patterns of `case` and names of functions look like programs
+    found: dict[str, None] = {}
+    expected = True
+    for token in _plain_words(mark_holes(command)):
+        if token in {"|", "&", ";", "(", "\n"}:
+            expected = True
+        elif expected and not re.match(r"\w+=", token) and token not in _PREFIX_WORDS:
+            expected = False
+            if re.fullmatch(r"[\w./+@][\w./+@-]*", token) and token not in _SHELL_BUILTINS:
+                found[token] = None
+    return list(found)
+
+
+def simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command in a template, as far as its text says so plainly, with the operators before it.
+
+    Its words begin with the program, and holes are marked. What closes a group counts for nothing: `(a) | b` is `a | b`.
+    """
+    words: list[str] = []
+    before = ""
+    for token in [*_plain_words(mark_holes(command)), ";"]:
+        if token not in {"|", "&", ";", "(", "\n"}:
+            words += (
+                [token] if words or not (re.match(r"\w+=", token) or token in _PREFIX_WORDS | _CLOSING_WORDS) else []
+            )
+        elif words:
+            yield before, words
+            words, before = [], token
+        else:
+            before += token
+
+
+def _argument_words(name: str, value: JsonValue) -> list[str]:
+    if not isinstance(value, list):
+        return [argument_text(name, value)]
+    return [argument_text(f"{name}[{index}]", item) for index, item in enumerate(value)]
+
+
+def _parameter_assignments(count: int) -> str:
+    """Keeps the words in variables of their own, out of reach of `set`, `shift` and functions."""
+    if not count:
+        return ""
+    named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, count + 1))
+    return f"{named}; shift {count}; "
+
+
+def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
+    """The parts of a marked template: kind, text, and whether it stands alone between blanks or operators."""
+    for match in _TOKEN.finditer(marked):
+        before, after = marked[match.start() - 1 : match.start()], marked[match.end() : match.end() + 1]
+        alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
+        yield match.lastgroup or "text", match[0], alone
+
+
+def _plain_words(marked: str) -> Iterator[str]:
+    """Words and operators of a command, roughly; quoted parts stay as they are."""
+    current = ""
+    for kind, text, _ in _tokens(marked):
+        if kind != "text" or text not in " \t\n;|&()" or (text == "&" and current[-1:] in {"<", ">"}):
+            current += text
+            continue
+        if current:
+            yield current
+            current = ""
+        if text not in " \t)":
+            yield text
+    if current:
+        yield current
+
+
+CODE_OPTIONS: Final = {
+    "c": re.compile(r"(?:ba|da|k|z|fi)?sh|python[\d.]*"),
+    "e": re.compile(r"node|perl|ruby|lua"),
+    "r": re.compile(r"php"),
+}
+"""The programs that run what stands behind an option of one letter."""
+
+LAUNCHERS: Final = re.compile(r"find|xargs|timeout|nohup|setsid|busybox|ssh")
+"""The programs that start another, which may stand anywhere behind them."""
+
+STDIN: Final = ""
+"""Stands for a program that is read from standard input."""
+
+_SHELL_NAME: Final = re.compile(r"(?:ba|da|k|z|fi)?sh")
+
+_SOURCE_BUILTINS: Final = re.compile(r"\.|source|eval")
+
+_OPTION_OR_ASSIGNMENT: Final = re.compile(r"[-+\d%{].*|\w+=.*")
+
+_REDIRECTION: Final = re.compile(r"\d*[<>]+&?")
+
+_OPTION_WITH_VALUE: Final = re.compile(r"[-+]\w*[oWX]|-m")
+
+_SSH_OPTION_WITH_VALUE: Final = re.compile(r"-\w*[BbcDEeFIiJLlmOopQRSWw]")
+
+
+def program_name(word: str) -> str:
+    """The name of a program, without the folder that it is in."""
+    return word.rpartition("/")[2]
+
+
+def is_shell(program: str) -> bool:
+    """Whether it reads the language of a shell."""
+    return _SHELL_NAME.fullmatch(program) is not None
+
+
+def remote_command(words: list[str]) -> list[str]:
+    """What `ssh` has another machine run: the words behind where that is, which a shell there reads as one text."""
+    rest = iter(words[1:])
+    for word in rest:
+        if _SSH_OPTION_WITH_VALUE.fullmatch(word):
+            next(rest, None)
+        elif not word.startswith("-"):
+            return list(rest)
+    return []
+
+
+def strip_launchers(words: list[str]) -> list[str]:
+    """A command without the programs before it that only start it."""
+    while words and LAUNCHERS.fullmatch(program_name(words[0])):
+        words = (
+            remote_command(words) if words[0] == "ssh" else list(dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:]))
+        )
+    return words
+
+
+def interpreted_program(command: list[str]) -> tuple[str, str] | None:
+    """The interpreter that a command starts, and what it runs: a word of the command, or `STDIN`; else None.
+
+    The word is the text of a program, or a file with one; `<` or `$` where it is put out by the command that follows.
+    """
+    words = strip_launchers(command)
+    runner = program_name(words[0]) if words else ""
+    if _SOURCE_BUILTINS.fullmatch(runner):
+        return (runner, words[1]) if words[1:] else None
+    letters = "".join(letter for letter, programs in CODE_OPTIONS.items() if programs.fullmatch(runner))
+    if not letters:
+        return None
+    return runner, _program_source(words[1:], letters, shell=is_shell(runner))
+
+
+def _program_source(words: list[str], letters: str, *, shell: bool) -> str:
+    """What is run, from the words behind an interpreter and the letters of its options for text."""
+    rest = iter(words)
+    for word in rest:
+        if redirected := _REDIRECTION.match(word):
+            target = word[redirected.end() :] or next(rest, "<")
+            if redirected[0].startswith("<"):
+                return target
+        elif re.fullmatch(rf"-\w*[{letters}]", word):
+            return next(rest, STDIN)
+        elif word in ("-", "/dev/stdin") or (shell and re.fullmatch(r"-\w*s\w*", word)):
+            return STDIN
+        elif _OPTION_WITH_VALUE.fullmatch(word):
+            value = next(rest, STDIN)
+            if word == "-m":
+                return value
+        elif word[0] not in "-+":
+            return word
+    return STDIN
+
+
+_DELETE_PROGRAMS: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-delete")
+"""The programs that delete; -delete is what one that starts others does itself."""
+
+_PRIVILEGE_PROGRAMS: Final = re.compile(r"sudo|doas|su")
+
+_FETCH_PROGRAMS: Final = re.compile(r"curl|wget|fetch|nc|ncat|ssh")
+
+_PRINT_PROGRAMS: Final = re.compile(r"echo|printf")
+
+_PIPE_OPERATOR: Final = re.compile(r"(?:.*[^|])?\|[&(\n]*", re.DOTALL)
+
+_QUOTED_WORD: Final = re.compile(r"""(["'])(.*)\1""", re.DOTALL)
+
+_SUBSTITUTION_PREFIXES: Final = ("<", "$")
+"""How a word ends in whose place what the command behind it puts out is taken: `<(…)`, `$(…)`."""
+
+_COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
+
+
+def danger_reason(tool: ToolSpec) -> str:
+    """Why a tool counts as dangerous unless somebody says that it is not; empty where nothing speaks for that (J39)."""
+    if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
+        return "it sends DELETE"
+    if tool.kind != "shell" or not tool.command:
+        return ""
+    return next(_danger_reasons(tool.command), "")
+
+
+def _danger_reasons(command: str) -> Iterator[str]:
+    for _, words in simple_commands(command):
+        if HOLE_DELIMITER in words[0]:
+            yield "it runs whatever program it is told to"
+        elif runner := _argument_interpreter(words):
+            yield f"it runs whatever text it is given with {runner!r}"
+        for name in _candidate_programs(words):
+            if _DELETE_PROGRAMS.fullmatch(name):
+                yield f"it uses {name!r}"
+            elif _PRIVILEGE_PROGRAMS.fullmatch(name):
+                yield f"it acts as somebody else, with {name!r}"
+        yield from _danger_reasons(_inline_script(words))
+    yield from (
+        f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
+    )
+
+
+def _candidate_programs(words: list[str]) -> list[str]:
+    """The names of what may be started: the program, and where that starts others, all that could be one."""
+    names = [program_name(word) for word in words]
+    return names if LAUNCHERS.fullmatch(names[0]) else names[:1]
+
+
+def _argument_interpreter(words: list[str]) -> str:
+    """The program, wherever it stands, whose own text is an argument of the tool; empty where there is none."""
+    if words[0] == "eval":
+        return "eval" if any(HOLE_DELIMITER in word for word in words) else ""
+    if any(HOLE_DELIMITER in word for word in _ssh_command(words)):
+        return "ssh"
+    for place, (option, word) in enumerate(pairwise(words)):
+        if HOLE_DELIMITER in word:
+            names = [program_name(before) for before in words[:place]]
+            for letter, programs in CODE_OPTIONS.items():
+                if re.fullmatch(rf"-\w*{letter}", option) and (found := [n for n in names if programs.fullmatch(n)]):
+                    return found[-1]
+    return ""
+
+
+def _ssh_command(words: list[str]) -> list[str]:
+    """What a command has another machine run; a shell there reads arguments as part of its text."""
+    names = _candidate_programs(words)
+    return remote_command(words[names.index("ssh") :]) if "ssh" in names else []
+
+
+def _inline_script(words: list[str]) -> str:
+    """What a command has a shell run that stands there itself, in quotes; empty where there is nothing like that."""
+    runner, program = interpreted_program(words) or ("", "")
+    sent = _ssh_command(words)
+    quoted = _QUOTED_WORD.fullmatch(program if is_shell(runner) else sent[0] if len(sent) == 1 else "")
+    return quoted[2] if quoted else ""
+
+
+def _untrusted_code_runners(command: str) -> Iterator[str]:
+    """What runs that an earlier command of a pipe, or one in its place, got from elsewhere, or that was fetched before."""
+    comes, waiting, last = False, "", ""
+    files: set[str] = set()
+    for before, words in simple_commands(command):
+        inside = last if before[:1] == "(" else ""  # the word whose end says what the parenthesis is for
+        piped = _PIPE_OPERATOR.fullmatch(before) is not None or inside.endswith(">")
+        waiting = waiting if piped or inside.endswith(_SUBSTITUTION_PREFIXES) else ""
+        comes = (comes and piped) or _outputs_untrusted_data(words)
+        runner, program = interpreted_program(words) or ("", None)
+        if comes and waiting:
+            yield waiting
+        if (comes and program == STDIN) or (program and (program in files or _is_untrusted_substitution(program))):
+            yield runner
+        elif "/" in words[0] and words[0] in files:
+            yield words[0]
+        files.update(_downloaded_files(words))
+        last = words[-1]
+        waiting = runner if program == last and last.endswith(_SUBSTITUTION_PREFIXES) else waiting
+
+
+def _outputs_untrusted_data(words: list[str]) -> bool:
+    """Whether a command puts out what the file does not say: something from the network, or an argument of the tool."""
+    name = program_name((strip_launchers(words) or words)[0])
+    fetches = any(_FETCH_PROGRAMS.fullmatch(one) for one in (program_name(words[0]), name))
+    return fetches or (_PRINT_PROGRAMS.fullmatch(name) is not None and any(HOLE_DELIMITER in word for word in words))
+
+
+def _downloaded_files(words: list[str]) -> Iterator[str]:
+    """How what a command has fetched may be called afterwards: as one of its words, or as the end of an address."""
+    if _FETCH_PROGRAMS.fullmatch(program_name((strip_launchers(words) or words)[0])):
+        for word in filter(re.compile(r"\w").search, words[1:]):
+            yield from (word, program_name(word), f"./{program_name(word)}")
+
+
+def _is_untrusted_substitution(program: str) -> bool:
+    """Whether a word is what a command puts out that gets it from elsewhere."""
+    quoted = _QUOTED_WORD.fullmatch(program)
+    put_out = _COMMAND_SUBSTITUTION.fullmatch(quoted[2] if quoted else program)
+    if put_out is None:
+        return False
+    return any(_outputs_untrusted_data(words) for _, words in simple_commands(put_out[1] or put_out[2]))

@@ -1,0 +1,208 @@
+"""What can go wrong with a tool.
+
+    ToolError
+    ├── UnknownTool                    the task names a tool that nobody described
+    ├── InvalidTool                    the description of the tool cannot be run
+    ├── InvalidArguments               the arguments do not fit the tool
+    ├── ToolUnavailable                a program, module or variable it needs is not here
+    ├── CommandFailed                  a command ended with an exit code other than 0
+    │   └── TransientCommandFailed     ... with one that the tool declares as transient
+    ├── HttpStatusFailed               a server answered with an error
+    │   └── TransientHttpStatusFailed  ... which may pass
+    ├── McpToolFailed                  a tool of an MCP server, or the server itself, reports an error
+    ├── McpServerLost                  an MCP server went away while it was at work
+    │   └── TransientMcpServerLost     ... on something that may be done again
+    ├── McpNotInstalled                there are MCP servers, and no package that speaks with them
+    ├── HttpUnreachable                a server did not answer; may pass
+    ├── ToolTimedOut                   a tool took longer than the executor allows
+    └── ToolOutputTooLarge             a tool printed or answered more than may be kept (also an OutputError)
+
+Those that may pass are `TransientError`s as well, so a task's `retry` applies to them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+
+from replanning.errors import OutputError, ToolError, TransientError
+from replanning.plan.messages import did_you_mean
+
+MAX_EXCERPT_CHARS = 2_000
+"""How much of what a tool wrote an error message quotes, in characters."""
+
+_MAX_COMMAND_CHARS = 200
+
+
+def tail(text: str) -> str:
+    """The end of a text, marked where something was left out."""
+    text = text.strip()
+    return (
+        text
+        if len(text) <= MAX_EXCERPT_CHARS
+        else f"[… {len(text) - MAX_EXCERPT_CHARS} characters before] {text[-MAX_EXCERPT_CHARS:]}"
+    )
+
+
+def head(text: str) -> str:
+    """The start of a text, marked where something was left out."""
+    text = text.strip()
+    return (
+        text
+        if len(text) <= MAX_EXCERPT_CHARS
+        else f"{text[:MAX_EXCERPT_CHARS]} [… {len(text) - MAX_EXCERPT_CHARS} characters more]"
+    )
+
+
+class UnknownTool(ToolError):
+    """A task names a tool that the plan does not describe, or no tool at all."""
+
+    def __init__(self, task: str, tool: str | None, known: Iterable[str]) -> None:
+        self.task, self.tool, self.known_tools = task, tool, tuple(known)
+        if tool is None:
+            what = f"task {task!r} names no tool"
+        else:
+            what = f"task {task!r} names the tool {tool!r}, which the plan does not describe"
+        hint = did_you_mean(tool, self.known_tools) if tool else ""
+        super().__init__("; ".join(filter(None, [what, f"described are {list(self.known_tools)}", hint])))
+
+
+class InvalidTool(ToolError):
+    """The description of a tool cannot be run; `problems` says everything that is wrong with it."""
+
+    def __init__(self, tool: str, problems: Sequence[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"tool {tool!r} cannot be run: {'; '.join(problems)}")
+
+
+class InvalidArguments(ToolError):
+    """The arguments of a task do not fit its tool; `problems` says everything that is wrong with them."""
+
+    def __init__(self, tool: str, problems: Sequence[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"the arguments do not fit tool {tool!r}: {'; '.join(problems)}")
+
+
+class ToolUnavailable(ToolError):
+    """Something that a tool needs is missing on this machine."""
+
+    def __init__(self, tool: str, missing: str, advice: str) -> None:
+        self.tool, self.missing = tool, missing
+        super().__init__(f"tool {tool!r} needs {missing}; {advice}")
+
+
+class CommandFailed(ToolError):
+    """A command ended with an exit code other than 0 (128 and the number of the signal that ended it)."""
+
+    def __init__(self, tool: str, command: str, exit_code: int, stderr: str) -> None:
+        self.tool, self.command, self.exit_code, self.stderr = tool, command, exit_code, tail(stderr)
+        said = f": {self.stderr}" if self.stderr else ", without a word on stderr"
+        super().__init__(
+            f"tool {tool!r} ended with exit code {exit_code}{_signal_suffix(exit_code)}{said} (command: {command})"
+        )
+
+
+class TransientCommandFailed(CommandFailed, TransientError):
+    """A command ended with an exit code that its tool lists under `transient`."""
+
+
+class HttpStatusFailed(ToolError):
+    """A server answered with a status that is no success."""
+
+    def __init__(
+        self,
+        tool: str,
+        request: str,
+        status: int,
+        answer: str,
+        *,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        advice: str = "",
+    ) -> None:
+        self.tool, self.request, self.status, self.response_text = tool, request, status, head(answer)
+        self.request_id = request_id
+        self.retry_after = retry_after
+        """Seconds that the server asks to wait, where it says so."""
+        parts = [
+            f"tool {tool!r}: {request} answered {status}",
+            advice,
+            f"request id {request_id}" if request_id else "",
+            f"to be tried again after {retry_after:g} s" if retry_after is not None else "",
+        ]
+        super().__init__("; ".join(filter(None, parts)) + (f": {self.response_text}" if self.response_text else ""))
+
+
+class TransientHttpStatusFailed(HttpStatusFailed, TransientError):
+    """A server answered with a status that may pass: 408, 409, 425, 429, 5xx, or one under `transient`."""
+
+
+class HttpUnreachable(ToolError, TransientError):
+    """A server could not be reached, or the connection broke."""
+
+    def __init__(self, tool: str, request: str, cause: str) -> None:
+        self.tool, self.request = tool, request
+        super().__init__(f"tool {tool!r}: {request} got no answer: {cause}")
+
+
+class McpToolFailed(ToolError):
+    """A tool of an MCP server, or the server itself, reports an error."""
+
+    def __init__(self, tool: str, server: str, said: str) -> None:
+        self.tool, self.server, self.message = tool, server, said
+        super().__init__(f"tool {tool!r}: the MCP server {server!r} reports an error: {head(said)}")
+
+
+class McpServerLost(ToolError):
+    """An MCP server went away while it was at work; whether the work was done is not known."""
+
+    def __init__(self, tool: str, server: str, reason: str) -> None:
+        self.tool, self.server, self.reason = tool, server, reason
+        super().__init__(f"tool {tool!r}: the MCP server {server!r} went away while it was at work: {head(reason)}")
+
+
+class TransientMcpServerLost(McpServerLost, TransientError):
+    """An MCP server went away while it was at work on something that may be done again."""
+
+
+class McpNotInstalled(ToolError):
+    """There are MCP servers, and no package that speaks with them."""
+
+    def __init__(self, servers: Iterable[str]) -> None:
+        self.servers = tuple(servers)
+        super().__init__(f"the MCP servers {list(self.servers)} need the package mcp: pip install 'replanning[mcp]'")
+
+
+class ToolTimedOut(ToolError):
+    """A tool took longer than the executor allows where neither task nor tool states a timeout."""
+
+    def __init__(self, tool: str, limit: float) -> None:
+        self.tool, self.timeout = tool, limit
+        super().__init__(
+            f"tool {tool!r} was stopped after {limit:g} s, the limit where nothing else is stated; "
+            "give the task or the tool a `timeout` if it needs longer"
+        )
+
+
+class ToolOutputTooLarge(ToolError, OutputError):
+    """A tool printed or answered more than the executor keeps; it was stopped, and nothing was cut."""
+
+    def __init__(self, tool: str, limit: int, source: str) -> None:
+        self.tool, self.limit = tool, limit
+        super().__init__(
+            f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
+            "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
+        )
+
+
+def _shortened_command(command: str) -> str:
+    """A command as a message shows it."""
+    return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:_MAX_COMMAND_CHARS]} …"
+
+
+def _signal_suffix(exit_code: int) -> str:
+    """Which signal an exit code stands for, in words."""
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})"
+    except ValueError:
+        return ""

@@ -1,0 +1,460 @@
+"""The kind `http`: one request to a server."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+import ssl
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Final
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx
+from pydantic import JsonValue
+
+from replanning.plan.references import placeholders
+from replanning.plan.tasks import ToolSpec
+from replanning.plan.types import JsonObject
+from replanning.tools.artifacts import artifact_names, find_artifacts
+from replanning.tools.call import (
+    HOLE_DELIMITER,
+    MARKED_HOLE,
+    Secrets,
+    ToolCall,
+    argument_text,
+    env_references,
+    mark_holes,
+    parse_json,
+    render,
+    sole_hole,
+    strings_in,
+)
+from replanning.tools.errors import (
+    HttpStatusFailed,
+    HttpUnreachable,
+    InvalidArguments,
+    InvalidTool,
+    ToolOutputTooLarge,
+    ToolUnavailable,
+    TransientHttpStatusFailed,
+)
+
+_METHOD: Final = re.compile(r"[A-Za-z]{1,20}")
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+_CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+_HTTP_URL_START: Final = re.compile(r"https?://[^/?#]", re.IGNORECASE)
+
+_HTTP_URL: Final = re.compile(r"https?://(?:[^/?#@]*@)?[^/?#@%]+(?:[/?#]|\Z)", re.IGNORECASE)
+
+_BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
+"""An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
+
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"})
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request with everything filled in; `redacted` is the form for messages, without secrets."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | None
+    redacted: str
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it only reads."""
+        return self.method in _SAFE_METHODS
+
+
+def request_problems(tool: ToolSpec) -> list[str]:
+    """Everything that is wrong with the description of an HTTP tool."""
+    return [*_method_problems(tool), *_url_problems(tool), *_header_problems(tool), *_body_problems(tool)]
+
+
+def build_request(
+    tool: ToolSpec, arguments: Mapping[str, JsonValue], secrets: Secrets, idempotency_key: str
+) -> Request:
+    """The request for these arguments.
+
+    Raises:
+        ValueError: an argument does not fit where it stands; the message says why.
+    """
+    method = (tool.method or "GET").upper()
+    headers = {name: _build_header(name, template, arguments, secrets) for name, template in tool.headers.items()}
+    names = {name.lower() for name in headers}
+    content = None
+    if tool.body is not None:
+        content = json.dumps(_build_body(tool.body, arguments, secrets), ensure_ascii=False, allow_nan=False).encode()
+        if "content-type" not in names:
+            headers["Content-Type"] = "application/json"
+    if method not in _SAFE_METHODS and "idempotency-key" not in names:
+        headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
+    url = _build_url(tool.url or "", arguments, secrets)
+    return Request(method, url, headers, content, secrets.redact(f"{method} {url}"))
+
+
+def _method_problems(tool: ToolSpec) -> Iterator[str]:
+    if tool.method is not None and not _METHOD.fullmatch(tool.method):
+        yield f"its method {tool.method!r} is not one of HTTP, such as GET or POST"
+
+
+def _url_problems(tool: ToolSpec) -> Iterator[str]:
+    if tool.url is None:
+        yield "its kind is 'http', so it needs a `url`"
+        return
+    url = mark_holes(tool.url)
+    if _CONTROL_CHARS.search(tool.url) or " " in tool.url:
+        yield f"its url {tool.url!r} holds blanks or control characters"
+    elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
+        yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
+    elif _is_host_templated(url) and _sends_secrets(tool):
+        yield f"its url {tool.url!r} lets an argument choose the host, which would receive its secrets; write the host out"
+
+
+def _header_problems(tool: ToolSpec) -> Iterator[str]:
+    for name, template in tool.headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            yield f"{name!r} cannot be the name of a header"
+        if _CONTROL_CHARS.search(template):
+            yield f"its header {name!r} holds control characters"
+
+
+def _body_problems(tool: ToolSpec) -> Iterator[str]:
+    if any(HOLE_DELIMITER in text for text in strings_in(tool.body)):
+        yield "its body holds the character NUL"
+    for name in dict.fromkeys(name for member in _member_names(tool.body) for name in placeholders(member)):
+        yield f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
+    if tool.body is not None and (tool.method or "GET").upper() in _SAFE_METHODS:
+        yield f"it has a body, which {(tool.method or 'GET').upper()} does not send; give it another `method`, such as POST"
+
+
+def _member_names(value: JsonValue) -> Iterator[str]:
+    """The names of all members of objects within a value."""
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _member_names(item)
+
+
+def _is_host_templated(marked: str) -> bool:
+    """Whether arguments have a say in which host is asked."""
+    return HOLE_DELIMITER in marked[: len(marked) - len(re.sub(r"\A(?:[^/?#]*://)?[^/?#]*", "", marked))]
+
+
+def _sends_secrets(tool: ToolSpec) -> bool:
+    if any(name.lower() in _SECRET_HEADERS for name in tool.headers):
+        return True
+    return any(env_references(text) for text in [tool.url or "", *tool.headers.values(), *strings_in(tool.body)])
+
+
+def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:
+    marked = mark_holes(template)
+    start = _BASE_PLACEHOLDER.match(marked)
+    base = render(start[0], secrets, lambda name: _scalar_text(name, arguments[name])) if start else ""
+    rest = marked[start.end() :] if start else marked
+    path, mark_of_query, query = re.split(r"([?#]|\Z)", rest, maxsplit=1)
+    quoted = partial(quote, safe="")
+
+    def segment(name: str) -> str:
+        if not (text := _scalar_text(name, arguments[name])):
+            raise ValueError(f"{name!r} is empty, which would make another path of the url {template!r}")
+        return quoted(text)
+
+    url = base + render(path, secrets, segment, escape=quoted) + mark_of_query
+    url += render(query, secrets, lambda name: quoted(_scalar_text(name, arguments[name])), escape=quoted)
+    if not _is_valid_url(url):
+        raise ValueError(f"they make the url {secrets.redact(url)!r}, which is no address of http:// or https://")
+    if any(part in {".", ".."} for part in re.split(r"[?#]", url, maxsplit=1)[0].split("/")):
+        raise ValueError(f"they make the url {secrets.redact(url)!r}, which leads out of its path")
+    return url
+
+
+def _is_valid_url(url: str) -> bool:
+    if not _HTTP_URL.match(url) or _CONTROL_CHARS.search(url) or " " in url:
+        return False
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+def _build_header(name: str, template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:
+    text = render(mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])).strip(" \t")
+    if _CONTROL_CHARS.search(text):
+        raise ValueError(f"the header {name!r} would hold a line end or another control character")
+    if name.lower() in _SECRET_HEADERS:
+        secrets.add(text)
+        secrets.add(text.partition(" ")[2])
+    return text
+
+
+def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets: Secrets) -> JsonValue:
+    fill = partial(_build_body, arguments=arguments, secrets=secrets)
+    if isinstance(template, list):
+        return [fill(item) for item in template]
+    if isinstance(template, dict):
+        return {key: fill(item) for key, item in template.items()}
+    if not isinstance(template, str):
+        return template
+    marked = mark_holes(template)
+    if (name := sole_hole(marked)) is not None:
+        return arguments[name]
+    return render(marked, secrets, lambda hole: argument_text(hole, arguments[hole]))
+
+
+def _scalar_text(name: str, value: JsonValue) -> str:
+    """A value as text in a place where only one word makes sense."""
+    if isinstance(value, list | dict):
+        raise ValueError(
+            f"{name!r} is {'a list' if isinstance(value, list) else 'an object'}, which has no place there"
+        )
+    return argument_text(name, value)
+
+
+_TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+
+_MAX_REDIRECTS: Final = 5
+
+_CONTENT_ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+_CHARSET_PREFIXES: Final = (
+    "utf",
+    "us-ascii",
+    "iso-8859",
+    "latin",
+    "windows-",
+    "cp125",
+    "koi8",
+    "gb",
+    "big5",
+    "shift",
+    "euc",
+)
+"""What an answer may say it is written in: some of Python's other codecs are no text, or slow on purpose."""
+
+_OUTPUT_HEADERS: Final = (
+    "content-type",
+    "etag",
+    "last-modified",
+    "link",
+    "location",
+    "retry-after",
+    "x-request-id",
+    "request-id",
+)
+
+
+class HttpToolRunner:
+    """Executes HTTP tools over connections that are kept open between requests.
+
+    It belongs to one event loop; close it with `aclose`.
+    """
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Send the request of a tool.
+
+        Redirects are followed when they only read and stay on the same host; any other is an error.
+
+        Returns:
+            `status`; `headers`, those of interest; `json` or, where the answer is none, `text`; what the
+            tool produces, by name, where the answer is an object that has it; `undecodable`, if bytes of the
+            text were replaced.
+
+        Raises:
+            InvalidTool: the description makes no request.
+            InvalidArguments: an argument does not fit where it stands.
+            HttpStatusFailed: the status is no success.
+            HttpUnreachable: no answer came.
+            ToolUnavailable: the certificate of the server is not trusted.
+            ToolOutputTooLarge: the answer is too large.
+        """
+        if problems := request_problems(call.tool):
+            raise InvalidTool(call.tool.name, problems)
+        try:
+            request = build_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
+        except ValueError as error:
+            raise InvalidArguments(call.tool.name, [str(error)]) from None
+        response, packed = await self._fetch(call, request)
+        body = _decompress(call, request, response, packed)
+        if not response.is_success:
+            raise _status_error(call, request, response, body)
+        return _tool_output(call, response, body)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _fetch(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
+        try:
+            return await self._send(call, request)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            raise InvalidArguments(
+                call.tool.name, [f"{request.redacted}: {call.secrets.redact(str(error))}"]
+            ) from error
+        except httpx.TransportError as error:
+            cause = call.secrets.redact(str(error)) or type(error).__name__
+            if _is_certificate_error(error):
+                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
+            raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
+
+    async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
+        """The answer at the end of all redirects to the same host, with its content as it was sent."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers={"Accept-Encoding": "gzip, deflate"},
+                # How long an answer may take is the business of the attempt's deadline.
+                timeout=httpx.Timeout(None, connect=10.0),
+                # What one task is told to keep is no business of the next.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            )
+        url, hops = request.url, 0
+        headers = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in request.headers.items()]
+        while True:
+            sent = self._client.stream(request.method, url, headers=headers, content=request.content)
+            async with sent as response:
+                body = await _read_body(call, response)
+            target = _redirect_target(url, response)
+            if not request.is_safe or target is None or hops == _MAX_REDIRECTS:
+                return response, body
+            url, hops = target, hops + 1
+
+
+async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
+    """What the server sends, as it sends it."""
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > call.output_limit:
+                # A closed answer ends by itself. Left in the middle, its generators would be stranded.
+                await response.aclose()
+    except httpx.TransportError:
+        if len(body) <= call.output_limit:
+            raise
+    if len(body) > call.output_limit:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+    return bytes(body)
+
+
+def _decompress(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
+    """The content of an answer; never more of it than may be kept."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity" or not packed:
+        return packed
+    if encoding not in _CONTENT_ENCODINGS:
+        cause = f"its answer is packed as {encoding!r}, which was not asked for"
+        raise HttpUnreachable(call.tool.name, request.redacted, cause)
+    unpacking = zlib.decompressobj(_CONTENT_ENCODINGS[encoding])
+    try:
+        body = unpacking.decompress(packed, call.output_limit + 1)
+    except zlib.error as error:
+        cause = f"its answer is not the {encoding} that it states"
+        raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
+    if len(body) > call.output_limit:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+    if not unpacking.eof:
+        raise HttpUnreachable(call.tool.name, request.redacted, f"its answer is not the {encoding} that it states")
+    return body
+
+
+def _status_error(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
+    """What an answer that is no success is to its task."""
+    status = response.status_code
+    passing = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
+    advice = ""
+    if response.has_redirect_location:
+        target = call.secrets.redact(response.headers["location"])
+        advice = f"it redirects to {target!r}; if that is right, write it as the `url` of the tool"
+    return (TransientHttpStatusFailed if passing else HttpStatusFailed)(
+        call.tool.name,
+        request.redacted,
+        status,
+        call.secrets.redact(_decode_text(response, body)[0]),
+        request_id=response.headers.get("x-request-id") or response.headers.get("request-id"),
+        retry_after=_retry_after(response),
+        advice=advice,
+    )
+
+
+def _tool_output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonObject:
+    headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
+    output: JsonObject = {"status": response.status_code, "headers": headers}
+    text, decodable = _decode_text(response, body)
+    said = parse_json(text) if _is_json(response) else None
+    if said is not None or (_is_json(response) and text.strip() == "null"):
+        output["json"] = said
+    else:
+        output["text"] = text
+    if not decodable:
+        output["undecodable"] = ["text"]
+    names = artifact_names(call.tool, call.arguments)
+    return {**find_artifacts(names, call.arguments, json_output=said, before={}, after={}), **output}
+
+
+def _is_json(response: httpx.Response) -> bool:
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return bool(kind == "application/json" or kind.endswith("+json"))
+
+
+def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:
+    """The text of an answer, and whether all of it is text."""
+    stated = (response.charset_encoding or "").lower()
+    charset = stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8"
+    try:
+        text = body.decode(charset)
+        text.encode()
+    except (LookupError, ValueError):
+        return body.decode(errors="replace"), False
+    return text, True
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """How many seconds the server asks to wait, by its own clock where it names a time."""
+    stated = response.headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", stated):
+        return float(stated)
+    until, now = (email.utils.parsedate_tz(text) for text in (stated, response.headers.get("date", "")))
+    if until is None or now is None:
+        return None
+    try:
+        return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
+    except (ValueError, OverflowError):  # a date that no calendar has
+        return None
+
+
+def _redirect_target(url: str, response: httpx.Response) -> str | None:
+    """Where a redirect leads, if it stays with scheme, host and port."""
+    if not response.has_redirect_location:
+        return None
+    try:
+        target = urljoin(url, response.headers["location"])
+        return target if urlsplit(url)[:2] == urlsplit(target)[:2] else None
+    except ValueError:  # no address at all
+        return None
+
+
+def _is_certificate_error(error: BaseException) -> bool:
+    """Whether a connection failed because of the certificate, which no retry will change."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

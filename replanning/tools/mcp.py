@@ -1,0 +1,398 @@
+"""What a server of the Model Context Protocol says of its tools and answers: checked, bounded, and put into our terms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from pydantic import JsonValue, ValidationError
+
+from replanning.environment import Clock
+from replanning.errors import PlanError, Problem
+from replanning.plan.document import Plan
+from replanning.plan.messages import NameSuggester, format_path
+from replanning.plan.tasks import McpServer, ToolSpec
+from replanning.plan.types import JsonObject
+from replanning.tools.artifacts import artifact_names, find_artifacts
+from replanning.tools.call import ToolCall, parse_json
+from replanning.tools.errors import (
+    InvalidArguments,
+    McpNotInstalled,
+    McpServerLost,
+    McpToolFailed,
+    ToolOutputTooLarge,
+    ToolUnavailable,
+    TransientMcpServerLost,
+    head,
+)
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, Tool, ToolAnnotations
+
+    from replanning.tools.mcp_session import McpSession
+
+
+MAX_SCHEMA_CHARS: Final = 16_000
+"""Characters of a schema that are kept; of a larger one, the types of its parameters."""
+
+_MAX_PARAMETERS: Final = 200
+
+_MAX_SCHEMA_REFS: Final = 20
+"""A schema with more references may take endlessly to check; then the server does that alone."""
+
+_MAX_SCHEMA_ERRORS: Final = 5
+
+_CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+Redact = Callable[[str], str]
+
+
+def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, hide: Redact) -> ToolSpec | None:
+    """A tool of a server as plans describe tools; None where it has a name that none may have.
+
+    Args:
+        name: how the plan calls the server.
+        server: the server.
+        tool: what it says of the tool.
+        stated: what the plan says of it, which counts where it says something.
+        hide: takes secrets out of a text.
+    """
+    schema = _redacted_schema(tool.input_schema, hide)
+    parameters, optional = _parameters(tool.input_schema)
+    fields: dict[str, object] = {
+        "name": f"{name}.{tool.name}",
+        "kind": "mcp",
+        "server": name,
+        "tool": tool.name,
+        "description": head(_CONTROL_CHARS.sub(" ", hide(tool.description or tool.title or ""))),
+        "parameters": parameters,
+        "input_schema": schema,
+        "dangerous": tool.name not in server.safe and _is_destructive(tool.annotations),
+    }
+    fields |= {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
+    known = fields["parameters"] if isinstance(fields["parameters"], Mapping) else {}
+    fields.setdefault("optional", [each for each in optional if each in known])
+    try:
+        return ToolSpec.model_validate(fields)
+    except ValidationError:
+        return None
+
+
+def _is_destructive(hints: ToolAnnotations | None) -> bool:
+    """Whether a tool may do harm: so it is where the server does not say otherwise."""
+    return hints is None or not (hints.read_only_hint or hints.destructive_hint is False)
+
+
+def _redacted_schema(schema: Mapping[str, object], hide: Redact) -> JsonObject | None:
+    text = hide(json.dumps(schema))
+    found = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
+    return found if isinstance(found, dict) else None
+
+
+def _parameters(schema: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
+    """The parameters of a schema with their types, and which of them may be left out."""
+    found, required = schema.get("properties"), schema.get("required")
+    if not isinstance(found, dict):
+        return {}, []
+    types = {str(name): _parameter_type(value) for name, value in islice(found.items(), _MAX_PARAMETERS)}
+    needed = required if isinstance(required, list) else []
+    return types, [name for name in types if name not in needed]
+
+
+def _parameter_type(schema: object) -> str:
+    stated = schema.get("type") if isinstance(schema, dict) else None
+    return stated if isinstance(stated, str) and stated in _JSON_TYPES else "any"
+
+
+def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[str]:
+    """What a schema finds wrong with arguments; a schema that is none itself finds nothing."""
+    if schema is None:
+        return []
+    text = json.dumps(schema)
+    if text.count('"$ref"') > _MAX_SCHEMA_REFS or '"patternProperties"' in text:
+        return []
+    from jsonschema import validators  # takes its time, and few plans need it
+    from referencing import Registry
+
+    # A pattern of somebody else may take endlessly to match, and a reference may lead anywhere.
+    base = validators.validator_for(schema)
+    kind = validators.extend(base, {"pattern": lambda *_: None})  # type: ignore[no-untyped-call] # so its stubs have it
+    checker = kind(schema, registry=Registry())
+    try:
+        found = list(islice(checker.iter_errors(arguments), _MAX_SCHEMA_ERRORS))
+    except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
+        return []
+    return [f"{_error_prefix(error.absolute_path)}{error.message[:300]}" for error in found]
+
+
+def _error_prefix(path: object) -> str:
+    steps = list(path) if hasattr(path, "__iter__") else []
+    return f"{'.'.join(map(str, steps))}: " if steps else ""
+
+
+def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValue:
+    """The output of a tool: its `text`, the `json` that it answers or that the text is, and `content` beside text.
+
+    Raises:
+        McpToolFailed: the tool reports that it failed.
+        ToolOutputTooLarge: it answers more than may be kept.
+    """
+    texts = [block.text for block in result.content if block.type == "text"]
+    text = "\n".join(texts)
+    if result.is_error:
+        raise McpToolFailed(call.tool.name, call.tool.server or "", hide(text) or "it does not say why")
+    others: list[JsonValue] = [
+        block.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for block in result.content
+        if block.type != "text"
+    ]
+    whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
+    if len(whole.encode(errors="replace")) > call.output_limit:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what the server answered")
+    said = (
+        parse_json(json.dumps(result.structured_content))
+        if result.structured_content is not None
+        else _json_in_text(text)
+    )
+    output: JsonObject = {"text": text}
+    output |= {"json": said} if said is not None else {}
+    output |= {"content": others} if others else {}
+    names = artifact_names(call.tool, call.arguments)
+    return {**find_artifacts(names, call.arguments, json_output=said, before={}, after={}), **output}
+
+
+def _json_in_text(text: str) -> JsonValue:
+    """The JSON object or array that a text is."""
+    return parse_json(text) if text.lstrip()[:1] in {"{", "["} else None
+
+
+_CLOSE_TIMEOUT: Final = 10.0
+"""Seconds that servers have to end in order; then they are killed."""
+
+
+class AvailabilityListener(Protocol):
+    """Is told that a tool is available or not, such as `run.change_resource`."""
+
+    def __call__(self, name: str, /, *, available: bool, reason: str) -> object:
+        """Receive the new availability of the tool `name`, with the reason."""
+        ...
+
+
+class McpToolRunner:
+    """Executes the tools of the servers of a plan, and keeps the servers.
+
+    Args:
+        servers: as the plan describes them.
+        environ: where `{env:NAME}` is looked up.
+        cwd: what `cwd` of a server is relative to.
+        clock: time between one start of a server and the next.
+    """
+
+    def __init__(
+        self, servers: Mapping[str, McpServer], *, environ: Mapping[str, str], cwd: Path, clock: Clock
+    ) -> None:
+        self._servers, self._environ, self._cwd, self._clock = servers, environ, cwd, clock
+        self._sessions: dict[str, McpSession] = {}
+        self._tools: dict[str, ToolSpec] = {}
+        self._group: TaskGroup | None = None
+        self._listener: AvailabilityListener | None = None
+        self._reported: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether somebody is told when tools become available or cease to be."""
+        return self._listener is not None
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """The servers that were asked and are not there, and why."""
+        return {
+            name: session.unavailable_reason for name, session in self._sessions.items() if session.unavailable_reason
+        }
+
+    async def open(self) -> None:
+        """Begin; `aclose` must be called by the same task."""
+        if self._servers:
+            self._group = anyio.create_task_group()
+            await self._group.__aenter__()
+
+    async def aclose(self) -> None:
+        """End the servers that were started."""
+        group, self._group, self._listener = self._group, None, None
+        if group is None:
+            return
+        for session in self._sessions.values():
+            session.close()
+        self._sessions = {}
+        group.cancel_scope.deadline = anyio.current_time() + _CLOSE_TIMEOUT
+        await group.__aexit__(None, None, None)
+
+    def watch(self, report: AvailabilityListener | None) -> None:
+        """Tell somebody which tools are available, now and whenever that changes; None for nobody any more."""
+        self._listener, self._reported = report, {}
+        for session in self._sessions.values():
+            self._report_availability(session)
+
+    async def discover(self, plan: Plan) -> Plan:
+        """The plan with the tools that its servers have; starts them.
+
+        What the plan states of a tool counts; what it leaves out is asked of the server. A tool that a task names and
+        whose server is not there is described as unavailable.
+
+        Raises:
+            PlanError: the tasks do not fit the tools.
+            McpNotInstalled: the SDK is not there.
+        """
+        sessions = {name: self._get_session(name) for name in plan.mcp}
+        async with anyio.create_task_group() as group:
+            for session in sessions.values():
+                group.start_soon(session.start)
+        tools = [self._merged_spec(tool, sessions) for tool in plan.tools]
+        known = {(tool.server, tool.tool or tool.name) for tool in tools if tool.kind == "mcp"}
+        for name, session in sessions.items():
+            for tool in session.tools.values():
+                allowed = session.server.tools is None or tool.name in session.server.tools
+                if allowed and (name, tool.name) not in known:
+                    found = mcp_tool_spec(name, session.server, tool, None, session.secrets.redact)
+                    tools += [found] if found is not None else []
+        tools += _unavailable_tools(plan, tools, sessions)
+        self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
+        return _with_tools(plan, tools)
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Have a server use one of its tools.
+
+        Raises:
+            InvalidArguments: they do not fit the schema of the tool.
+            ToolUnavailable: the server is not there.
+            McpServerLost: it went away while it was at work.
+            McpToolFailed: the tool, or the server, reports an error.
+            ToolOutputTooLarge: it answers more than may be kept.
+            McpNotInstalled: the SDK is not there.
+        """
+        tool, name = call.tool, call.tool.server or ""
+        session = self._get_session(name, tool.name)
+        self._tools.setdefault(tool.name, tool)
+        if problems := schema_problems(tool.input_schema, call.arguments):
+            raise InvalidArguments(tool.name, [call.secrets.redact(problem) for problem in problems])
+        from replanning.tools.mcp_session import ServerGone
+
+        try:
+            result = await session.call(tool.tool or tool.name, call.arguments)
+        except ServerGone as error:
+            if not error.request_sent:
+                raise ToolUnavailable(tool.name, f"the MCP server {name!r}", f"which is not there: {error}") from None
+            lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
+            raise lost(tool.name, name, str(error)) from None
+        except Exception as error:  # whatever a server makes the SDK raise is a failure of this task alone
+            said = session.secrets.redact(str(error)) or type(error).__name__
+            raise McpToolFailed(tool.name, name, said) from error
+        return session.secrets.redact_json(mcp_output(call, result, session.secrets.redact))
+
+    def _get_session(self, name: str, tool: str = "") -> McpSession:
+        if name not in self._sessions:
+            if name not in self._servers:
+                raise ToolUnavailable(tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`")
+            if self._group is None:
+                raise ToolUnavailable(
+                    tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
+                )
+            self._sessions[name] = self._start_session(name, self._group)
+        return self._sessions[name]
+
+    def _start_session(self, name: str, group: TaskGroup) -> McpSession:
+        if find_spec("mcp") is None:
+            raise McpNotInstalled(self._servers)
+        from replanning.tools.mcp_session import McpSession  # the SDK takes its time, and most plans need none
+
+        session = McpSession(
+            name,
+            self._servers[name],
+            environ=self._environ,
+            cwd=self._cwd,
+            clock=self._clock,
+            on_change=self._report_availability,
+        )
+        group.start_soon(session.run)
+        return session
+
+    def _report_availability(self, session: McpSession) -> None:
+        """Say of the tools of a server whether they can be used, where that is new."""
+        if self._listener is None:
+            return
+        for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
+            lacking = (tool.tool or tool.name) not in session.tools
+            reason = session.unavailable_reason or ("the server does not have it any more" if lacking else "")
+            if self._reported.get(tool.name) is not (available := not reason):
+                self._reported[tool.name] = available
+                why = f"MCP server {session.name!r}: {reason}" if reason else ""
+                self._listener(tool.name, available=available, reason=why)
+
+    @staticmethod
+    def _merged_spec(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
+        """What a plan says of a tool, with what it leaves out as its server states it."""
+        session = sessions.get(tool.server or "") if tool.kind == "mcp" else None
+        if session is None:
+            return tool
+        found = session.tools.get(tool.tool or tool.name)
+        if found is None:  # of what nobody has said anything, the worst is assumed
+            safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
+            return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
+        return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
+
+
+def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
+    """The plan with these tools.
+
+    Raises:
+        PlanError: its tasks do not fit them.
+    """
+    known, hints = {tool.name: tool for tool in tools}, NameSuggester()
+    problems = [
+        Problem(
+            format_path(("tasks", *path, "tool")), f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}"
+        )
+        for path, name in _referenced_tools(plan)
+        if known and name not in known and (hint := hints(name, known) or "; its server does not have it")
+    ]
+    try:
+        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+        found = Plan.model_validate({**fields, "tools": tuple(tools)})
+    except PlanError as error:
+        raise PlanError([*problems, *error.problems]) from None
+    if problems:
+        raise PlanError(problems)
+    return found
+
+
+def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
+    """The tools that tasks and their fallbacks name, each with its place."""
+    for index, task in enumerate(plan.tasks):
+        if task.tool is not None:
+            yield (index,), task.tool
+        for number, fallback in enumerate(task.fallbacks):
+            if fallback.tool is not None:
+                yield (index, "fallbacks", number), fallback.tool
+
+
+def _unavailable_tools(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
+    """The tools that tasks name of servers that are not there."""
+    known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
+    for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in known):
+        for server, session in sessions.items():
+            if name.startswith(f"{server}.") and not session.available:
+                fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}
+                found[name] = ToolSpec.model_validate({**fields, "available": False, "dangerous": True})
+    return list(found.values())

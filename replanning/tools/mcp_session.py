@@ -1,0 +1,528 @@
+"""One server of the Model Context Protocol: started when it is wanted, shared by all tasks, started again when it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+import httpx2
+from mcp import Client, MCPError
+from mcp.client._transport import ReadStream, TransportStreams
+from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.message import SessionMessage
+from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, ToolListChangedNotification
+
+from replanning.environment import Clock
+from replanning.plan.tasks import McpServer
+from replanning.plan.types import JsonObject
+from replanning.run.processes import kill_processes_with_variable
+from replanning.tools.call import Secrets, unset_variables
+
+for _name in ("mcp", "client"):  # what the SDK says of a server it cannot read is for who asks for it, not for stderr
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+_LAUNCH_ARGV: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
+"""Says which process group the program has, before it becomes the program."""
+
+_GROUP_LINE: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
+
+_MARKER_VARIABLE: Final = "REPLANNING_MCP_SERVER"
+"""The variable that tells what a server has started from everything else, also once it has left its process group."""
+
+_PARTIAL_WORD: Final = re.compile(rb"\A\S+")
+
+_MAX_STDERR_BYTES: Final = 2_000
+
+_STDERR_DRAIN_TIMEOUT: Final = 1.0
+"""Seconds that what a program said last is waited for, once it has ended."""
+
+_CONNECT_TIMEOUT: Final = 30.0
+"""Seconds to reach an address; what an answer may take is for the task to say."""
+
+
+class ServerStartError(Exception):
+    """A server cannot be started or reached; says why."""
+
+
+@dataclass(slots=True)
+class ServerHandle:
+    """A line to a server.
+
+    Attributes:
+        process_token: by which all that its program starts is known, as a variable of the environment.
+        ended: set as soon as nothing more can come.
+        stderr_tail: what the program said last on stderr.
+    """
+
+    name: str
+    secrets: Secrets
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    stderr_tail: bytes = b""
+    process_token: str = field(default_factory=lambda: token_hex(16))
+    _group_known: anyio.Event = field(default_factory=anyio.Event)
+    _stderr_closed: anyio.Event = field(default_factory=anyio.Event)
+    _process_group: int = 0
+    _abandoned: bool = False
+
+    @property
+    def last_stderr_line(self) -> str:
+        """The last line that the program said on stderr, without secrets."""
+        lines = self.stderr_tail.decode(errors="replace").split("\n")
+        found = [line.strip() for line in lines if line.strip()]
+        return self.secrets.redact(found[-1])[:_MAX_STDERR_BYTES] if found else ""
+
+    async def read_stderr(self, end: int) -> None:
+        """Read what the program says on stderr, for the log and for when it ends."""
+        os.set_blocking(end, False)
+        try:
+            while True:
+                await anyio.wait_readable(end)
+                chunk = os.read(end, 65_536)
+                if not chunk:
+                    return
+                self._handle_stderr(chunk)
+        finally:
+            os.close(end)
+            self._stderr_closed.set()
+
+    def _handle_stderr(self, chunk: bytes) -> None:
+        self.stderr_tail += chunk
+        if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
+            self._process_group, self.stderr_tail = int(found[1]), self.stderr_tail[found.end() :]
+            self._group_known.set()
+            if self._abandoned:
+                self._kill()
+        elif self._process_group:
+            _log.debug("%s: %s", self.name, self.secrets.redact(chunk.decode(errors="replace")).rstrip())
+        if len(self.stderr_tail) > _MAX_STDERR_BYTES:  # a word that is cut is left out: half a secret is not recognised
+            self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
+
+    async def watch_exit(self) -> None:
+        """Notice when the program ends, also where something that it has started holds its output open."""
+        await self._group_known.wait()
+        try:
+            end = os.pidfd_open(self._process_group)
+        except (AttributeError, OSError):  # the system cannot, or it is gone already and its output tells
+            return
+        try:
+            await anyio.wait_readable(end)
+            self.ended.set()
+        finally:
+            os.close(end)
+
+    async def terminate(self) -> None:
+        """End what is left of the program and of all that it has started, and hear its last words."""
+        self._kill()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(
+                kill_processes_with_variable, f"{_MARKER_VARIABLE}={self.process_token}".encode()
+            )
+        with anyio.move_on_after(_STDERR_DRAIN_TIMEOUT):
+            await self._stderr_closed.wait()
+
+    def abandon(self) -> None:
+        """End a program that is being started, as soon as it is; whoever cancels that instead leaves it unattended."""
+        self._abandoned = True
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process_group > 1:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process_group, signal.SIGKILL)
+
+
+class _MonitoredStream:
+    """A stream that says when it has ended."""
+
+    def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            return await self._stream.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._ended.set()
+            raise
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._stream.__aexit__(kind, error, traceback)
+
+
+@asynccontextmanager
+async def open_transport(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
+) -> AsyncIterator[TransportStreams]:
+    """The streams to a server, which is started where it is a program; gone with all it started afterwards.
+
+    Raises:
+        CannotStart: something that it needs is missing.
+        OSError: it cannot be started.
+    """
+    if unset := unset_variables(server, environ):
+        raise ServerStartError(f"it needs the environment variables {', '.join(unset)}, which are not set")
+    way = _stdio_transport(server, line, environ, cwd) if server.command is not None else _http_transport(server, line)
+    async with way as (read, write):
+        yield _MonitoredStream(read, line.ended), write
+
+
+@asynccontextmanager
+async def _stdio_transport(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
+) -> AsyncIterator[TransportStreams]:
+    parameters = _stdio_parameters(server, line, environ, cwd / server.cwd if server.cwd is not None else cwd)
+    async with anyio.create_task_group() as group, AsyncExitStack() as stack:
+        stack.callback(group.cancel_scope.cancel)
+        stack.push_async_callback(line.terminate)
+        read_end, write_end = os.pipe()
+        group.start_soon(line.read_stderr, read_end)
+        group.start_soon(line.watch_exit)
+        with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
+            streams = await stack.enter_async_context(stdio_client(parameters, errors))
+        yield streams
+
+
+def _stdio_parameters(
+    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
+) -> StdioServerParameters:
+    program, *arguments = server.command or ()
+    inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
+    own = {name: line.secrets.resolve(text) for name, text in server.env.items()}
+    if not cwd.is_dir():
+        raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
+    path = own.get("PATH", environ.get("PATH", os.defpath))
+    if shutil.which(cwd / program if "/" in program else program, path=path) is None:
+        place = "" if "/" in program else " on the PATH"
+        raise ServerStartError(f"the program {program!r} is not found{place}; install it, or correct `command`")
+    return StdioServerParameters(
+        command=_LAUNCH_ARGV[0],
+        args=[*_LAUNCH_ARGV[1:], program, *arguments],
+        env={**inherited, **own, _MARKER_VARIABLE: line.process_token},
+        cwd=cwd,
+    )
+
+
+@asynccontextmanager
+async def _http_transport(server: McpServer, line: ServerHandle) -> AsyncIterator[TransportStreams]:
+    headers = {name: line.secrets.resolve(text) for name, text in server.headers.items()}
+    limits = httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=limits) as client,
+        streamable_http_client(server.url or "", http_client=client) as streams,
+    ):
+        yield streams
+
+
+_log = logging.getLogger("replanning.mcp")
+
+MAX_RESTARTS: Final = 5
+"""How often in a row a server is started again that answers no call in between."""
+
+_MAX_TOOLS: Final = 1_000
+
+_MAX_PAGES: Final = 100
+
+_REFRESH_INTERVAL: Final = 1.0
+"""Seconds between one time that a server is asked what it can do and the next, however often it says that this changed."""
+
+_SESSION_TERMINATED: Final = "Session terminated"
+"""What the SDK says where a server answers that it has forgotten a session."""
+
+
+class ServerGone(Exception):
+    """A server is not there, or has gone while it was at work.
+
+    Attributes:
+        request_sent: whether it may have begun with what was asked.
+    """
+
+    def __init__(self, reason: str, *, reached: bool) -> None:
+        self.request_sent = reached
+        super().__init__(reason)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A server as long as it lives.
+
+    Attributes:
+        client: it, once it answers.
+        tools_changed: set when it says that its tools have changed.
+        closed: set when it is gone, with the reason.
+    """
+
+    handle: ServerHandle
+    client: Client | None = None
+    active_calls: int = 0
+    reason: str = ""
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    tools_changed: anyio.Event = field(default_factory=anyio.Event)
+    closed: anyio.Event = field(default_factory=anyio.Event)
+
+    async def handle_message(self, message: object) -> None:
+        """Take in what the server says of its own accord; called while nothing else can be read from it."""
+        if isinstance(message, ToolListChangedNotification):
+            self.tools_changed.set()
+
+
+class McpSession:
+    """One server and what it can do.
+
+    Args:
+        name: how plans call it.
+        server: how it is started or reached.
+        environ: where `{env:NAME}` is looked up.
+        cwd: what its `cwd` is relative to.
+        clock: time between one start and the next.
+        on_change: is told whenever it has become available or ceased to be.
+
+    Attributes:
+        tools: its tools by name, as it stated them last.
+        unavailable_reason: why it is not available; empty where it is.
+        secrets: what it was told and nobody else is to see.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        *,
+        environ: Mapping[str, str],
+        cwd: Path,
+        clock: Clock,
+        on_change: Callable[[McpSession], object],
+    ) -> None:
+        self.name, self.server = name, server
+        self.tools: dict[str, Tool] = {}
+        self.unavailable_reason = "it was not started yet"
+        self.secrets = Secrets(environ)
+        self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
+        self._connection = self._new_connection()
+        self._start_requested = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._starting = self._closing = False
+        self._start_count = 0
+
+    def __repr__(self) -> str:
+        return f"<McpSession {self.name!r} {'available' if self.available else self.unavailable_reason}>"
+
+    @property
+    def available(self) -> bool:
+        """Whether it answers."""
+        return not self.unavailable_reason
+
+    async def run(self) -> None:
+        """Keep the server alive, once somebody wants it, until it is closed or given up. Runs in a task of its own."""
+        try:
+            with self._scope:
+                await self._start_requested.wait()
+                while not self._closing and self._start_count <= MAX_RESTARTS:
+                    if self._start_count > 1:  # the first time that it ends it is started again at once
+                        await self._clock.sleep(2.0 ** (self._start_count - 2))
+                    self._start_count += 1
+                    await self._run_connection(self._connection)
+                self.unavailable_reason += "" if self._closing else f"; it was given up after {MAX_RESTARTS} more tries"
+        finally:
+            self._connection.settled.set()
+
+    def close(self) -> None:
+        """Have it end, in order where it is connected."""
+        self._closing = True
+        if self._connection.client is not None:
+            self._connection.handle.ended.set()
+        elif self._starting and self.server.command is not None:
+            self._connection.handle.abandon()
+        else:
+            self._scope.cancel()
+
+    async def start(self) -> None:
+        """Have it started, and wait until it answers or cannot be reached."""
+        self._start_requested.set()
+        await self._connection.settled.wait()
+
+    async def call(self, tool: str, arguments: JsonObject) -> CallToolResult:
+        """What a tool of the server answers.
+
+        Raises:
+            ServerGone: it is not there, or went away meanwhile.
+            Exception: whatever the SDK raises, `MCPError` where the server refuses.
+        """
+        await self.start()
+        connection = self._connection
+        if connection.client is None:
+            raise ServerGone(self.unavailable_reason, reached=False)
+        lost, connection.active_calls = False, connection.active_calls + 1
+        try:
+            outcome = await _call_tool(connection, tool, arguments)
+            lost = connection.closed.is_set() or _is_connection_lost(outcome)
+        finally:
+            connection.active_calls -= not lost
+        if isinstance(outcome, CallToolResult):
+            self._start_count = 1
+            return outcome
+        if outcome is not None and not lost:
+            raise outcome
+        connection.handle.ended.set()
+        await connection.closed.wait()
+        # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
+        # which nothing can be done is over.
+        await self._connection.settled.wait()
+        raise ServerGone(connection.reason, reached=not _is_session_expired(outcome))
+
+    def _new_connection(self) -> _Connection:
+        return _Connection(ServerHandle(self.name, self.secrets))
+
+    async def _run_connection(self, connection: _Connection) -> None:
+        """Start it, and wait until it has ended, however it does."""
+        self._starting = True
+        try:
+            await self._serve_connection(connection)
+            reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
+        except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
+            reason = _error_text(error, self.server.url)
+        self._starting = False
+        words = connection.handle.last_stderr_line
+        self.unavailable_reason = connection.reason = self.secrets.redact(f"{reason}: {words}" if words else reason)
+        if self._start_count <= MAX_RESTARTS and not self._closing:
+            self._connection = self._new_connection()
+        # That a server ended which nobody was using is worth a word only if it cannot be started again.
+        told = not self._closing and (connection.client is None or connection.active_calls > 0)
+        connection.client = None
+        connection.closed.set()
+        if told:
+            self._on_change(self)
+        connection.settled.set()
+
+    async def _serve_connection(self, connection: _Connection) -> None:
+        server, line = self.server, connection.handle
+        with anyio.CancelScope(deadline=anyio.current_time() + server.timeout) as scope:
+            way = open_transport(server, line, self._environ, self._cwd)
+            async with Client(way, cache=None, message_handler=connection.handle_message) as client:
+                self.tools = await _list_tools(client)
+                scope.deadline = math.inf
+                connection.client, self.unavailable_reason = client, ""
+                self._on_change(self)
+                connection.settled.set()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_subscribe_to_changes, client)
+                    group.start_soon(self._refresh_tools, connection, client)
+                    await line.ended.wait()
+                    group.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            raise ServerStartError(f"it did not say within {server.timeout:g} s what it can do")
+
+    async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
+        """Ask the server again what it can do whenever it says that this has changed."""
+        while True:
+            await connection.tools_changed.wait()
+            connection.tools_changed = anyio.Event()
+            try:
+                with anyio.fail_after(self.server.timeout):
+                    self.tools = await _list_tools(client)
+            except Exception as error:  # noqa: BLE001 - that the server is gone is noticed elsewhere
+                _log.debug("%s: its tools have changed, and are not known: %s", self.name, _error_text(error))
+            else:
+                self._on_change(self)
+            await self._clock.sleep(_REFRESH_INTERVAL)
+
+
+async def _subscribe_to_changes(client: Client) -> None:
+    """Have a server say when its tools have changed, where it does so only if it is asked to."""
+    with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
+        async with client.listen(tools_list_changed=True) as events:
+            async for _ in events:
+                pass  # it is heard of like what a server says unasked
+
+
+async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
+    """What came of a call; None where the server went away."""
+    outcome: CallToolResult | Exception | None = None
+    assert connection.client is not None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await connection.closed.wait()
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            outcome = await connection.client.call_tool(tool, dict(arguments))
+        except Exception as error:  # noqa: BLE001 - raised by the caller, not in a group that nobody asked for
+            outcome = error
+        group.cancel_scope.cancel()
+    return outcome
+
+
+def _is_session_expired(outcome: object) -> bool:
+    """Whether a server refuses a session that it does not know any more."""
+    return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _SESSION_TERMINATED)
+
+
+def _is_connection_lost(outcome: object) -> bool:
+    """Whether what came of a call says that the server is gone."""
+    return _is_session_expired(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
+
+
+async def _list_tools(client: Client) -> dict[str, Tool]:
+    """The tools that a server states, as many as are looked at."""
+    found: dict[str, Tool] = {}
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools[: _MAX_TOOLS - len(found)]:
+            found.setdefault(tool.name, tool)
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= _MAX_TOOLS:
+            break
+    return found
+
+
+def _error_text(error: BaseException, url: str | None = None) -> str:
+    """Why a server cannot be used, in one line."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+        return "it ended before it answered"
+    text = " ".join(str(error).split())
+    if isinstance(error, httpx2.TransportError):
+        return f"{url} cannot be reached: {type(error).__name__}: {text}".rstrip(": ")
+    return (
+        text
+        if isinstance(error, ServerStartError | MCPError) and text
+        else f"{type(error).__name__}: {text}".rstrip(": ")
+    )

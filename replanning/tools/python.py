@@ -1,0 +1,123 @@
+"""The kind `python`: a function of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+from pydantic import JsonValue
+
+from replanning.plan.messages import did_you_mean
+from replanning.tools.call import ToolCall
+from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
+
+Function = Callable[..., object]
+
+T = TypeVar("T")
+
+_MAX_THREADS: Final = 40
+
+
+class PythonToolRunner:
+    """Executes Python functions: asynchronous ones as they are, others in a thread.
+
+    A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled, or times
+    out, nobody waits for the function any longer and its result is dropped, but it runs on to its end, and
+    counts among the 40 that may run at once. Work that must be stopped belongs into an asynchronous function
+    or a command.
+    """
+
+    def __init__(self) -> None:
+        # Threads of its own, so that functions that never end do not starve the rest of the program.
+        self._threads: anyio.CapacityLimiter | None = None
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Call the function of a tool with the arguments of the task as keywords.
+
+        It receives `context`, the context of the task, where it has a parameter of that name.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            InvalidTool: the description names no function.
+            InvalidArguments: the function does not take these arguments.
+            ToolUnavailable: the module or the function in it cannot be imported.
+            Exception: whatever the function raises.
+        """
+        if problems := callable_problems(call.tool.callable):
+            raise InvalidTool(call.tool.name, problems)
+        if self._threads is None:
+            self._threads = anyio.CapacityLimiter(_MAX_THREADS)
+        function = await self._in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
+        work = _bind(call, function)
+        result = work() if _is_async(function) else await self._in_thread(work)
+        # The type is the promise of the function; what is no JSON meets the codec of the run.
+        return await result if inspect.isawaitable(result) else result  # type: ignore[return-value]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+
+
+def callable_problems(name: str | None) -> list[str]:
+    """Everything that is wrong with the name of a function."""
+    if name is None:
+        return ["its kind is 'python', so it needs a `callable`"]
+    module, colon, function = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), *function.split(".")]):
+        return [f"its callable {name!r} is not of the form 'package.module:function'"]
+    return []
+
+
+def load_callable(tool: str, name: str) -> Function:
+    """The function that `package.module:function` names.
+
+    Raises:
+        ToolUnavailable: the module cannot be imported, or has no such function.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        found: object = import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = f"the module {error.name!r}"
+        raise ToolUnavailable(
+            tool, missing, "which is not found; install it, or put its folder on PYTHONPATH"
+        ) from error
+    except Exception as error:  # code of the user runs here, and may fail in any way
+        advice = f"which fails when it is imported: {type(error).__name__}: {error}"
+        raise ToolUnavailable(tool, f"the module {module_name!r}", advice) from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            hint = did_you_mean(attribute, [name for name in dir(found) if not name.startswith("_")])
+            advice = "; ".join(filter(None, ["which has no such name", hint]))
+            raise ToolUnavailable(tool, f"the function {path!r} of the module {module_name!r}", advice)
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ToolUnavailable(tool, f"the function {path!r} of the module {module_name!r}", "which cannot be called")
+    return found
+
+
+def _bind(call: ToolCall, function: Function) -> Callable[[], object]:
+    """The function with its arguments."""
+    arguments: dict[str, object] = dict(call.arguments)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without a signature: it must check for itself
+        return partial(function, **arguments)
+    if "context" in signature.parameters:
+        arguments.setdefault("context", call.context)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        takes = f"{call.tool.callable}{signature}"
+        raise InvalidArguments(call.tool.name, [f"{error}; it is {takes}, given are {list(call.arguments)}"]) from None
+    return partial(function, **arguments)
+
+
+def _is_async(function: Function) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

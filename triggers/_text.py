@@ -1,0 +1,111 @@
+"""Which tasks a fact that has ceased to hold leaves without what they need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+from replanning import ToolSpec
+from replanning.errors import ExpressionError, PlanError
+from replanning.journal import normalised_cause
+from replanning.live import PlanView, TaskState, TaskView
+from replanning.plan.types import JsonValue
+
+MAX_TASKS_EXAMINED = 1_000
+"""How many tasks of a tool, and how many tasks before one, are looked at."""
+
+_TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED)
+
+_STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
+
+_FactGrounder = Callable[[Mapping[str, JsonValue]], tuple[str, ...]]
+
+
+def tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
+    """The tasks that still have to start, need a fact that ceased, and have nothing before them that adds it."""
+    adding = {task.id for task in _tasks_adding(fact, view)}
+    for tool in view.tools.values():
+        if _may_match(fact, tool.requires, tool.needs):
+            for task in _unfinished_tasks(tool, view):
+                needed = task.state is not TaskState.RUNNING and fact in _ground_facts(tool.preconditions, task, view)
+                if needed and not (adding and _runs_after(task, adding, view)):
+                    yield task
+
+
+def is_lost_for_goal(fact: str, view: PlanView) -> bool:
+    """Whether the goal needs a fact that ceased and no task that is left adds it."""
+    return fact in view.goal.facts and next(_tasks_adding(fact, view), None) is None
+
+
+def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
+    for tool in view.tools.values():
+        if _may_match(fact, tool.adds, tool.produces):
+            for task in _unfinished_tasks(tool, view):
+                if task.state not in _STUCK_STATES and fact in _ground_facts(tool.additions, task, view):
+                    yield task
+
+
+def _unfinished_tasks(tool: ToolSpec, view: PlanView) -> Iterator[TaskView]:
+    return islice((task for task in view.resource_users(tool.name) if task.task.tool == tool.name), MAX_TASKS_EXAMINED)
+
+
+def _ground_facts(facts: _FactGrounder, task: TaskView, view: PlanView) -> tuple[str, ...]:
+    try:
+        return facts(view.arguments(task.id))
+    except (ExpressionError, PlanError):
+        return ()  # its arguments come from results that do not exist yet: nothing is known
+
+
+def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
+    """Whether one of these tasks surely runs before a task."""
+    seen = {task.id}
+    stack = [task]
+    while stack and len(seen) <= MAX_TASKS_EXAMINED:
+        for needed in stack.pop().task.depends_on:
+            if needed in adding:
+                return True
+            if needed not in seen:
+                seen.add(needed)
+                before = view.task(needed)
+                if before.state is TaskState.REPLACED_BY_REPLAN:
+                    stack.extend(view.task(new) for new in before.replaced_by)
+                    if not adding.isdisjoint(before.replaced_by):
+                        return True
+                elif before.state not in _TERMINAL_STATES:
+                    stack.append(before)
+    return False
+
+
+def _may_match(fact: str, patterns: tuple[str, ...], artifacts: tuple[str, ...]) -> bool:
+    """Whether one of the patterns could stand for a fact, by its name before the bracket."""
+    head = fact.partition("(")[0]
+    heads = (pattern.partition("(")[0] for pattern in patterns)
+    return any("{" in name or name == head for name in heads) or (bool(artifacts) and head == "artifact")
+
+
+def task_cause(task: TaskView, *error: str) -> str:
+    """What went wrong, such that the same call going wrong in the same way is the same cause.
+
+    What varies by occasion is masked in the error alone: `tool-1` and `tool-2` are different tools, and one tool
+    with other arguments is another call.
+    """
+    call = task.task.tool or task.id
+    if task.task.arguments:
+        text = json.dumps(task.task.arguments, sort_keys=True)
+        call += f"({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    return f"{call}:{normalised_cause(*error)}"
+
+
+def task_label(task: TaskView) -> str:
+    """A task as sentences name it: with its tool, and with what it stands in for."""
+    tool = f" with {task.task.tool!r}" if task.task.tool else ""
+    stands_for = f" in place of {task.root!r}" if task.root != task.id else ""
+    return f"task {task.id!r}{tool}{stands_for}"
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """A text on one line that is no longer than a sentence may be."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
