@@ -364,7 +364,7 @@ def _run_ended_notice(body: RunEnded, record: Record, state: PlanningState) -> N
 
 
 def _stop_summary(completion: JsonObject | None) -> tuple[str, ...]:
-    """Where things stand when a person must look after them, then what is recommended (J36); nothing if it is not so."""
+    """Where things stand when a person must look after them, then what is recommended; nothing if it is not so."""
     summary = (completion or {}).get("summary")
     if not isinstance(summary, dict) or not isinstance(state := summary.get("current_state"), str):
         return ()

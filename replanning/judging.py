@@ -96,7 +96,7 @@ class Judge(Protocol):
 
 
 def disposition(judgement: Judgement, *, can_retry: bool, can_replan: bool) -> Disposition:
-    """What becomes of a task, by the order of the specification (K1).
+    """What becomes of a task, by the order of the specification.
 
     Args:
         judgement: what the judge says.

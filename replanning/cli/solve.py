@@ -224,7 +224,7 @@ def create_history_exporter(settings: Settings) -> PlanningHistoryExporter:
 
 
 def with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
-    """A request with what was planned and done before about the same issue (J1)."""
+    """A request with what was planned and done before about the same issue."""
     if not request.issue_id or request.earlier:
         return request
     try:
@@ -236,7 +236,7 @@ def with_past_executions(request: TaskRequest, settings: Settings) -> TaskReques
 
 
 def find_unfinished_run(request: TaskRequest, settings: Settings, store: RunStore) -> str | None:
-    """The last run of the same issue, where it is not finished: its plan is continued, and not made again (F11)."""
+    """The last run of the same issue, where it is not finished: its plan is continued, and not made again."""
     if not request.issue_id:
         return None
     known = {str(info.run): info.status for info in store.runs()}
@@ -246,7 +246,7 @@ def find_unfinished_run(request: TaskRequest, settings: Settings, store: RunStor
 
 
 def check_continuable(run_id: str, request: TaskRequest, settings: Settings, store: RunStore) -> None:
-    """Take a run that is to be continued for what is wanted only where it is about that (F11).
+    """Take a run that is to be continued for what is wanted only where it is about that.
 
     Raises:
         SettingsError: there is a run of that name, and it is about something else.

@@ -150,8 +150,8 @@ _SECRET_NAMES: Final = (
 )
 """How secrets are called: where to look, the end of the name, what stands before it, and what the value is like."""
 
-_SINGLE_TOKEN_SCHEME: Final = (  # noqa: S105 # a pattern
-    r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"
+_SINGLE_TOKEN_SCHEME: Final = (
+    r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"  # noqa: S105 # a pattern
 )
 
 _PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"

@@ -60,7 +60,7 @@ async def reflect(session: PlanningSession, subject: str, name: str, given: Json
         given: what the model is told; gets what it says.
 
     Returns:
-        None where it says nothing that can be used: that is on record, and goes no further (E5).
+        None where it says nothing that can be used: that is on record, and goes no further.
     """
     known = next((one for one in session.state.reflections if one.get("task") == subject), None)
     if known is None:
@@ -156,7 +156,7 @@ class ActionExecutor:
         return output
 
     async def _resolve_task(self, task: Task, context: TaskContext) -> Task:
-        """The task with its tool and all arguments; those that the plan leaves open are asked for now (J11).
+        """The task with its tool and all arguments; those that the plan leaves open are asked for now.
 
         Raises:
             ToolNotAllowed: its tool is none of those that may be used, any more.
@@ -187,7 +187,7 @@ class ActionExecutor:
         return task.model_copy(update={"tool": spec.name, "arguments": given})
 
     async def _fill_arguments(self, task: Task, context: TaskContext, spec: ToolSpec, given: JsonObject) -> JsonObject:
-        """The arguments that are found now; where they are of something dangerous, a person agrees first (J39)."""
+        """The arguments that are found now; where they are of something dangerous, a person agrees first."""
         session = self._session
         calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
         found = calls[-1] if self._is_approved(task) and calls else await self._generate_arguments(task, spec, given)
@@ -233,7 +233,7 @@ class ActionExecutor:
     # Looking back
 
     def _is_reflection_due(self) -> bool:
-        """Whether so many actions are done that the model is to look at the last one (J7)."""
+        """Whether so many actions are done that the model is to look at the last one."""
         settings = self._session.settings.reflection
         every = settings.trigger_interval if settings.enabled else 0
         done = sum(e.state is TaskState.DONE and is_action(e.task) for e in self._session.run.live) + 1
@@ -242,7 +242,7 @@ class ActionExecutor:
         )  # those that are looked at now count as well
 
     async def _reflect_if_due(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:
-        """Have the model look at an action that was executed, where it is time or what came of it is unexpected (J7)."""
+        """Have the model look at an action that was executed, where it is time or what came of it is unexpected."""
         due, wrong = self._is_reflection_due(), reported_failure(output)
         if not (due or wrong or self._session.config.judge_on == "every_action"):
             return
@@ -311,7 +311,7 @@ class ActionExecutor:
         return tuple(filter(None, [*waiting, pending_reflection(live)]))
 
     def _add_human_task(self, task: Task, considered: Consideration) -> None:
-        """Have it decided about a replan that needs a person, or cannot be (E1); what comes after the action waits."""
+        """Have it decided about a replan that needs a person, or cannot be; what comes after the action waits."""
         session = self._session
         one = human_task(
             session.run.live, considered.replan_id, depends_on=[task.id], said=_lineage_metadata(considered)
@@ -321,7 +321,7 @@ class ActionExecutor:
 
 
 def _lineage_metadata(considered: Consideration) -> JsonObject:
-    """After whose failure is planned anew, where the output of an action states one (D14)."""
+    """After whose failure is planned anew, where the output of an action states one."""
     return {"lineage": considered.cause.lineage} if considered.cause.error else {}
 
 

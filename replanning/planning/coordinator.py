@@ -182,10 +182,10 @@ class PlanningCoordinator:
         return self.run
 
     async def execute_with_planning(self, run_id: str | None = None) -> bool:
-        """Take the goal to its end, or go on with a run that there is already (F11).
+        """Take the goal to its end, or go on with a run that there is already.
 
         Where `planning.enabled` is false, nothing is planned: the model uses one tool after another until it says that
-        it is done (J26).
+        it is done.
 
         Args:
             run_id: how to call the run; one that the store has is continued, and not planned anew.

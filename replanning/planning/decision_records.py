@@ -20,7 +20,7 @@ from replanning.planning.decisions import (
 from replanning.planning.limits import OverrideReason, ReplanCause, ReplanCounts, Ruling
 
 ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]
-"""How far a replan has come (F2)."""
+"""How far a replan has come."""
 
 
 class _RecordModel(BaseModel):
@@ -72,7 +72,7 @@ class Consideration(_RecordModel):
 
 
 class DecisionRecord(_RecordModel):
-    """What became of a decision (F1).
+    """What became of a decision.
 
     Attributes:
         replan_id: which one it is.

@@ -59,7 +59,7 @@ ALLOWED_REPLANS: Final[Mapping[Phase, tuple[ReplanType, ...]]] = MappingProxyTyp
         Phase.REFLECTION: (ReplanType.PLAN_REVISION, ReplanType.NONE),
     }
 )
-"""What each phase may decide (A15)."""
+"""What each phase may decide."""
 
 _FULL_REPLAN_TARGETS: Final = MappingProxyType(
     {4: Phase.TASK_DECOMPOSITION, 3: Phase.ACTION_SEQUENCE, 5: Phase.GOAL_UNDERSTANDING}
@@ -78,7 +78,7 @@ REPLAN_TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyTy
         ReplanType.NONE: MappingProxyType({}),
     }
 )
-"""The levels a kind of replan may have, the usual one first, and the phase that each returns to (A19, A20)."""
+"""The levels a kind of replan may have, the usual one first, and the phase that each returns to."""
 
 LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -89,11 +89,11 @@ LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
         5: "understand the goal again",
     }
 )
-"""What each level of a replan means (A19)."""
+"""What each level of a replan means."""
 
 
 def keeps_finished(target: Phase) -> bool:
-    """Whether a replan that returns to a phase keeps what is finished (G8); else the new plan starts clean."""
+    """Whether a replan that returns to a phase keeps what is finished; else the new plan starts clean."""
     return target not in (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION)
 
 
@@ -272,7 +272,7 @@ class NormalisedDecision(NamedTuple):
 
 
 def normalise(decision: ReplanDecision) -> NormalisedDecision:
-    """A decision whose parts agree: its type counts before its level, and its level before its target (A20).
+    """A decision whose parts agree: its type counts before its level, and its level before its target.
 
     A replan always has a level, a target and something to do. Where nothing is to be done again, it has none of them.
     """

@@ -1,4 +1,4 @@
-"""What is done where a replan has come to nothing, as the model gave no usable plan, or cannot be any more (E1, E3)."""
+"""What is done where a replan has come to nothing, as the model gave no usable plan, or cannot be any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the journal of a run of planning mode comes to, in lines for people and programs (F4, F5). Pure."""
+"""What the journal of a run of planning mode comes to, in lines for people and programs. Pure."""
 
 from __future__ import annotations
 
@@ -760,7 +760,7 @@ class PlanningHistoryStore:
         return found[-1] if found else None
 
     def has_plan(self, task_uuid: str | None = None) -> bool:
-        """Whether there is a plan, which is to be continued and not made again (F11)."""
+        """Whether there is a plan, which is to be continued and not made again."""
         return self.get_latest_plan(task_uuid) is not None
 
     def get_revision_history(self, task_uuid: str | None = None) -> list[JsonObject]:

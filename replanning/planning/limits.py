@@ -50,15 +50,15 @@ class ReplanLimits:
 
     Attributes:
         enabled: whether is replanned at all; without it, only a plan that was carried out may be revised.
-        clarifications: how often the user is asked (D1).
-        redecompositions: how often the goal is decomposed again (D2).
-        regenerations: how often the action plan is made again (D3).
-        action_retries: how often each action is retried on a model's word, until it succeeds (D4).
-        partial_replans: how often what follows a failure is replaced (D5).
-        plan_revisions: how often a reflection revises the plan (D6).
-        total: how often all of that may happen together, retries included (D7).
-        replans_per_lineage: how often a task and what replaced it may be replanned (D14).
-        loop_detection: whether the same replan for the same cause is noticed (D13).
+        clarifications: how often the user is asked.
+        redecompositions: how often the goal is decomposed again.
+        regenerations: how often the action plan is made again.
+        action_retries: how often each action is retried on a model's word, until it succeeds.
+        partial_replans: how often what follows a failure is replaced.
+        plan_revisions: how often a reflection revises the plan.
+        total: how often all of that may happen together, retries included.
+        replans_per_lineage: how often a task and what replaced it may be replanned.
+        loop_detection: whether the same replan for the same cause is noticed.
         same_trigger: how often the same replan for the same cause runs.
         immediate_threshold: from which confidence on a decision is executed.
         min_threshold: from which on with a warning.
@@ -125,7 +125,7 @@ class ReplanLimits:
         )
 
     def confidence_band(self, confidence: float) -> RulingKind:
-        """What a confidence allows; each lower edge belongs to its band (D11)."""
+        """What a confidence allows; each lower edge belongs to its band."""
         if confidence >= self.immediate_threshold:
             return "execute"
         if confidence >= self.min_threshold:
@@ -162,7 +162,7 @@ class ReplanCause:
 
 
 def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
-    """The same for two replans of the same type, after the same phase, for the same cause (D13).
+    """The same for two replans of the same type, after the same phase, for the same cause.
 
     Numbers, addresses, case and space do not tell causes apart, and neither does the order of issues.
     """
@@ -330,7 +330,7 @@ class Ruling:
 
     @property
     def needs_escalation(self) -> bool:
-        """Whether it was wanted and cannot be done, so that another way must be found (E1)."""
+        """Whether it was wanted and cannot be done, so that another way must be found."""
         return self.override in ("limit", "loop")
 
 
@@ -362,7 +362,7 @@ def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCo
 
 
 def _allowed_questions(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts) -> tuple[str, ...]:
-    """What the user is asked, within the limit and regardless of what is to be done again (E4)."""
+    """What the user is asked, within the limit and regardless of what is to be done again."""
     left = counts.clarifications < limits.clarifications
     return decision.clarification_questions if decision.clarification_needed and left else ()
 

@@ -249,7 +249,7 @@ class ReplanManager:
         return await self._request_alternative(first, given, first.ruling.reason, first.ruling.questions) or first
 
     async def escalate(self, refused: Consideration, given: JsonObject, reason: str) -> Consideration | None:
-        """What the model decides instead of a replan that cannot be done, or that failed (E1, E3).
+        """What the model decides instead of a replan that cannot be done, or that failed.
 
         Args:
             refused: what was wanted.
@@ -346,7 +346,7 @@ class ReplanManager:
             self.record_decision(considered, executed=False)
 
     def record_failure(self, considered: Consideration, error: str) -> DecisionRecord:
-        """Put on record that a replan that was carried out has failed after all, as no plan came of it (E3).
+        """Put on record that a replan that was carried out has failed after all, as no plan came of it.
 
         Args:
             considered: the replan.

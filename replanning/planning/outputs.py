@@ -50,7 +50,7 @@ class _ReplyModel(BaseModel):
 
 
 class GoalUnderstanding(_ReplyModel):
-    """How a goal was understood (J2)."""
+    """How a goal was understood."""
 
     main_objective: Annotated[_Text, Field(min_length=1)]
     success_criteria: _Texts = ()
@@ -69,7 +69,7 @@ class Subtask(_ReplyModel):
 
 
 class TaskDecomposition(_ReplyModel):
-    """A goal taken apart (J3)."""
+    """A goal taken apart."""
 
     reasoning: _Text = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
@@ -98,14 +98,14 @@ class Action(_ReplyModel):
 
 
 class ActionPlan(_ReplyModel):
-    """What is to be done with which tools (J4)."""
+    """What is to be done with which tools."""
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
 
 
 class UnclearGoal(_ReplyModel):
-    """The goal cannot be understood without an answer of the user (J31)."""
+    """The goal cannot be understood without an answer of the user."""
 
     type: Literal["unclear_goal"] = "unclear_goal"
     message: _Text
@@ -113,7 +113,7 @@ class UnclearGoal(_ReplyModel):
 
 
 class CannotDecompose(_ReplyModel):
-    """The goal cannot be taken apart as it is (J32)."""
+    """The goal cannot be taken apart as it is."""
 
     type: Literal["cannot_decompose"] = "cannot_decompose"
     message: _Text
@@ -123,7 +123,7 @@ class CannotDecompose(_ReplyModel):
 
 
 class PlanningReply(_ReplyModel):
-    """A reply in one of the first three phases (J10); beside an error it may hold what could be inferred (J31)."""
+    """A reply in one of the first three phases; beside an error it may hold what could be inferred."""
 
     phase: Literal["planning"] = "planning"
     comment: _Text = ""
@@ -141,7 +141,7 @@ class FunctionCall(_ReplyModel):
 
 
 class ExecutionReply(_ReplyModel):
-    """A reply in execution: which tool is used for the current task, and how (J11)."""
+    """A reply in execution: which tool is used for the current task, and how."""
 
     phase: Literal["execution"] = "execution"
     comment: _Text = ""
@@ -150,7 +150,7 @@ class ExecutionReply(_ReplyModel):
 
 
 class Reflection(_ReplyModel):
-    """What a model thinks of an executed action (J7)."""
+    """What a model thinks of an executed action."""
 
     action_id: _Text
     status: Literal["success", "failure", "partial"]
@@ -161,7 +161,7 @@ class Reflection(_ReplyModel):
 
 
 class PlanRevision(_ReplyModel):
-    """How a plan is to be changed (J12).
+    """How a plan is to be changed.
 
     Attributes:
         reason: why.
@@ -175,7 +175,7 @@ class PlanRevision(_ReplyModel):
 
 
 class ReflectionReply(_ReplyModel):
-    """A reply in reflection: what the model thinks, how the plan is to be changed, or both (J12)."""
+    """A reply in reflection: what the model thinks, how the plan is to be changed, or both."""
 
     phase: Literal["reflection"] = "reflection"
     comment: _Text = ""
@@ -199,7 +199,7 @@ class Summary(_ReplyModel):
 
 
 class CompletionReply(_ReplyModel):
-    """A reply at the end (J13)."""
+    """A reply at the end."""
 
     phase: Literal["completion"] = "completion"
     comment: _Text = ""
@@ -208,7 +208,7 @@ class CompletionReply(_ReplyModel):
 
 
 class StepReply(_ReplyModel):
-    """A reply where there is no plan: the next use of a tool, or that it is done (J26)."""
+    """A reply where there is no plan: the next use of a tool, or that it is done."""
 
     phase: Literal["execution", "completion"] = "execution"
     comment: _Text = ""
@@ -239,7 +239,7 @@ def sanitise_text(text: str) -> str:
 
 
 class RequiresHumanIntervention(_ReplyModel):
-    """The end of a run whose revisions are used up (J36)."""
+    """The end of a run whose revisions are used up."""
 
     phase: Literal["completion"] = "completion"
     status: Literal["requires_human_intervention"] = "requires_human_intervention"

@@ -156,7 +156,7 @@ _MAX_ARGUMENT_CHARS: Final = 200
 def batch_subtasks(
     decomposition: TaskDecomposition, most: int = BATCH_SIZE, finished: Collection[str] = ()
 ) -> tuple[tuple[str, ...], ...]:
-    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer (J38).
+    """The ids of the subtasks in parts, each few enough for its actions to be planned in one answer.
 
     What a subtask depends on is in its own part or in an earlier one.
 
@@ -203,7 +203,7 @@ def _action_line(number: int, action: Action, dangerous: Container[str]) -> str:
 async def request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """The actions, which fit subtasks and tools, and bring something new where a plan is replaced.
 
-    Where there are many subtasks, the actions are asked for in parts (J38).
+    Where there are many subtasks, the actions are asked for in parts.
     """
     decomposition, finished = _current_decomposition(session, task), previously_finished(session, task)
     parts = batch_subtasks(decomposition, finished=finished)
@@ -274,7 +274,7 @@ def previously_finished(session: PlanningSession, task: Task) -> dict[str, str]:
 def fit_to_live_plan(
     session: PlanningSession, task: Task, planned: ActionPlan, subtasks: TaskDecomposition
 ) -> tuple[ActionPlan, dict[str, str]]:
-    """An action plan as the live plan takes it, and the tasks of subtasks that it need not do (G8).
+    """An action plan as the live plan takes it, and the tasks of subtasks that it need not do.
 
     Since it was planned, another plan may have begun some of its subtasks: they are left to that one. What was being done
     then and has failed since stays in place: that failure is dealt with by itself.
@@ -434,7 +434,7 @@ def _annotate_action(session: PlanningSession, one: Task, by: Task) -> Task:
 
 
 def _require_approval(session: PlanningSession, task: Task, planned: list[Task]) -> None:
-    """Have a person agree before something dangerous comes into the plan (J39), unless nothing is carried out of it."""
+    """Have a person agree before something dangerous comes into the plan, unless nothing is carried out of it."""
     if session.plan_only:
         return
     tools, held = session.tools, session.state.held.get(str(planning_metadata(task).get("accept")))
@@ -536,7 +536,7 @@ class PhaseExecutor:
     # The phases
 
     async def _understand_goal(self, task: Task) -> JsonObject:
-        """What the goal is; where the model says that it is unclear, what it could infer, and why (J31)."""
+        """What the goal is; where the model says that it is unclear, what it could infer, and why."""
         session = self._session
         given = session.prompt_data(task)
 
@@ -550,7 +550,7 @@ class PhaseExecutor:
         return understood if reply.error is None else {**understood, "unclear": reply.error.model_dump(mode="json")}
 
     async def _summarise(self, task: Task) -> JsonObject:
-        """Whether the goal was achieved; where nobody can tell, that is what comes of it (E5)."""
+        """Whether the goal was achieved; where nobody can tell, that is what comes of it."""
         session = self._session
         given = session.prompt_data(task)
         try:
@@ -656,7 +656,7 @@ class PhaseExecutor:
         return False
 
     async def _conclude(self, task: Task, output: JsonObject, *, accepted: bool) -> JsonObject:
-        """Judge what was achieved: revise the plan, end, or leave it to a person (E5, J36)."""
+        """Judge what was achieved: revise the plan, end, or leave it to a person."""
         session = self._session
         if accepted:
             done, failed = action_counts(session.run.live)

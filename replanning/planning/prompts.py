@@ -121,10 +121,10 @@ MIN_PROMPT_CHARS: Final = 10_000
 """With fewer characters than this a model is not told enough to be asked."""
 
 MAX_PLAN_TOKENS: Final = 2000
-"""Tokens that an answer in the first three phases may have (J38)."""
+"""Tokens that an answer in the first three phases may have."""
 
 MAX_REFLECTION_TOKENS: Final = 500
-"""Tokens that a reflection may have (J38)."""
+"""Tokens that a reflection may have."""
 
 MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = MappingProxyType(
     {"reflection": MAX_REFLECTION_TOKENS, "completion": MAX_REFLECTION_TOKENS}
@@ -294,7 +294,7 @@ class ReplanPromptBuilder:
         return f"<ReplanPromptBuilder {self._settings.strategy}, {len(self.tools)} tools, {self._max_chars} characters>"
 
     def system(self) -> str:
-        """What the model is told about its role (J23); it says nothing of the run."""
+        """What the model is told about its role; it says nothing of the run."""
         return self._templates["system"]
 
     def build(self, kind: str, given: JsonObject) -> str:

@@ -85,7 +85,7 @@ class PhaseRecovery:
         return self._declined_alternative(task.task, held)
 
     def _question_text(self, task: TaskView, held: TaskHold) -> str:
-        """What a person is asked; about a plan with something dangerous, with all that they would agree to (J39)."""
+        """What a person is asked; about a plan with something dangerous, with all that they would agree to."""
         output, tools = self._session.state.outputs.get(task.id, {}), self._session.tools
         if held.why != "dangerous" or "action_plan" not in output:
             return held.text
@@ -235,7 +235,7 @@ class ActionRecovery:
         return given, ReplanCause(error, action=name, lineage=self._session.state.lineage_of(task.root))
 
     async def _reflect(self, task: TaskView, considered: Consideration, given: JsonObject) -> Alternative:
-        """Where the decision about a failure does not help, the model looks back, and may have the plan revised (E5)."""
+        """Where the decision about a failure does not help, the model looks back, and may have the plan revised."""
         session = self._session
         settings = session.settings.reflection
         reason = f"{task.id} failed, and nothing was decided that helps: {considered.ruling.reason}"
@@ -363,7 +363,7 @@ class ActionRecovery:
             return way.model_copy(update={"ask": text})
 
     def _risk(self, task: TaskView, way: Alternative) -> str:
-        """What may do harm where a failed action is followed up so; empty where nothing may (J39)."""
+        """What may do harm where a failed action is followed up so; empty where nothing may."""
         cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
         if cut_off and not task.task.idempotent:
             return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
@@ -386,7 +386,7 @@ class ActionRecovery:
         ]
 
     def _escalate(self, task: TaskView, reason: str) -> Alternative:
-        """What is done where no way on was found; a failed action is never passed over in silence (E1, E3)."""
+        """What is done where no way on was found; a failed action is never passed over in silence."""
         leave = SkipTask(task_id=task.id, reason=reason)
         try:
             self._session.escalate(task.id, reason)
@@ -460,7 +460,7 @@ class PlanningAlternativeProvider:
 
 
 class LineagePolicy(ReplanPolicy):
-    """The engine's rules, and before anybody is asked: a lineage that has used up its replans ends blocked (D14).
+    """The engine's rules, and before anybody is asked: a lineage that has used up its replans ends blocked.
 
     Args:
         settings: thresholds and limits.
@@ -503,7 +503,7 @@ def _held_phase(session: PlanningSession) -> TaskEntry | None:
 async def _handle_feedback(
     session: PlanningSession, trigger: HumanRequest, request: ReplanRequest
 ) -> list[Alternative]:
-    """What a person says is a reflection (J8)."""
+    """What a person says is a reflection."""
     session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
     if pending_reflection(session.run.live) is None:
         return []

@@ -1,4 +1,4 @@
-"""What planning mode is asked for: a goal, and the issue that it comes from, as the run keeps it (J1). Pure."""
+"""What planning mode is asked for: a goal, and the issue that it comes from, as the run keeps it. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class IssueComment(_RequestModel):
 
 
 class TaskRequest(_RequestModel):
-    """A goal, and everything that is known of where it comes from (J1).
+    """A goal, and everything that is known of where it comes from.
 
     The texts are data: whoever wrote them, they tell a model what is wanted and never what it may do.
 

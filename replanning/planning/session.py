@@ -98,7 +98,7 @@ class HumanInput(ABC):
     def escalate(
         self, task: TaskId, reason: str, *, target: Phase | None = None, recommendations: tuple[str, ...] = ()
     ) -> None:
-        """Do what is to be done where a replan is wanted, cannot be, and no other way was found (E1).
+        """Do what is to be done where a replan is wanted, cannot be, and no other way was found.
 
         Args:
             task: the task that it is about.
@@ -124,7 +124,7 @@ class HumanInput(ABC):
     def record_intervention(
         self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
     ) -> None:
-        """Put on record that a person must look after this, and where things stand (J36)."""
+        """Put on record that a person must look after this, and where things stand."""
         done, failed = action_counts(self.run.live)
         errors, counts = "; ".join(unresolved_failures(self.run.live)[:_MAX_FAILURES_SHOWN]), self.manager.counts
         stands = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
@@ -157,7 +157,7 @@ class HumanInput(ABC):
 
 
 MAX_REPAIRS: Final = 3
-"""How often a model is told what is wrong with a plan before that is given up (E2)."""
+"""How often a model is told what is wrong with a plan before that is given up."""
 
 _MAX_REPLY_CHARS: Final = 2_000
 """Characters of a reply that a model gets to see again."""

@@ -92,7 +92,7 @@ class TaskHold(_StateModel):
 
     @property
     def is_replan_approval(self) -> bool:
-        """Whether they are asked about a replan that is not done unless they agree (D11)."""
+        """Whether they are asked about a replan that is not done unless they agree."""
         return self.considered is not None and self.considered.ruling.kind == "ask"
 
 
@@ -109,10 +109,10 @@ class PlanningState(_StateModel):
 
     Attributes:
         seq: the number of the last record that it knows.
-        stage: how far the latest replan has come (F2).
+        stage: how far the latest replan has come.
         counts: what was spent of the limits.
         latest: the latest decision.
-        records: what became of the decisions, oldest first (F1).
+        records: what became of the decisions, oldest first.
         begun: the replans that were begun, by their ids.
         judged: the latest decision about each task.
         outputs: what the phases came to, by their tasks.
@@ -123,7 +123,7 @@ class PlanningState(_StateModel):
         calls: the arguments that were found for actions, by their tasks.
         reflections: what the model thought of executed actions.
         actions: the actions that were executed, and whether each has succeeded in the end.
-        completion: how it ended, in the form of the specification (J13, J36).
+        completion: how it ended, in the form of the specification.
     """
 
     seq: int = 0
@@ -252,7 +252,7 @@ class PlanningState(_StateModel):
         return self.names.get(task, str(task))
 
     def lineage_of(self, task: TaskId | str) -> str:
-        """What the replans of a task are counted for: it and what it was planned in place of, by whatever name (D14)."""
+        """What the replans of a task are counted for: it and what it was planned in place of, by whatever name."""
         name = self.name_of(task)
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
@@ -294,7 +294,7 @@ class PlanProgress(NamedTuple):
 
 
 class PlanningProgress:
-    """Follows a run of planning mode, and says what of its plans is done (G8).
+    """Follows a run of planning mode, and says what of its plans is done.
 
     A task counts as done by itself or by what replaced it; one that failed, or that was left out, does not.
 
@@ -356,7 +356,7 @@ class PlanningProgress:
 
     @property
     def assumes_on_timeout(self) -> bool:
-        """Whether something is assumed in place of an answer that nobody gives in time (E4)."""
+        """Whether something is assumed in place of an answer that nobody gives in time."""
         found: JsonValue = (self.run_opened.settings or {}) if self.run_opened is not None else {}
         for name in ("planning", "replanning", "goal_understanding"):
             found = found.get(name, {}) if isinstance(found, dict) else {}

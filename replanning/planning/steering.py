@@ -1,4 +1,4 @@
-"""What people write below an issue while work on it goes on, as answers and feedback (J8, G3)."""
+"""What people write below an issue while work on it goes on, as answers and feedback."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def initial_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> P
 
 
 def initial_loop_plan(goal: Goal, library: Plan, said: JsonObject | None = None) -> Plan:
-    """The plan with which a run without planning begins: the first step (J26)."""
+    """The plan with which a run without planning begins: the first step."""
     step = phase_task(Phase.EXECUTION, TaskId(Phase.EXECUTION), said=said)
     return with_tools(library, goal, [step])
 
@@ -205,7 +205,7 @@ class PlanInstallation(NamedTuple):
 def plan_installation(
     live: LivePlan, planned: Sequence[Task], prefix: str, finished: Mapping[str, str], *, by: TaskId
 ) -> PlanInstallation:
-    """Put planned actions in the place of those that are not done yet (G8).
+    """Put planned actions in the place of those that are not done yet.
 
     Args:
         live: the plan under way.

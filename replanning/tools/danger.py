@@ -304,7 +304,7 @@ _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOT
 
 
 def danger_reason(tool: ToolSpec) -> str:
-    """Why a tool counts as dangerous unless somebody says that it is not; empty where nothing speaks for that (J39)."""
+    """Why a tool counts as dangerous unless somebody says that it is not; empty where nothing speaks for that."""
     if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:

@@ -1,0 +1,272 @@
+"""The benchmarks: they judge rightly, refuse what cannot be right, and the README shows what they found."""
+
+import dataclasses
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+
+pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
+from benchmarks import figures, instances, outages, peers, planbench, planning, plots, readme, recorded, workflows
+from benchmarks.instances import Action, Domain, Instance
+from replanning.planning import Phase
+from replanning.testing import ScriptedLLMServer
+
+ROOT = Path(__file__).parents[2]
+DATA = (ROOT / instances.SHARED).resolve()
+DOMAIN = Domain.load(planbench.DOMAIN)
+INSTANCE = (
+    '{"id": 7, "init": ["he", "clear a", "clear b", "table a", "table b"], "goal": ["on a b"], "plan": ["pick a", "stack a b"],'
+    ' "event_after_step": 1, "became_true": ["he", "table a", "clear a"], "became_false": ["holding a"],'
+    ' "goal_already_met": false, "gpt4_raw": "pick up the a block\\nstack the a block on top of the b block", "gpt4_correct": true}'
+)
+
+
+def published(limit):
+    """The first published instances that are not trivial; without the data the test is skipped."""
+    path = DATA / planbench.FILES[0]
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in {DATA}: the published data is not here")
+    return [instance for instance in instances.load(path) if not instance.trivial][:limit]
+
+
+def play(strategy, found, domain=DOMAIN):
+    """The outcomes of a strategy on instances."""
+
+    async def all_of_them():
+        return [await planbench.play(one, strategy, domain) for one in found]
+
+    return anyio.run(all_of_them)
+
+
+def row(strategy, recovered, instances=401, distance=1.0):
+    """A row of the published blocks world."""
+    stem = Path(planbench.FILES[0]).stem
+    return planbench.Row(stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, 0, None, None)
+
+
+def renamed(instance: Instance, words: dict[str, str]) -> Instance:
+    """The instance with other words for everything."""
+
+    def say(text: str) -> str:
+        return re.sub(r"\w+", lambda match: words[match[0]], text)
+
+    def all_of(facts: frozenset[str]) -> frozenset[str]:
+        return frozenset(map(say, facts))
+
+    return dataclasses.replace(
+        instance,
+        init=all_of(instance.init),
+        goal=all_of(instance.goal),
+        holds=all_of(instance.holds),
+        ceased=all_of(instance.ceased),
+        plan=tuple(Action(say(step.name), tuple(map(say, step.arguments))) for step in instance.plan),
+    )
+
+
+def renamed_domain(words: dict[str, str], folder: Path) -> Domain:
+    """The published domain with other words for actions and predicates."""
+
+    def say(pattern: str) -> str:
+        name, bracket, rest = pattern.partition("(")
+        return f"{words[name]}{bracket}{rest}"
+
+    tools = yaml.safe_load(planbench.DOMAIN.read_text(encoding="utf-8"))
+    for tool in tools:
+        tool["name"] = words[tool["name"]]
+        tool |= {key: [say(pattern) for pattern in tool[key]] for key in ("requires", "adds", "removes") if key in tool}
+    path = folder / "domain.yaml"
+    path.write_text(yaml.safe_dump(tools, sort_keys=False), encoding="utf-8")
+    return Domain.load(path)
+
+
+def test_what_reproduces_the_known_truths_is_reported():
+    """Rows that agree with what is known of the published files pass the check."""
+    planbench.check([row("none", 0, distance=None), row("skip", 94), row("scratch", 401, distance=1.34)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (row("none", 1), r"none: 0\.2 % instead of 0\.0 %"),
+        (row("gpt4", 401), r"gpt4: 100\.0 % instead of 43\.9 %"),
+        (row("scratch", 401, distance=1.3), r"a mean distance of 1\.3 instead of 1\.34"),
+        (row("scratch", 401, distance=None), "a mean distance of None"),
+    ],
+)
+def test_the_harness_refuses_to_report_what_contradicts_a_known_truth(wrong, said):
+    """A row that contradicts a known truth ends the benchmark with a line that names strategy, figure and truth."""
+    with pytest.raises(SystemExit, match=said):
+        planbench.check([row("skip", 94), wrong])
+
+
+@pytest.mark.parametrize(
+    ("successes", "total", "low", "high"),
+    [(0, 10, 0.0, 27.8), (10, 10, 72.2, 100.0), (5, 10, 23.7, 76.3), (176, 401, 39.1, 48.8), (0, 0, 0.0, 100.0)],
+)
+def test_wilson_intervals_have_their_published_values(successes, total, low, high):
+    """The interval of a share is Wilson's, and never leaves 0 to 100 percent."""
+    found = planbench.wilson(successes, total)
+    assert tuple(round(end, 1) for end in found) == (low, high)
+    assert "-" not in f"{found[0]:.1f}"
+
+
+def test_an_instance_is_read_with_its_event(tmp_path):
+    """A line of a file becomes facts, a plan, and an event after one of its steps, in any vocabulary."""
+    path = tmp_path / "some.jsonl"
+    path.write_text(INSTANCE + "\n", encoding="utf-8")
+    (found,) = instances.load(path)
+    assert (found.name, found.objects, found.after, found.trivial) == ("some-7", ("a", "b"), 1, False)
+    assert found.goal == {"on(a,b)"}
+    assert list(map(str, found.rest)) == ["stack a b"]
+    assert recorded.gpt4(found) == list(found.plan)
+
+
+def test_the_oracle_follows_the_rules_of_the_world():
+    """The independent world does what can be done, refuses the rest, and finds a shortest way."""
+    start = frozenset({"he", "clear(a)", "clear(b)", "table(a)", "table(b)"})
+    pick, stack = Action.parse("pick a"), Action.parse("(stack a b)")
+    assert DOMAIN.apply(start, stack) is None
+    assert DOMAIN.apply(start, Action.parse("fly a")) is None
+    after = DOMAIN.play(start, [pick, stack])
+    assert after is not None
+    assert "on(a,b)" in after
+    assert DOMAIN.search(start, frozenset({"on(a,b)"}), ("a", "b")) == [pick, stack]
+    assert DOMAIN.search(start, frozenset({"on(a,a)"}), ("a", "b")) is None
+
+
+@pytest.mark.integration
+def test_published_instances_are_recovered_by_repair_and_not_without():
+    """On published instances repair recovers all, changing no more than planning from scratch, and nothing recovers none."""
+    found = published(10)
+    repaired, scratch = play("repair", found), play("scratch", found)
+    assert all(outcome.recovered for outcome in repaired)
+    assert sum(outcome.distance for outcome in repaired) <= sum(outcome.distance for outcome in scratch)
+    assert not any(outcome.recovered for outcome in play("none", found))
+
+
+@pytest.mark.integration
+def test_answers_of_a_model_are_judged_as_published_and_repaired_where_wrong():
+    """A recorded answer recovers exactly where its verdict says so, begins nothing in vain once verified, and with repair behind it always recovers."""
+    found = published(10)
+    right = [instance.answer_correct for instance in found]
+    alone, verified, repaired = (play(name, found) for name in ("gpt4", "gpt4, verified", "gpt4, then repair"))
+    assert [outcome.recovered for outcome in alone] == [outcome.recovered for outcome in verified] == right
+    assert any(outcome.vain for outcome in alone)
+    assert not any(outcome.vain for outcome in (*verified, *repaired))
+    assert [outcome.kept for outcome in repaired] == right
+    assert all(outcome.recovered for outcome in repaired)
+
+
+@pytest.mark.integration
+def test_random_words_change_no_result(tmp_path):
+    """With random words for actions, predicates and objects every instance goes as it went before."""
+    found = published(10)
+    texts = [str(x) for one in found for group in (one.init, one.goal, one.holds, one.ceased, one.plan) for x in group]
+    schemas = DOMAIN.schemas.values()
+    texts += [pattern for s in schemas for pattern in (s.name, *s.requires, *s.adds, *s.removes)]
+    known = sorted(set(re.findall(r"\w+", " ".join(texts))))
+    chance = random.Random(3)
+    words = {word: "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for word in known}
+    domain = renamed_domain(words, tmp_path)
+
+    def seen(outcomes):
+        return [(o.recovered, o.early, o.revisions, o.distance) for o in outcomes]
+
+    assert seen(play("repair", [renamed(one, words) for one in found], domain)) == seen(play("repair", found))
+
+
+def test_every_outage_of_a_family_is_repaired_or_proven():
+    """With tools down, a plan succeeds where the rest can make the goal, and elsewhere that is proven; nothing invalid is run."""
+    family = min(outages.load(), key=lambda one: len(one.tools))
+    rows = [anyio.run(outages.play, family, down) for down in outages.outages(family)]
+    assert all(row.valid for row in rows)
+    assert [row.succeeded for row in rows] == [row.recoverable for row in rows]
+    assert [row.proven for row in rows] == [not row.recoverable for row in rows]
+    assert not any(row.revisions for row in rows if row.harmless)
+
+
+def test_a_workflow_with_broken_tools_finishes_and_repeats_nothing():
+    """A workflow whose tools break is finished, and no task that had finished, or needed no change, is touched."""
+    workflow = workflows.Workflow("a diamond", (1.0, 2.0, 3.0, 1.0), ((), (0,), (0,), (1, 2)))
+    found = anyio.run(workflows.play, workflow, 1)
+    assert (found.finished, found.faults, found.repeated, found.untouched) == (True, 1, 0, 1.0)
+
+
+def test_peers_must_do_the_same_work():
+    """Every peer that is installed replans as often as ours, and one that is not is named with how to get it."""
+    found, skipped = peers.measure(1, 10, (*peers.PEERS[:1], ("another", "surely-not-installed", peers.ours)))
+    assert [peer.name for peer in found] == ["replanning", "LangGraph"]
+    assert re.search(r"another is left out: .*pip install --group bench", skipped[0])
+
+
+def test_a_figure_that_misses_its_bar_is_shown_as_missed():
+    """A figure above its bar says so in the table, and figures survive their JSON."""
+    report = figures.Report(
+        "here", 2, (figures.single("slow", [3.0, 5.0], "ms", 2), figures.paired("fast", [1.0], [2.0], 1))
+    )
+    assert "| slow | 4.0 ms |  |  | ≤ 2 ms | **no** |" in report.table()
+    assert "| fast | 1.0 µs | 2.0 µs | 0.50 (0.50–0.50) | ≤ 1 × | yes |" in report.table()
+    assert figures.Report.from_json(report.to_json()) == report
+
+
+def test_plots_are_svg_with_names_as_text():
+    """A plot shows its rows by name, whatever characters they have."""
+    svg = plots.bars("Shares & more", [("a < b", 50.0, 40.0, 60.0)])
+    assert svg.startswith("<svg")
+    assert "a &lt; b" in svg
+    assert "Shares &amp; more" in svg
+
+
+def test_the_pages_show_the_results():
+    """The tables and plots of the pages are those of the committed results."""
+    for name, page in (("planbench", "README.md"), ("planning", "benchmarks/README.md")):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert readme.written(text) == text, "run `python -m benchmarks readme`"
+        assert f"<!-- benchmarks:{name} -->" in text
+    for name, svg in readme.drawn().items():
+        assert (readme.RESULTS / name).read_text(encoding="utf-8") == svg, "run `python -m benchmarks readme`"
+
+
+@pytest.mark.parametrize("text", ["<!-- benchmarks:nonsense -->\n", "<!-- benchmarks:tools -->\nno end"])
+def test_a_marker_that_is_wrong_is_named(text):
+    """A marker in the README that names no benchmark, or has no end, is named instead of passed over."""
+    with pytest.raises(ValueError, match=r"benchmarks:(nonsense is none of|tools has no end)"):
+        readme.written(text)
+
+
+def test_what_planning_mode_costs_is_measured():
+    """Our own time is reported for each of the five phases, beside its bar; no figure is left out, met or not."""
+    report = planning.measure(short=True, rounds=1, sizes=(20,))
+    names = {*Phase, "action_sequence for each of 3 answers", "all phases and actions together"}
+    assert {figure.name for figure in report.figures} == {f"{name}, 20 subtasks, p95" for name in names}
+    assert all(0 < figure.value < 1000 and figure.bar == "≤ 5 ms" for figure in report.figures)
+
+
+def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
+    """With a model's name, its seconds stand beside the targets of the phases and of a simple task."""
+    with ScriptedLLMServer(lambda request: planning.Answers(2)(request.prompt)) as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        report = planning.measure(short=True, rounds=1, sizes=(), llm="openai")
+    assert [(figure.name.partition(",")[0], figure.bar) for figure in report.figures] == [
+        ("goal_understanding", "≤ 5 s"),
+        ("task_decomposition", "≤ 10 s"),
+        ("action_sequence", "≤ 5 s"),
+        ("a simple task", "≤ 60 s"),
+    ]
+    assert all(figure.met for figure in report.figures)
+
+
+def test_benchmarks_without_their_data_say_what_is_missing(tmp_path):
+    """Without the published data, a benchmark that needs it says which files are missing and exits with 1."""
+    command = [sys.executable, "-m", "benchmarks", "planbench", "--data", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "planbench is left out: planbench_t6_blocksworld.jsonl" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,100 @@
+"""`replanning demo`: what a newcomer sees first."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from replanning import Plan
+from tests.support.cli import answer, cli
+
+pytestmark = pytest.mark.slow
+
+REPAIRS = ["context-changed", "timeout"] if shutil.which("zpaq") else ["task-failed", "context-changed", "timeout"]
+
+
+def test_demo_is_repaired_each_time(tmp_path: Path) -> None:
+    """The demo succeeds after a missing tool, a changed context and a timeout, each repaired by one revision."""
+    result = answer(tmp_path, "demo")
+
+    assert result["status"] == "succeeded"
+    assert sorted(trigger["kind"] for r in result["revisions"] for trigger in r["triggers"]) == sorted(REPAIRS)
+    assert len(result["revisions"]) == len(REPAIRS)
+    assert result["tasks"]["duplicates~2"] == result["tasks"]["characters"] == result["tasks"]["report"] == "DONE"
+
+
+def test_demo_does_a_real_job(tmp_path: Path) -> None:
+    """The demo leaves a report and an archive of real files, the plan to change and run again, and the history."""
+    answer(tmp_path, "demo", "--folder", "here")
+    here = tmp_path / "here"
+
+    report = (here / "report.md").read_text(encoding="utf-8")
+    assert "Longest files" in report
+    assert "Characters beyond ASCII" in report
+    if not shutil.which("zpaq"):
+        assert "input/replanning/__init__.py" in zipfile.ZipFile(here / "dist" / "sources.zip").namelist()
+    assert Plan.load(here / "plan.yaml").name == "survey"
+    assert (here / ".replanning" / "history.db").exists()
+
+
+def test_demo_is_told_to_people(tmp_path: Path) -> None:
+    """A person is told what will happen, sees it happen, then what changed and why, and what to try next."""
+    done = cli(tmp_path, "demo")
+
+    assert done.returncode == 0
+    for text in ("A real plan, on real files", "duplicates did not finish within 3 s", "revision 2:"):
+        assert text in done.stderr
+    for text in (
+        "✓ succeeded",
+        "The plan before and after",
+        "What changed in the plan, and why",
+        "context-changed: context.ascii_only changed",
+        "+ duplicates~2: tool: compare-fingerprints",
+        "Where to look",
+        "--trace otlp=",
+        "replanning-demo/report.md",
+        "replanning why",
+    ):
+        assert text in done.stdout
+
+
+def test_demo_again(tmp_path: Path) -> None:
+    """The demo may be run again where it ran before, but puts nothing among other people's files."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear reader")
+
+    answer(tmp_path, "demo")
+    answer(tmp_path, "demo")
+    refused = cli(tmp_path, "demo", "--folder", "mine")
+
+    assert refused.returncode == 2
+    assert "'mine' is there already and is no demo" in refused.stderr
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Where the present folder takes no files the demo runs in a temporary one; a folder that was named must work."""
+    (tmp_path / "file").write_text("in the way")
+
+    refused = cli(tmp_path, "demo", "--folder", "file/below")
+    assert refused.returncode == 2
+    assert "the demo cannot write to 'file/below'" in refused.stderr
+    if not Path("/proc/self").exists():
+        pytest.skip("needs a folder in which nobody may write: /proc")
+    done = cli(Path("/proc"), "demo", "--quiet", TMPDIR=str(tmp_path))
+    (place,) = tmp_path.glob("replanning-demo-*")
+    assert done.returncode == 0
+    assert f"{place}/report.md" in done.stdout
+
+
+def test_release_example(tmp_path: Path) -> None:
+    """The example that builds a release is valid, and survives the loss of its first build tool."""
+    if not (example := Path(__file__).parents[2] / "examples" / "release.yaml").exists():
+        pytest.skip("needs the examples of the checkout")
+
+    assert answer(tmp_path, "validate", example)["valid"] is True
+    report = answer(tmp_path, "simulate", example, "--fail", "build", "--flaky", "announce=0.5", "--runs", 20)
+    assert (report["success_rate"], report["broken"]) == (1.0, [])

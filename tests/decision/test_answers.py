@@ -1,0 +1,451 @@
+"""Answers: given later and elsewhere, to what has changed meanwhile, across crashes and failures of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from replanning import Alternative, Answer, ReplanRequest, Task
+from replanning.changes import AbortRun, AddTask, SkipTask
+from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.journal import (
+    AlternativesConsidered,
+    AttemptStarted,
+    ErrorContained,
+    InboxMessage,
+    MemoryStore,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionReminded,
+    Record,
+    RunEnded,
+    SqliteStore,
+    TriggerDropped,
+)
+from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import RunId
+from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
+from tests.support.questions import asking, dialogue, proposing, two_ways
+from tests.support.runs import Proposer, alternative, bodies, chain, failing, plan
+
+APPROVE = Answer("approve", by="ada")
+REJECT = Answer("reject", by="ada", comment="not now")
+
+
+# Later, and elsewhere
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> None:
+    """Without a gate the rest runs and the question is stored; an answer given later is carried out by a resume."""
+    store = SqliteStore(f"{tmp_path}/history.db") if kind == "sqlite" else MemoryStore()
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store)
+        document = plan(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="other"))
+        result = await engine.execute(document, failing("a"))
+        assert (result.status, result.outputs) == ("needs_human", {"other": "other"})
+        other = asking(clock, store=store) if elsewhere else engine
+        (question,) = other.pending()
+        assert (question.id, question.deadline) == (result.questions[0], None)
+        assert "+ a~2" in question.diffs[0]
+        with pytest.raises(ChangeRejected, match="numbered from 0"):
+            other.answer(question.id, "approve", choice=5)
+        other.answer(question.id, "approve", by="ada")
+        resumed = await other.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": "a~2", "b": "b", "other": "other"})
+    assert [revision.by for revision in resumed.revisions] == ["person:ada"]
+    started = [body.task for body in bodies(store, result.run, AttemptStarted)]
+    assert sorted(started) == ["a", "a~2", "b", "other"]
+    store.close()
+
+
+async def test_resumed_without_an_answer() -> None:
+    """A run that is resumed before anybody answered needs the same answer as before, and asks no second time."""
+    async with VirtualClock() as clock:
+        engine = asking(clock)
+        result = await engine.execute(chain("a"), failing("a"))
+        again = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (again.status, again.questions) == ("needs_human", result.questions)
+    assert len(bodies(engine.store, result.run, QuestionAsked)) == 1
+
+
+async def test_resumed_with_a_gate() -> None:
+    """A question that a run without a gate left open is put to the gate of whoever resumes it, and given time."""
+    async with VirtualClock() as clock:
+        store = MemoryStore()
+        result = await asking(clock, store=store).execute(chain("a"), failing("a"))
+        await clock.sleep(1000)
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate, store=store)
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == "succeeded"
+    assert gate.questions[0].deadline == clock.now() - 60 + 300
+
+
+async def test_resumed_after_its_time_was_up(tmp_path: Path) -> None:
+    """A question for which the run paused is asked again by a resume, with time to answer, and an answer goes on."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
+        assert paused.status == "paused"
+        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        engine = asking(clock, gate=gate, store=store)
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
+    assert (resumed.status, clock.elapsed) == ("succeeded", 360)
+    store.close()
+
+
+async def test_answered_after_its_time_was_up(tmp_path: Path) -> None:
+    """An answer that is left for a run that paused is carried out as soon as it is resumed; nobody is asked again."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
+        gate = ScriptedGate()
+        engine = asking(clock, gate=gate, store=store)
+        engine.answer(paused.questions[0], "approve", by="ada")
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
+    assert (resumed.status, gate.questions, clock.elapsed) == ("succeeded", [], 300)
+    store.close()
+
+
+async def test_downtime_costs_no_time(tmp_path: Path) -> None:
+    """The time between the end of a run and its resume does not count against the budget's wall clock."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store, budget={"wall_clock": 100})
+        work = ScriptedExecutor(default=returns(after=40), clock=clock)
+        async with engine.open(chain("a", "b")) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    await work(task, attempt.context)
+                    run.pause()
+        await clock.sleep(1000)
+        resumed = await engine.attach(SequentialOrchestrator(work)).resume(run.id)
+    assert resumed.status == "succeeded"
+    store.close()
+
+
+# The plan moves on
+
+
+async def test_stale_answer() -> None:
+    """An approval of something that has changed since is refused, and what still holds is considered anew at once."""
+    async with VirtualClock() as clock:
+        provider = Proposer(two_ways)
+        engine = asking(clock, provider, gate=ScriptedGate())
+        async with engine.open(chain("a", "b")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            run.modify_task("a", arguments={"fast": False})
+            with pytest.raises(StaleAnswer, match="changed since"):
+                engine.answer(question.id, "approve", by="ada")
+            await clock.sleep(1)
+            (second,) = engine.pending()
+            assert second.id != question.id
+            assert len(provider.requests) == 2
+            engine.answer(second.id, "approve", by="ada", choice=1)
+            run.succeeded(run.started("b"))
+            result = await run.wait()
+    assert result.status == "succeeded"
+    assert [line for line in dialogue(engine, run.id) if line[0] in "aq"] == [
+        "asked q1",
+        "ask low-confidence",
+        "q1 withdrawn",
+        "asked q2",
+        "ask low-confidence",
+        "q2 approve",
+    ]
+
+
+async def test_a_question_that_an_edit_has_settled() -> None:
+    """A question is withdrawn when somebody repairs by hand what it is about; the run does not wait for it."""
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate())
+        async with engine.open(chain("a", "b")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            (question,) = engine.pending()
+            run.replace_task("a", Task(id="mine"))
+            assert engine.pending() == []
+            for name in ("mine", "b"):
+                run.succeeded(run.started(name))
+            result = await run.wait()
+            with pytest.raises(StaleAnswer, match="changed since"):
+                engine.answer(question.id, "approve")
+    assert (result.status, clock.elapsed) == ("succeeded", 1)
+
+
+async def test_what_was_running_has_finished() -> None:
+    """A question about a task that was running is stale once it has finished; an approval that comes then is refused."""
+    for seconds in (10, 400):
+        async with VirtualClock() as clock:
+            one_more = proposing(AddTask(task=Task(id="more")))
+            engine = asking(clock, one_more, gate=ScriptedGate(), approval={"on_timeout": "abort"}, cooldown=0)
+            async with engine.open(plan(Task(id="slow"), Task(id="c", depends_on=("slow",)))) as run:
+                attempt = run.started("slow")
+                run.request_replan("is slow right?", tasks=["slow"])
+                await clock.sleep(1)
+                (question,) = engine.pending()
+                run.succeeded(attempt)
+                run.succeeded(run.started("c"))
+                await clock.sleep(seconds)
+                with pytest.raises(StaleAnswer, match="changed since"):
+                    engine.answer(question.id, "approve")
+                await clock.sleep(1)
+                engine.answer(engine.pending()[0].id, "reject")  # the request itself was considered anew
+                result = await run.wait()
+        assert (result.status, result.revisions) == ("succeeded", ())
+        assert "q1 withdrawn" in dialogue(engine, run.id)
+
+
+async def test_reminded_before_the_resume(tmp_path: Path) -> None:
+    """A person who was reminded before the run was left is asked again by a resume, and not reminded again."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, gate=ScriptedGate(), store=store)
+        async with engine.open(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(250)
+        gate = ScriptedGate()
+        engine.gate = gate
+        result = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
+    assert (result.status, len(gate.questions), gate.reminders) == ("paused", 1, [])
+    assert len(bodies(store, run.id, QuestionReminded)) == 1
+    store.close()
+
+
+async def test_asked_once_for_one_cause() -> None:
+    """What a person rejected, or left unanswered, is not put to them again when it leaves the plan stuck."""
+    for answer, outcome in ((REJECT, "pause"), (hangs(), "continue")):
+        async with VirtualClock() as clock:
+            gate = ScriptedGate([answer], clock=clock)
+            engine = asking(clock, gate=gate, approval={"on_timeout": outcome})
+            result = await engine.execute(chain("a", "b"), failing("a"))
+        assert (result.status, len(gate.questions)) == ("failed", 1)
+        last = bodies(engine.store, result.run, AlternativesConsidered)[-1]
+        assert [candidate.rejected for candidate in last.candidates] == [
+            "a person was asked about the same already"
+        ] * 2
+
+
+# While other things happen
+
+
+class Thinking:
+    """A provider that takes its time."""
+
+    name = "thinking"
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self.requests: list[ReplanRequest] = []
+        self._clock, self._seconds = clock, seconds
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        self.requests.append(request)
+        if request.triggers[0].kind == "human-request":
+            await self._clock.sleep(self._seconds)
+            return [alternative(AddTask(task=Task(id=request.view.unused_id("extra"))))]
+        return two_ways(request)
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_an_answer_while_something_is_decided(verdict: str) -> None:
+    """An answer that comes while providers think about something else leaves that to be decided once."""
+    async with VirtualClock() as clock:
+        provider = Thinking(clock, 10)
+        engine = asking(clock, provider, gate=ScriptedGate())
+        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(1)
+            run.request_replan("add something")
+            await clock.sleep(5)
+            engine.answer(engine.pending()[0].id, verdict, by="ada")  # type: ignore[arg-type]
+            await clock.sleep(60)
+    assert [body.decision for body in engine.history(run.id).events] == [
+        "execute" if verdict == "approve" else "keep",
+        "execute",
+    ]
+    assert bodies(engine.store, run.id, TriggerDropped) == []
+    considered = [body.triggers for body in bodies(engine.store, run.id, AlternativesConsidered)]
+    assert considered == [("t1",), ("t2",)]
+    assert "extra~2" in run.live
+    assert "extra~3" not in run.live
+    dialogue(engine, run.id)
+
+
+async def test_a_run_that_ends_while_a_person_thinks() -> None:
+    """When the run is aborted meanwhile, the gate is let go, and nothing is recorded after the end."""
+    async with VirtualClock() as clock:
+        gone: list[float] = []
+
+        class Slow(ScriptedGate):
+            async def ask(self, question: object) -> Answer:
+                try:
+                    await clock.sleep(1e6)
+                finally:
+                    gone.append(clock.elapsed)
+                raise AssertionError
+
+        engine = asking(clock, gate=Slow())
+        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+            run.failed(run.started("a"), "broken")
+            await clock.sleep(5)
+            (question,) = engine.pending()
+            run.apply([AbortRun(reason="enough")])
+            with pytest.raises(NotRunning, match="aborted"):
+                engine.answer(question.id, "approve")
+            assert engine.pending() == []
+        assert engine.pending() == []
+        with pytest.raises(NotRunning, match="aborted"):
+            engine.answer(question.id, "approve")
+    assert (run.result.status, gone) == ("aborted", [5])
+    assert isinstance(list(engine.store.read(run.id))[-1].body, RunEnded)
+
+
+async def test_answered_between_the_end_and_the_resume() -> None:
+    """A question may be answered when the run stands still and has not been left yet; a resume carries it out."""
+    async with VirtualClock() as clock:
+        engine = asking(clock)
+        async with engine.open(chain("a")) as run:
+            run.failed(run.started("a"), "broken")
+            result = await run.wait()
+            assert result.status == "needs_human"
+            engine.answer(result.questions[0], "approve", by="ada", choice=1)
+            with pytest.raises(UnknownQuestion, match="answered already"):
+                engine.answer(result.questions[0], "reject")
+            await clock.sleep(10)
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
+    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
+
+
+async def test_answers_that_come_in_a_bad_order(tmp_path: Path) -> None:
+    """Of two answers that were left for a run the first counts; the second, and nonsense, is recorded and passed over."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store)
+        result = await engine.execute(chain("a"), failing("a"))
+        question = result.questions[0]
+        for payload in ({"verdict": "approve", "choice": 1}, {"verdict": "reject"}, {"verdict": 7, "choice": "x"}, {}):
+            store.post(RunId(result.run), InboxMessage("answer", clock.now(), "ada", {"question": question, **payload}))
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
+    assert [body.verdict for body in bodies(store, result.run, QuestionAnswered)] == ["approve"]
+    store.close()
+
+
+async def test_paused_while_a_trigger_waits(tmp_path: Path) -> None:
+    """A run that was paused before a trigger was decided goes on when it is resumed, and decides it."""
+    store = SqliteStore(f"{tmp_path}/history.db")
+    async with VirtualClock() as clock:
+        engine = asking(clock, proposing(SkipTask(task_id="a"), confidence=1.0), store=store)
+        async with engine.open(chain("a", "b")) as run:
+            run.pause()
+            assert run.result.status == "paused"
+        async with engine.resume(run.id) as run:
+            run.failed(run.started("a"), "broken")
+            run.pause()
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
+    assert resumed.status == "succeeded"
+    store.close()
+
+
+# Crashes and failures
+
+
+def copied(records: Sequence[Record], clock: VirtualClock) -> MemoryStore:
+    """A store as a process leaves it that ends after these records."""
+    store = MemoryStore()
+    lease = store.create(RunId("run-1"), "gone", clock.now(), 1.0)
+    for record in records:
+        store.append(lease, record)
+    store.release(lease)
+    return store
+
+
+TWICE = plan(Task(id="a", idempotent=True), Task(id="b", depends_on=("a",), idempotent=True))
+
+
+async def answered(answer: Answer | None, outcome: str = "pause") -> list[Record]:
+    """The journal of a run in which a question was answered, or its time was up."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([answer] if answer else [])
+        engine = asking(clock, gate=gate, approval={"on_timeout": outcome})
+        result = await engine.execute(TWICE, failing("a"))
+        return list(engine.store.read(RunId(result.run)))
+
+
+MINE = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "status", "revisions"),
+    [
+        (APPROVE, "abort", "succeeded", 1),
+        (MINE, "abort", "succeeded", 1),
+        (REJECT, "abort", "failed", 0),
+        (None, "skip", "succeeded", 1),
+        (None, "continue", "failed", 0),
+        (None, "abort", "aborted", 1),
+    ],
+)
+async def test_the_end_of_the_process_at_any_moment(
+    answer: Answer | None, outcome: str, status: str, revisions: int
+) -> None:
+    """Wherever between question and end the process ends, a resume does what was answered, once, and asks once."""
+    records = await answered(answer, outcome)
+    asked = next(i for i, record in enumerate(records) if isinstance(record.body, QuestionAsked))
+    for end in range(asked + 1, len(records)):
+        async with VirtualClock() as clock:
+            clock.advance(1000)
+            gate = ScriptedGate([answer] if answer else [])
+            engine = asking(clock, gate=gate, store=copied(records[:end], clock), approval={"on_timeout": outcome})
+            result = await engine.attach(SequentialOrchestrator(failing())).resume("run-1")
+        assert (result.status, len(result.revisions)) == (status, revisions), f"after {records[end - 1]}"
+        assert len(bodies(engine.store, "run-1", QuestionAsked)) == 1
+        assert len(bodies(engine.store, "run-1", QuestionAnswered)) == 1
+        dialogue(engine, "run-1")
+
+
+def fails_at(first: int) -> Callable[[str, int], bool]:
+    """A schedule by which three appends in a row fail."""
+    return lambda operation, number: operation == "append" and first <= number < first + 3
+
+
+@pytest.mark.parametrize("answer", [APPROVE, MINE, REJECT, None])
+async def test_the_store_fails_at_any_moment(answer: Answer | None) -> None:
+    """Whichever record the store refuses for a while, the answer is carried out once, and the run ends as without it."""
+    for failing_at in range(2, 22):
+        async with VirtualClock() as clock:
+            gate = ScriptedGate([returns(answer, after=5) if answer else hangs()], clock=clock)
+            store = FlakyStore(fails=fails_at(failing_at))
+            engine = asking(clock, gate=gate, store=store, approval={"on_timeout": "skip"})
+            work = ScriptedExecutor(
+                lambda call: returns(call.task.id) if call.task.id != "a" else raises(ValueError("broken")), clock=clock
+            )
+            result = await engine.execute(chain("a", "b"), work)
+        assert result.status == ("failed" if answer is REJECT else "succeeded"), failing_at
+        assert len(result.revisions) == (answer is not REJECT), failing_at
+        assert len(gate.questions) == 1, failing_at
+        dialogue(engine, result.run)
+
+
+async def test_message_that_is_never_dealt_with() -> None:
+    """A request that no journal could hold is put aside on record, and the answer behind it is carried out."""
+    depth: list[object] = []
+    for _ in range(5_000):
+        depth = [depth]
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        engine = asking(clock, store=store)
+        result = await engine.execute(plan(Task(id="a"), Task(id="b", depends_on=("a",))), failing("a"))
+        request = InboxMessage("request", clock.now(), "eve", {"goal": {"facts": depth}})
+        store.post(RunId(result.run), request)
+        engine.answer(result.questions[0], "approve", by="ada")
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == "succeeded"
+    assert [body.where for body in bodies(store, result.run, ErrorContained)] == ["a message of eve"]
+    assert list(store.inbox(RunId(result.run))) == []

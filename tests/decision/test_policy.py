@@ -1,0 +1,250 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type"
+"""What becomes of ranked alternatives: which rule decides, and what it says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from replanning import Alternative, Budget, Settings, Task
+from replanning.changes import AbortRun, AddTask, CancelTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.decision.ledger import Ledger
+from replanning.decision.policy import Decision, ReplanPolicy
+from replanning.journal import (
+    AttemptInterrupted,
+    AttemptTimedOut,
+    BetterPathFound,
+    Candidate,
+    GoalUnreachable,
+    HumanRequest,
+    PlanRevised,
+    Record,
+    Score,
+    TaskFailed,
+    Trigger,
+)
+from replanning.live import PlanView
+from tests.support.live import Kept, kept, tool
+
+FAILED = TaskFailed(id="t1", tasks=("a",), root="a")
+
+
+def one(**fields: object) -> Kept:
+    """One task, and the tools that could do it."""
+    tools = [
+        tool("pip", capability="build"),
+        tool("uv", capability="build"),
+        tool("rm", dangerous=True),
+        tool("echo"),
+    ]
+    return kept(Task.model_validate({"id": "a", "tool": "pip", **fields}), Task(id="b"), tools=tools)
+
+
+def candidate(*changes: PlanChange, total: float | None = 0.9, rejected: str = "", **fields: object) -> Candidate:
+    """Changes as the engine saw them."""
+    alternative = Alternative.model_validate({"changes": changes, "reason": "a way", **fields})
+    return Candidate(alternative, None if total is None else Score(total, 1, 1, 1, 1), rejected)
+
+
+def decided(
+    run: Kept,
+    *candidates: Candidate,
+    triggers: tuple[Trigger, ...] = (FAILED,),
+    gate: bool = False,
+    **settings: object,
+) -> Decision:
+    """The decision about candidates."""
+    policy = ReplanPolicy(Settings.model_validate(settings))
+    return policy.decide(triggers, candidates, PlanView(run.live), gate=gate)
+
+
+RETRY = RetryTask(task_id="a")
+instead = partial(ReplaceTask, task_id="a")
+
+
+# What the candidates allow
+
+
+def test_the_best_is_executed() -> None:
+    """The first candidate that was not rejected is executed when confidence in it is high enough."""
+    found = decided(one(), candidate(RETRY, rejected="it does not fit"), candidate(RETRY, total=0.7), candidate(RETRY))
+    assert found == Decision("execute", "confident", "confidence 0.70 is at least 0.7", chosen=1)
+
+
+def test_low_confidence_asks() -> None:
+    """Below the threshold a person is asked; a candidate without a score has no confidence."""
+    assert decided(one(), candidate(RETRY, total=0.69)).rule == "low-confidence"
+    assert decided(one(), candidate(RETRY, total=None)) == Decision(
+        "ask", "low-confidence", "confidence 0.00 is below 0.7", chosen=0
+    )
+    trusting = {"alternatives": {"human_approval_threshold": 0.0}}
+    assert decided(one(), candidate(RETRY, total=None), **trusting).kind == "execute"
+
+
+def test_abort() -> None:
+    """An alternative that stops the run aborts it."""
+    assert decided(one(), candidate(AbortRun())) == Decision("abort", "confident", "a way", chosen=0)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "reason"),
+    [
+        ([], "no provider proposed an alternative"),
+        ([candidate(rejected="-", unreachable="proven-unreachable")], "proven-unreachable: a way"),
+        (
+            [candidate(rejected="nothing", unreachable="not-found-within-bound"), candidate(RETRY, rejected="tried")],
+            "every alternative was rejected: a way: nothing; a way: tried",
+        ),
+    ],
+)
+def test_no_alternative(candidates: list[Candidate], reason: str) -> None:
+    """Without a usable candidate the plan is kept, and the reason says why there is none."""
+    assert decided(one(), *candidates) == Decision("keep", "no-alternative", reason)
+
+
+def test_minimum_gain() -> None:
+    """A better path is taken only if it gains enough, unless something else calls for replanning as well."""
+    little, enough = BetterPathFound(tasks=("a",), gain=0.1), BetterPathFound(tasks=("a",), gain=0.15)
+    assert decided(one(), candidate(RETRY), triggers=(little,)) == Decision(
+        "keep", "min-gain", "it gains 10%, less than 15%"
+    )
+    assert decided(one(), candidate(RETRY), triggers=(little, enough)).kind == "execute"
+    assert decided(one(), candidate(RETRY), triggers=(little, FAILED)).kind == "execute"
+
+
+# When a person is asked
+
+
+def test_approval_of_everything() -> None:
+    """Settings may have a person see every change, before all other reasons to ask."""
+    found = decided(one(), candidate(RETRY, total=0.1), alternatives={"require_approval": True})
+    assert (found.kind, found.rule) == ("ask", "approval-required")
+
+
+def test_kinds_of_trigger_that_always_ask() -> None:
+    """For some kinds of trigger a person decides, however sure the engine is: goal-unreachable, if nothing is set."""
+    stuck = GoalUnreachable(tasks=("a",))
+    assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
+    assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
+    assert decided(one(), candidate(RETRY), approval={"always_for": ["task-failed"]}).rule == "always-ask"
+
+
+@pytest.mark.parametrize("candidates", [(), (candidate(RETRY, rejected="tried"),)])
+def test_no_way_on(candidates: tuple[Candidate, ...]) -> None:
+    """Where a person always decides and no provider knows a way on, whoever is there is asked for one."""
+    stuck = GoalUnreachable(tasks=("a",))
+    asked = [decided(one(), *candidates, triggers=(stuck,), gate=gate) for gate in (True, False)]
+    assert [(found.kind, found.rule, found.chosen) for found in asked] == [
+        ("ask", "no-alternative", None),
+        ("keep", "no-alternative", None),
+    ]
+    assert decided(one(), *candidates, gate=True).kind == "keep"
+
+
+def test_a_provider_may_want_a_person() -> None:
+    """An alternative may say itself why a person must agree to it."""
+    assert decided(one(), candidate(RETRY, ask="it costs a lot")) == Decision(
+        "ask", "provider-asks", "it costs a lot", chosen=0
+    )
+
+
+def cut_off(timeout: bool, **fields: object) -> Kept:
+    """A task that was cut off and may have taken effect."""
+    run = one(**fields)
+    attempt = run.start("a")
+    run.fold(AttemptTimedOut(attempt, "a", 2.0) if timeout else AttemptInterrupted(attempt, "a", "killed"))
+    return run
+
+
+@pytest.mark.parametrize("timeout", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [RETRY],
+        [instead(tasks=(Task(id="n", tool="uv"),))],
+        [AddTask(task=Task(id="n", tool="pip"))],
+        [SkipTask(task_id="a"), AddTask(task=Task(id="n", tool="uv"))],
+    ],
+)
+def test_what_may_have_taken_effect(timeout: bool, changes: list[PlanChange]) -> None:
+    """What was cut off is not done again, by itself, another tool or a new task, unless a person agrees."""
+    found = decided(cut_off(timeout), candidate(*changes))
+    assert (found.kind, found.rule) == ("ask", "not-idempotent")
+    assert found.reason.startswith("'a' was cut off and may have taken effect")
+    assert decided(cut_off(timeout, idempotent=True), candidate(*changes)).kind == "execute"
+
+
+FALLBACK = {"tool": "uv", "arguments": {"out": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "x"}),))], "execute"),
+        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "y"}),))], "ask"),
+        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "x"}), Task(id="m")))], "ask"),
+        ([RETRY], "ask"),
+        ([SkipTask(task_id="a")], "execute"),
+        ([SkipTask(task_id="a"), AddTask(task=Task(id="n", tool="echo"))], "execute"),
+        ([CancelTask(task_id="b"), AddTask(task=Task(id="n")), ReplaceTask(task_id="n", tasks=(Task(id="m"),))], "execute"),
+    ],
+)  # fmt: skip
+def test_declared_for_this_case(changes: list[PlanChange], kind: str) -> None:
+    """A fallback that the plan declares, and work of another kind, need nobody's agreement."""
+    assert decided(cut_off(True, fallbacks=[FALLBACK]), candidate(*changes)).kind == kind
+
+
+def test_dangerous_tools() -> None:
+    """A tool that is marked as dangerous is not put into a plan without a person's agreement."""
+    assert decided(one(), candidate(instead(tasks=(Task(id="n", tool="rm"),)))) == Decision(
+        "ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0
+    )
+
+
+# What limits refuse
+
+
+def after_replans(run: Kept, count: int) -> Ledger:
+    """The memory of a run in which a task was replaced so many times."""
+    ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root)
+    for number in range(count):
+        old, new = f"a{number or ''}", f"a{number + 1}"
+        run.apply(ReplaceTask(task_id=old, tasks=(Task(id=new),)))
+        changes = run.records[-1].body.changes
+        body = PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
+        ledger.fold(Record(number + 1, 0.0, body))
+    return ledger
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_replans_per_lineage(count: int) -> None:
+    """After three replans of a lineage no provider is asked, and what failed of it is given up."""
+    run = one()
+    ledger = after_replans(run, count)
+    run.fail(f"a{count}", "b")
+    trigger = TaskFailed(tasks=(f"a{count}", "b"))
+    found = ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger)
+    reason = "the limit of 3 replans per lineage is reached for 'a'"
+    assert found == (Decision("keep", "limit-lineage", reason, blocks=("a3",)) if count == 3 else None)
+
+
+@pytest.mark.parametrize("trigger", [GoalUnreachable(tasks=("a3",)), HumanRequest(tasks=("a3",))])
+def test_what_concerns_the_whole_plan(trigger: Trigger) -> None:
+    """A stuck plan and a person's wish are about the plan: the limit of a lineage does not hold for them."""
+    run = one()
+    ledger = after_replans(run, 3)
+    assert ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger) is None
+
+
+def test_replans_per_run() -> None:
+    """A limit for the whole run holds whatever the trigger is."""
+    run = one()
+    policy = ReplanPolicy(Settings.model_validate({"limits": {"replans_per_run": 1}}))
+    stuck = (GoalUnreachable(),)
+    assert policy.check_limits(stuck, PlanView(run.live), after_replans(run, 0)) is None
+    ledger = after_replans(run, 1)
+    assert policy.check_limits(stuck, PlanView(run.live), ledger) == Decision(
+        "keep", "limit-run", "the limit of 1 replans per run is reached"
+    )

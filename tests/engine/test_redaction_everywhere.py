@@ -1,0 +1,422 @@
+"""Real-looking secrets in every field that people, tools, providers and models fill: none gets out of the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from replanning import (
+    Alternative,
+    Answer,
+    CallbackGate,
+    Goal,
+    Plan,
+    PlanRun,
+    Question,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TaskContext,
+    open_run,
+)
+from replanning.changes import ReplaceTask, SkipTask
+from replanning.config import load_settings
+from replanning.decision import Exporter
+from replanning.errors import LLMUnavailable, SettingsError
+from replanning.history import markdown_report, text_report
+from replanning.journal import ErrorContained, JsonlStore, MemoryStore, Record, RunStore, SqliteStore, TaskFailed
+from replanning.orchestrators import SequentialOrchestrator
+from replanning.plan import JsonObject, RunId
+from replanning.plan.types import JsonValue
+from replanning.testing import ScriptedLLM, VirtualClock
+from tests.support.runs import Proposer, bodies, chain, environment
+from tests.support.tracing import Spans
+
+KNOWN = "correct-horse-battery"
+SETTINGS = Settings.model_validate(
+    {
+        "capture_content": True,
+        "cooldown": 0,
+        "alternatives": {"require_approval": True},
+        "redaction": {"environment": ["VAULT_WORD", "NOT_SET"], "patterns": [r"INT-\d{6}"]},
+    }
+)
+LEAK = re.compile(r"sk-proj-|hunter2|INT-\d{6}|correct-horse|MIIEowIBAAK|eyJhbGciOi")
+"""What no text that leaves the process may hold."""
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAq83J\n-----END RSA PRIVATE KEY-----"
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
+
+
+def told(place: str) -> str:
+    """A text with secrets of every kind: by shape, by name, by value and by a pattern of one's own."""
+    key = "sk-" + "proj-Ab3dEf6hIj9kLmNoPqRsTuVwXyZ"
+    return f"{place}: {key} password=hunter2-{place} {KNOWN} INT-123456 {TOKEN} {KEY} end of {place}"
+
+
+@pytest.fixture(autouse=True)
+def _vault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAULT_WORD", KNOWN)
+
+
+def document() -> Plan:
+    """A plan with secrets in everything that it says."""
+    fallback = {"name": told("fallback"), "tool": "post", "arguments": {"body": told("fallback-argument")}}
+    task = {
+        "id": "a",
+        "name": told("task-name"),
+        "tool": "call",
+        "goal": told("task-goal"),
+        "arguments": {"text": told("argument"), "password": "hunter2", "list": [{"deep": told("deep")}]},
+        "metadata": {told("metadata-key"): told("metadata")},
+        "acceptance": [told("acceptance")],
+        "undo": fallback,
+    }
+    tool = {
+        "name": "call",
+        "description": told("description"),
+        "command": f"curl -u bob:hunter2 {told('command')}",
+        "env": {"TOKEN": told("env"), "KEPT": "{env:KEPT}"},
+        "headers": {"Authorization": f"Bearer {TOKEN}"},
+        "url": "https://bob:hunter2@example.org/",
+        "body": {"api_key": "hunter2hunter2", "text": told("body")},
+    }
+    return Plan.model_validate(
+        {
+            "name": told("plan-name"),
+            "goal": {"objective": told("objective"), "success_criteria": [told("criterion")]},
+            "context": {"text": told("context"), "nested": {"password": "hunter2"}},
+            "tools": [tool, {"name": "post", "description": told("post")}],
+            "tasks": [task, {"id": "b", "tool": "post", "depends_on": ["a"]}, {"id": "c", "tool": "post"}],
+        }
+    )
+
+
+def proposals(request: ReplanRequest) -> Sequence[Alternative]:
+    """What a provider proposes and notes, with secrets in all of it."""
+    request.add_note(told("note"))
+    task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "b"
+    new = Task(id=request.view.unused_id(task_id), tool="post", goal=told("new-goal"))
+    return [
+        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told("reason"), confidence=0.9),
+        Alternative(changes=(SkipTask(task_id=task_id, reason=told("skip")),), reason="", ask=told("ask")),
+    ]
+
+
+class Failing:
+    """A provider whose error speaks of secrets."""
+
+    name = "failing"
+
+    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+        """Fail."""
+        raise ValueError(told("provider-error"))
+
+
+class FailingExporter(Exporter):
+    """An exporter whose errors speak of secrets."""
+
+    name = "failing"
+
+    async def export(self, run: RunId, record: Record) -> None:
+        """Fail."""
+        raise OSError(told("exporter"))
+
+    async def aclose(self) -> None:
+        """Fail."""
+        raise OSError(told("closing"))
+
+
+def answers(question: Question) -> Answer:
+    """A person who says secrets; first something that cannot be done."""
+    if not question.rejection_reason:
+        return Answer("modify", told("by"), changes=(SkipTask(task_id="nowhere", reason=told("answer")),))
+    return Answer("approve", told("by"), comment=told("comment"))
+
+
+async def work(run: PlanRun, *, hand: bool) -> None:
+    """Carry out a run in which everything speaks of secrets."""
+    failed = False
+    async for task in run.ready():
+        async with run.attempt(task) as attempt:
+            if task.id == "a" and not failed:
+                failed = True
+                run.observe(holds=[f"seen({KNOWN})"])
+                run.change_context({"more": told("changed"), "password": "hunter2"})
+                if hand:
+                    run.add_task(Task(id="d", tool="post", goal=told("edit")), reason=told("edit-reason"))
+                    run.modify_task("d", metadata={"text": told("modified")}, reason=told("modify-reason"))
+                run.request_replan(told("request"), by=told("requester"))
+                raise RuntimeError(told("error"))
+            if task.id not in ("a", "c", "d"):
+                run.pause(told("pause"), by=told("pauser"))
+            attempt.output = {"text": told("output"), "password": "hunter2", told("output-key"): 1}
+
+
+class Lived:
+    """What was left of a run with secrets everywhere."""
+
+    def __init__(self, store: RunStore, spans: Spans, models: Sequence[ScriptedLLM], engine: ReplanningEngine) -> None:
+        self.store, self.spans, self.models, self.engine = store, spans, models, engine
+
+
+async def lived(store: RunStore) -> Lived:
+    """A run with every kind of part, all of which speak of secrets."""
+    spans = Spans()
+    async with VirtualClock() as clock:
+        world = environment(clock)
+        models = [
+            ScriptedLLM(lambda prompt: told("reply"), name="babbling", environment=world),
+            ScriptedLLM(lambda prompt: LLMUnavailable(told("service")), name="down", environment=world),
+        ]
+        engine = ReplanningEngine(
+            [Proposer(proposals), Failing(), *models],
+            settings=SETTINGS,
+            gate=CallbackGate(answers),
+            store=store,
+            exporters=[FailingExporter()],
+            environment=world,
+            tracer_provider=spans.provider,
+        )
+        engine.monitor.on(TaskFailed, lambda event: [][len(told("listener"))])
+        async with engine.open(document(), run_id="run") as run:
+            await work(run, hand=True)
+        await engine.aclose()
+    return Lived(store, spans, models, engine)
+
+
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every file with what is in it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(folder)), path.read_bytes().decode("utf-8", "replace")
+
+
+def leaks(text: str) -> list[str]:
+    """The secrets in a text, each with what stands before it."""
+    return [text[max(0, found.start() - 80) : found.end()] for found in LEAK.finditer(text)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "jsonl"])
+async def test_journal(kind: str, tmp_path: Path) -> None:
+    """No byte of a journal's files tells a secret, and the journal tells everything else."""
+    store = SqliteStore(tmp_path / "runs.db") if kind == "sqlite" else JsonlStore(tmp_path)
+    left = await lived(store)
+    store.close()
+    found = dict(texts(tmp_path))
+    assert {name: leaks(text) for name, text in found.items() if LEAK.search(text)} == {}
+    whole = "".join(found.values())
+    places = ["objective", "argument", "deep", "context", "output", "error", "reason", "comment", "edit", "request",
+              "note", "provider-error", "exporter", "skip", "by", "pauser", "service", "fallback-argument", "command"]  # fmt: skip
+    assert [place for place in places if f"end of {place}" not in whole] == []
+    assert left.store is store
+
+
+async def test_spans_prompts_and_logs(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither spans that hold content, nor prompts, nor logs, nor what is printed tell a secret."""
+    caplog.set_level(logging.DEBUG)
+    left = await lived(MemoryStore())
+    spans = [span.to_json() for span in left.spans.finished]
+    assert [leaks(span) for span in spans if LEAK.search(span)] == []
+    assert any("end of " in span for span in spans)
+    prompts = [asked.prompt + (asked.options.system or "") for model in left.models for asked in model.requests]
+    assert prompts
+    assert [leaks(prompt) for prompt in prompts if LEAK.search(prompt)] == []
+    assert any("end of error" in prompt for prompt in prompts)
+    said = capfd.readouterr()
+    assert leaks(caplog.text + said.out + said.err) == []
+
+
+async def test_reports() -> None:
+    """What is told of a run later, in any form, has no secrets either."""
+    left = await lived(MemoryStore())
+    history = left.engine.history("run")
+    for text in (text_report(history), markdown_report(history), history.to_json()):
+        assert leaks(text) == []
+
+
+async def test_what_is_left_for_another_process(tmp_path: Path) -> None:
+    """An answer that waits in a store for whoever has the run has no secrets."""
+    store = SqliteStore(tmp_path / "runs.db")
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(proposals)], settings=SETTINGS, store=store, environment=environment(clock))
+        async with engine.open(chain("a"), run_id="run") as run:
+            await work(run, hand=False)
+        question = engine.pending()[0]
+        change = ReplaceTask(task_id="a", tasks=(Task(id="n", goal=told("left")),))
+        engine.answer(question.id, "modify", by=told("by"), changes=[change], comment=told("comment"))
+        assert store.inbox(RunId("run"))
+    store.close()
+    found = dict(texts(tmp_path))
+    assert {name: leaks(text) for name, text in found.items() if LEAK.search(text)} == {}
+    assert any("end of left" in text for text in found.values())
+
+
+async def test_what_was_taken_out_is_said() -> None:
+    """A run whose plan held secrets says where they were, and how a tool gets them without."""
+    store = MemoryStore()
+    async with open_run(document(), store=store, settings=SETTINGS, run_id="run") as run:
+        assert run.live.entry("a").task.arguments["password"] == "[redacted]"
+        assert run.plan.tools[0].env["KEPT"] == "{env:KEPT}"
+    (note,) = bodies(store, "run", ErrorContained)
+    assert "tool 'call', tool 'post', the arguments of task 'a'" in note.error
+    assert "{env:NAME}" in note.error
+
+
+ELSEWHERE = """
+goal: {objective: x}
+context: {key: AKIAIOSFODNN7EXAMPLE, region: eu}
+tools: [{name: t, kind: shell, command: "echo {x}"}]
+tasks:
+  - {id: a, tool: t, arguments: {x: 1}, fallbacks: [{tool: t, arguments: {x: password=hunter2-a}}]}
+  - {id: b, tool: t, arguments: {x: 1}, undo: {tool: t, arguments: {x: password=hunter2-b}}}
+  - {id: c, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-c, "$ login password=hunter2-d"]}
+  - {id: d, tool: t, arguments: {x: 1}, acceptance: [no password=hunter2-e]}
+"""
+
+
+async def test_what_was_taken_out_elsewhere_is_said() -> None:
+    """Secrets in the context, in fallbacks, in what undoes a task and in commands that check it are missed as well."""
+    store = MemoryStore()
+    async with open_run(Plan.parse(ELSEWHERE), store=store, run_id="run"):
+        pass
+    (note,) = bodies(store, "run", ErrorContained)
+    places = (
+        "of the arguments of task 'a', the arguments of task 'b', the checks of task 'c', the context 'key', and will"
+    )
+    assert places in note.error
+
+
+@pytest.mark.parametrize("argument", ["${a.output.token}", "Bearer ${a.output.token}", ["${context.key}"]])
+async def test_no_tool_gets_a_mark_for_a_secret(argument: JsonValue) -> None:
+    """A task that refers to what was a secret fails and says so, where it was executed with a mark in its place."""
+    tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments={"x": argument}))
+    plan = Plan(goal=Goal(objective="x"), tasks=tasks, context={"key": TOKEN})
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        assert task.id == "a", task.arguments
+        return {"token": TOKEN}
+
+    result = await SequentialOrchestrator(work).run(plan)
+    assert result.status == "failed"
+    assert (
+        "what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}" in result.reason
+    )
+
+
+async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
+    """What only holds a secret among other things is of use without it, and it is on record which argument lacks it."""
+    arguments: JsonObject = {"log": "${a.output}", "all": ["${a.output}"], "said": "[redacted] ${a.output}", "n": 1}
+    tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments))
+    store, got = MemoryStore(), {}
+
+    async def work(task: Task, context: TaskContext) -> JsonValue:
+        got.update(task.arguments)
+        return f"signed in with password=hunter2-a at {task.id}"
+
+    engine = ReplanningEngine(store=store)
+    result = await engine.attach(SequentialOrchestrator(work)).run(Plan(goal=Goal(objective="x"), tasks=tasks))
+    assert result.status == "succeeded"
+    assert got["log"] == "signed in with password=[redacted] at a"
+    (note,) = bodies(store, result.run, ErrorContained)
+    assert note.where == "the arguments of task 'b'"
+    assert note.error.endswith("the mark [redacted] stands for it in 'log', 'all'")
+
+
+async def test_nothing_is_said_of_what_no_tool_gets() -> None:
+    """A secret in the words of a goal is taken out, and as no tool misses it, nothing more is said."""
+    store = MemoryStore()
+    plan = chain("a").model_copy(update={"goal": Goal(objective=f"use {TOKEN}")})
+    async with open_run(plan, store=store, run_id="run") as run:
+        assert run.plan.goal.objective == "use [redacted]"
+    assert bodies(store, "run", ErrorContained) == []
+
+
+async def test_nothing_is_said_of_a_plan_without() -> None:
+    """A plan without secrets stays the very plan that it was."""
+    store = MemoryStore()
+    plan = chain("a")
+    async with open_run(plan, store=store, run_id="run") as run:
+        assert run.live.plan is plan
+    assert bodies(store, "run", ErrorContained) == []
+
+
+PLAN_FILE = """
+name: "{plan}"
+goal: {{objective: "{objective}"}}
+context: {{text: "{context}"}}
+tools:
+  - {{name: first, kind: shell, capability: build, command: "echo {out}; echo {err} >&2; exit 3"}}
+  - {{name: second, kind: shell, capability: build, command: "echo $VAULT_WORD; cat secret.txt"}}
+tasks:
+  - {{id: build, tool: first, goal: "{goal}"}}
+"""
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path: Path) -> None:
+    """A whole run from the command line writes no secret to files, standard output or standard error."""
+
+    def line(place: str) -> str:
+        return told(place).replace("\n", " ").replace('"', "")
+
+    places = {name: line(name) for name in ("plan", "objective", "context", "goal", "out", "err")}
+    (tmp_path / "secret.txt").write_text(told("output"))
+    (tmp_path / "plan.yaml").write_text(PLAN_FILE.format(**places))
+    (tmp_path / "settings.yaml").write_text(
+        "replanning:\n  redaction: {environment: [VAULT_WORD], patterns: ['INT-\\d{6}']}\n"
+    )
+    here = tmp_path / "runs"
+    command = [sys.executable, "-m", "replanning"]
+    said = ""
+    for words in (
+        ["run", "../plan.yaml", "--settings", "../settings.yaml", "--trace", "console"],
+        ["history"],
+        ["why"],
+        ["request", told("wish")],
+    ):
+        here.mkdir(exist_ok=True)
+        (here / "secret.txt").unlink(missing_ok=True)
+        (here / "secret.txt").symlink_to("../secret.txt")
+        done = subprocess.run(
+            [*command, *words], cwd=here, capture_output=True, text=True, timeout=120, env={**os.environ}, check=False
+        )
+        said += done.stdout + done.stderr
+    assert "build~2" in said
+    assert leaks(said) == []
+    assert {name: leaks(text) for name, text in texts(here) if name != "secret.txt" and LEAK.search(text)} == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [("x(", "'x(' is no regular expression: missing )"), ("(a+)+", r"'(a+)+' repeats a repetition")],
+)
+def test_unusable_patterns(pattern: str, problem: str, tmp_path: Path) -> None:
+    """A pattern that is none, or that could take forever, is refused where settings are read, with what is wrong."""
+    path = tmp_path / "settings.yaml"
+    path.write_text(json.dumps({"replanning": {"redaction": {"patterns": ["INT-[0-9]{4}", pattern]}}}))
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path)
+    assert problem in str(caught.value)
+    assert "redaction" in str(caught.value)
+
+
+def test_no_warning_about_patterns(tmp_path: Path) -> None:
+    """A pattern that Python itself would warn of is told as a problem of the settings, and in no other way."""
+    (tmp_path / "replanning.yaml").write_text(
+        json.dumps({"replanning": {"redaction": {"patterns": ["[[:alpha:]]{9}"]}}})
+    )
+    command = [sys.executable, "-m", "replanning", "config", "check"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "redaction.patterns: '[[:alpha:]]{9}' does not mean what it seems to (possible nested set" in done.stderr
+    assert "Warning" not in done.stderr

@@ -1,0 +1,287 @@
+"""Exporters: what they are told, when, and that they harm nobody; and the one that prints."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import ReplanningEngine, Retry, Settings, Task
+from replanning.decision import Exporter, ExporterContext
+from replanning.engine.delivery import ExporterDelivery
+from replanning.errors import PluginError, SettingsError
+from replanning.exporters.console import ConsoleExporter
+from replanning.journal import AttemptFailed, ErrorContained, Failure, MemoryStore, Record, RunEnded, RunOpened
+from replanning.plan import RunId
+from replanning.testing import RecordingExporter, ScriptedExecutor, VirtualClock, raises, returns, virtual_environment
+from tests.support.runs import Proposer, again, bodies, chain, failing, plan
+
+
+class Slow(RecordingExporter):
+    """Takes its time for each record.
+
+    Args:
+        clock: on which it waits.
+        seconds: how long.
+    """
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds = seconds
+
+    async def export(self, run: RunId, record: Record) -> None:
+        """Wait, then keep the record."""
+        await self._clock.sleep(self._seconds)
+        await super().export(run, record)
+
+
+async def test_every_record_in_order() -> None:
+    """An exporter is told of everything that is in the journal, in that order, from the first record to the last."""
+    exporter = RecordingExporter()
+    engine = ReplanningEngine([Proposer(again)], exporters=[exporter])
+    result = await engine.execute(chain("a", "b"), failing("a"))
+    assert [record for _, record in exporter.records] == list(engine.store.read(result.run))
+    assert {run for run, _ in exporter.records} == {result.run}
+
+
+async def test_after_the_commit() -> None:
+    """When an exporter is told of a record, it is in the journal already."""
+    store = MemoryStore()
+    seen: list[bool] = []
+
+    class Curious(Exporter):
+        name = "curious"
+
+        async def export(self, run: RunId, record: Record) -> None:
+            seen.append(record in list(store.read(run)))
+
+    await ReplanningEngine([], store=store, exporters=[Curious()]).execute(chain("a"), failing())
+    assert set(seen) == {True}
+
+
+async def test_where_an_exporter_finds_itself() -> None:
+    """Before any run is opened, an exporter is told of the engine's store and clock, where the past of runs can be read."""
+    store, told = MemoryStore(), list[ExporterContext]()
+
+    class Curious(Exporter):
+        name = "curious"
+
+        def attach(self, surroundings: ExporterContext) -> None:
+            told.append(surroundings)
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock))
+        (found,) = told
+        run = (await engine.execute(chain("a"), failing())).run
+    assert (found.store, found.clock) == (store, clock)
+    assert list(found.store.read(run))
+
+
+async def test_resumed_run() -> None:
+    """Of a resumed run an exporter is told what happens from then on."""
+    store = MemoryStore()
+    async with ReplanningEngine([], store=store).open(chain("a")) as run:
+        run.pause()
+    exporter = RecordingExporter()
+    async with ReplanningEngine([], store=store, exporters=[exporter]).resume(run.id) as again_:
+        async for task in again_.ready():
+            async with again_.attempt(task):
+                pass
+    kinds = [record.body.kind for _, record in exporter.records]
+    assert kinds == ["run-resumed", "attempt-started", "attempt-succeeded", "run-ended"]
+
+
+async def test_failing_exporter() -> None:
+    """An exporter that raises at every record is contained and recorded once, without secrets; others get all."""
+    bad, good = RecordingExporter(error=OSError("no disk, password=hunter2hunter2")), RecordingExporter()
+    engine = ReplanningEngine([], exporters=[bad, good])
+    result = await engine.execute(chain("a", "b"), failing())
+    assert result.status == "succeeded"
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
+    assert (contained.where, contained.error) == ("exporter 'recording'", "OSError('no disk, password=[redacted]')")
+    assert len(bad.records) == len(good.records) == len(list(engine.store.read(result.run)))
+
+
+async def test_slow_exporter() -> None:
+    """A run does not wait for a slow exporter; what is left at its end is handed over."""
+    async with VirtualClock() as clock:
+        exporter = Slow(clock, 0.5)
+        engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+        async with engine.open(chain("a", "b")) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+            finished = clock.elapsed
+    assert finished == 0
+    assert [record for _, record in exporter.records] == list(engine.store.read(run.id))
+
+
+async def test_hanging_exporter() -> None:
+    """An exporter that never comes back holds up the end of a run for five seconds, and other exporters not at all."""
+    async with VirtualClock() as clock:
+        hanging, good = Slow(clock, float("inf")), RecordingExporter()
+        engine = ReplanningEngine([], exporters=[hanging, good], environment=virtual_environment(clock=clock))
+        result = await engine.execute(chain("a", "b"), failing())
+        elapsed = clock.elapsed
+    assert (result.status, hanging.records, elapsed) == ("succeeded", [], 5)
+    assert isinstance(good.records[-1][1].body, RunEnded)
+
+
+async def test_hanging_exporter_is_given_up_once() -> None:
+    """An exporter that was given up while a run was closed is not waited for again, also by one with a shorter limit."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
+        async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
+            delivery = ExporterDelivery(run, [Slow(clock, float("inf"))])
+            delivery.start(group)
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await delivery.close()
+            await delivery.flush()
+            group.cancel_scope.cancel()
+        assert clock.elapsed == 0
+
+
+async def test_bounded_queue() -> None:
+    """When ten thousand records wait, further ones are dropped, which is recorded once."""
+    async with VirtualClock() as clock:
+        exporter = Slow(clock, float("inf"))
+        engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+        result = await engine.execute(plan(*(Task(id=f"t{n}") for n in range(5_100))), failing())
+    assert result.status == "succeeded"
+    (contained,) = bodies(engine.store, result.run, ErrorContained)
+    assert contained.error == "more than 10000 records wait for it; further ones are dropped"
+
+
+async def test_cancelled_run() -> None:
+    """Of a run whose orchestrator is cancelled, an exporter is told how it was left."""
+    exporter = RecordingExporter()
+    engine = ReplanningEngine([], exporters=[exporter])
+    with anyio.CancelScope() as scope:
+        async with engine.open(chain("a")) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    scope.cancel()
+                    await anyio.sleep_forever()
+    assert [record for _, record in exporter.records] == list(engine.store.read(run.id))
+    assert exporter.bodies(RunEnded)
+
+
+async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Closing the engine closes every exporter; one that raises or hangs is logged and keeps nobody from it."""
+
+    class Broken(Exporter):
+        name = "broken"
+
+        async def aclose(self) -> None:
+            raise OSError("gone, token=hunter2hunter2")
+
+    class Hanging(Exporter):
+        name = "hanging"
+
+        async def aclose(self) -> None:
+            await anyio.sleep_forever()
+
+    good = RecordingExporter()
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        await ReplanningEngine([], exporters=[Broken(), Hanging(), good], environment=environment).aclose()
+        assert clock.elapsed == 5
+    assert good.closed
+    assert [record.message for record in caplog.records] == [
+        "exporter 'broken' failed when it was closed: OSError('gone, token=[redacted]')",
+        "exporter 'hanging' did not close within 5 s",
+    ]
+
+
+async def test_console_lines() -> None:
+    """The console has one line for each record: when, which run, its number, its kind, and what it is about."""
+    stream = io.StringIO()
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(again)],
+            settings=Settings(retry=Retry(max_attempts=1)),
+            exporters=[ConsoleExporter(stream)],
+            environment=virtual_environment(clock=clock),
+        )
+        script = {"a": raises(ValueError("broken"), after=1.25), "a~2": returns(after=2)}
+        await engine.execute(plan(Task(id="a"), name="release"), ScriptedExecutor(script, clock=clock))
+    assert stream.getvalue().splitlines() == [
+        "22:13:20.000 run-1 1 run-opened 1 tasks: release",
+        "22:13:20.000 run-1 2 attempt-started a#1 a",
+        "22:13:21.250 run-1 3 attempt-failed a#1 ValueError: broken",
+        "22:13:21.250 run-1 4 trigger-fired t1 task-failed a",
+        "22:13:21.250 run-1 5 alternatives-considered r1 1 of 1 usable",
+        "22:13:21.250 run-1 6 revised 1: replace: scripted",
+        "22:13:21.250 run-1 7 decided r1 execute (confident): confidence 0.81 is at least 0.7",
+        "22:13:21.250 run-1 8 attempt-started a~2#1 a~2",
+        "22:13:23.250 run-1 9 attempt-succeeded a~2#1 a~2",
+        "22:13:23.250 run-1 10 outcome-known r1",
+        "22:13:23.250 run-1 11 run-ended succeeded: every required task is done",
+    ]
+
+
+async def test_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """An exporter may be named as a provider may; a name that none has is refused, with those that there are."""
+    await ReplanningEngine(exporters=["console"]).execute(chain("a"), failing())
+    assert "run-ended succeeded" in capsys.readouterr().err
+    with pytest.raises(PluginError, match=r"no plugin 'consol' among the exporters; installed are: console"):
+        ReplanningEngine(exporters=["consol"])
+
+
+@pytest.mark.parametrize("place", ["stderr", "stdout"])
+async def test_console_places(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The console is where a word says, at the time of printing."""
+    exporter = ConsoleExporter.from_target(place)
+    await exporter.export("run-1", Record(1, 0.0, ErrorContained("gate", "closed")))
+    printed = capsys.readouterr()
+    assert (printed.err if place == "stderr" else printed.out) == "00:00:00.000 run-1 1 contained gate closed\n"
+
+
+def test_console_elsewhere() -> None:
+    """Another word is no place, and the message says which are."""
+    with pytest.raises(SettingsError, match="'printer' is no place to print to; expected stderr or stdout"):
+        ConsoleExporter.from_target("printer")
+
+
+async def test_console_that_is_gone() -> None:
+    """A console that was closed harms nobody."""
+    stream = io.StringIO()
+    stream.close()
+    result = await ReplanningEngine([], exporters=[ConsoleExporter(stream)]).execute(chain("a"), failing())
+    assert result.status == "succeeded"
+
+
+@given(st.text(max_size=2_000))
+def test_one_line_whatever_it_says(text: str) -> None:
+    """Whatever a failure says, it is one line without control characters, and not a long one."""
+    stream = io.StringIO()
+    body = AttemptFailed("a#1", "a", Failure("Error", text))  # type: ignore[arg-type]  # as good as an id
+    anyio.run(ConsoleExporter(stream).export, "run-1", Record(1, 0.0, body))
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert len(line) <= 240
+
+
+def test_truthful_repr() -> None:
+    """Exporters say where they print."""
+    assert repr(ConsoleExporter()) == "<ConsoleExporter to stderr>"
+    assert repr(ConsoleExporter(sys.stdout)) == "<ConsoleExporter to a file>"
+
+
+async def test_opening_comes_first() -> None:
+    """The first thing that an exporter is told is the plan."""
+    exporter = RecordingExporter()
+    given_plan = chain("a", "b")
+    await ReplanningEngine([], exporters=[exporter]).execute(given_plan, failing())
+    first = exporter.records[0][1].body
+    assert isinstance(first, RunOpened)
+    assert first.plan == given_plan

@@ -1,0 +1,308 @@
+"""Reports on a run: text for terminals, Markdown and Mermaid, whatever names and messages say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Alternative, Answer, CallbackGate, Plan, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.history import ReplanHistory, markdown_report, mermaid, text_report, why_report
+from replanning.testing import VirtualClock
+from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, failing, plan
+
+HOSTILE = [
+    'x"]; click x "javascript:alert(1)"; y["',
+    "x]:::done --> evil",
+    "%%{init: {'theme': 'dark'}}%%",
+    "end",
+    "1. `list`",
+    "subgraph a",
+    "<script>alert(1)</script>",
+    "a | b ``` c ~~~",
+    "**bold** [link](http://example.org) ![i](x) #1 @all",
+    "\u202eright to left\u2066",
+    'quote " and #quot; and &quot;',
+    "日本語 ✓ 😀",
+]
+NODE = r'[a-z]+\d+\["(?:[^"#\[\]{}<>`%;|()]|#\d+;|<br/>)*"\]:::[a-z]+'
+LINE = re.compile(
+    rf"""flowchart\ LR
+    |\ \ classDef\ [a-z]+\ [a-z0-9#:,\ -]+
+    |\ \ subgraph\ [a-z]+\["[a-z]+:\ revision\ \d+"\]
+    |\ \ \ \ (?:{NODE.replace(" ", chr(92) + " ").replace("#", chr(92) + "#")})
+    |\ \ \ \ [a-z]+\d+\ (?:-->|-\.\ replaced\ by\ \.->)\ [a-z]+\d+
+    |\ \ \ \ [a-z]+_(?:more|links)\["…\ and\ \d+\ more(?:\ dependencies)?"\]:::waiting
+    |\ \ end""",
+    re.VERBOSE,
+)
+
+
+async def history_of(
+    document: Plan, *failures: str, propose: Propose = again, answer: Answer | None = None, **settings: object
+) -> ReplanHistory:
+    """The history of a run of a plan in which some tasks fail."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(propose)],
+            gate=None if answer is None else CallbackGate(lambda question: answer),
+            environment=environment(clock),
+            settings=Settings.model_validate(settings),
+        )
+        result = await engine.execute(document, failing(*failures))
+        return engine.history(result.run)
+
+
+def several(request: ReplanRequest) -> list[Alternative]:
+    """One way on that is good, and two that are not."""
+    task_id = request.triggers[0].tasks[0]
+    return [
+        *again(request),
+        alternative(RetryTask(task_id=task_id), confidence=0.1, reason="hope"),
+        alternative(RemoveTask(task_id="a"), reason="go back"),
+    ]
+
+
+# Text
+
+
+async def test_history_as_text() -> None:
+    """The report says how the run stands, and of each replan the cause, the decision, the changes and the outcome."""
+    history = await history_of(chain("a", "b", "c"), "b")
+    assert text_report(history) == (
+        "run run-1: succeeded: every required task is done\n"
+        "  goal:     test\n"
+        "  started:  2023-11-14 22:13:20Z\n"
+        "  replans:  1, of which 1 applied (100% of 1 with a known outcome worked out); deciding took 0 ms\n"
+        "\n"
+        "r1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success\n"
+        "    cause:    task 'b' failed: ValueError: b is broken\n"
+        "    decided:  execute by policy, rule confident: confidence 0.81 is at least 0.7 (0 ms)\n"
+        "    applied:  replace b by b~2\n"
+    )
+
+
+async def test_why_on_one_screen() -> None:
+    """One screen shows cause, candidates with score parts, what was rejected and why, the rule, and the difference."""
+    history = await history_of(chain("a", "b", "c"), "b", propose=several)
+    assert why_report(history, history.events[0]).splitlines() == [
+        "run run-1: r1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success",
+        "",
+        "Cause",
+        "  task-failed: task 'b' failed: ValueError: b is broken",
+        "",
+        "Candidates",
+        "  1. replace b by b~2  (scripted: scripted)  ← applied",
+        "     confidence 0.81: self-assessment 0.90, past success 0.50, availability 1.00, simplicity 1.00",
+        "",
+        "Rejected",
+        "  run b again  (scripted: hope)",
+        "     rejected: its own confidence 0.1 is below 0.3",
+        "     confidence 0.49: self-assessment 0.10, past success 0.50, availability 1.00, simplicity 1.00",
+        "  remove a  (scripted: go back)",
+        "     rejected: it does not fit the plan: changes[0]: task 'a' is DONE: it cannot be removed",
+        "",
+        "Decision",
+        "  execute by policy, rule confident: confidence 0.81 is at least 0.7 (0 ms)",
+        "  outcome: success",
+        "",
+        "Plan",
+        '  - b: depends_on: ["a"] [FAILED]',
+        '  + b~2: depends_on: ["a"] [PENDING]',
+        "    c: waiting for b~2 instead of b",
+    ]
+
+
+async def test_why_a_plan_was_kept() -> None:
+    """A replan that changed nothing is explained as well."""
+    history = await history_of(chain("a"), "a", propose=lambda request: [])
+    text = why_report(history, history.events[0])
+    assert "Candidates\n  none" in text
+    assert "keep by policy, rule no-alternative: no provider proposed an alternative" in text
+    assert text.endswith("Plan\n  nothing was applied\n")
+
+
+async def test_person_in_text() -> None:
+    """What a person was asked and said is told, in the list and on the one screen."""
+    answer = Answer("reject", "eve", comment="not on a Friday")
+    settings = {"require_approval": True}
+    history = await history_of(chain("a"), "a", answer=answer, alternatives=settings)
+    text = text_report(history)
+    assert "reject by eve after 0 ms, who said: not on a Friday" in text
+    assert "rule person-reject: not on a Friday" in text
+    assert "not on a Friday" in why_report(history, history.events[0])
+
+
+async def test_edits_in_text() -> None:
+    """Edits by hand stand in the order of time, and are explained by who, what and the difference."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([], environment=environment(clock))
+        async with engine.open(chain("a")) as run:
+            run.add_task(Task(id="c"), before=["a"], reason="forgotten")
+    assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(run.history)
+    assert '+ a: depends_on: ["c"]' in why_report(run.history, run.history.edits[0])
+    assert "## Edit by hand, revision 0 → 1" in run.history.to_markdown()
+
+
+async def test_part_of_a_history() -> None:
+    """A report can be about some replans alone, and says when there are none of them."""
+    history = await history_of(chain("a"), "a")
+    assert "no replan is like that" in text_report(history, [])
+    assert "## r1" not in markdown_report(history, [])
+    quiet = await history_of(chain("a"))
+    assert "nothing was replanned" in text_report(quiet)
+    assert "mermaid" not in markdown_report(quiet)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (AddTask(task=Task(id="n", tool="t"), before=("a", "b")), "add n (t) before a, b"),
+        (RemoveTask(task_id="a"), "remove a"),
+        (ReplaceTask(task_id="a", tasks=(Task(id="n"), Task(id="m"))), "replace a by n, m"),
+        (ModifyTask(task_id="a", fields={"priority": 1}), "modify a: priority = 1"),
+        (ReorderTasks(order=("a", "b")), "reorder a, b"),
+        (RetryTask(task_id="a", delay=0.5), "run a again after 500 ms"),
+        (SkipTask(task_id="a"), "skip a"),
+        (CancelTask(task_id="a", reason="late"), "cancel a: late"),
+        (AbortRun(reason="enough"), "abort the run: enough"),
+    ],
+)
+async def test_every_change_has_words(change: PlanChange, text: str) -> None:
+    """Each kind of change is told in words, also where it was not applied."""
+    history = await history_of(chain("x"), "x", propose=lambda request: [alternative(change, confidence=0.1)])
+    assert f"{text}  (scripted: scripted)" in why_report(history, history.events[0])
+
+
+def test_times() -> None:
+    """Durations are told in the unit that fits them."""
+    from replanning.history.wording import format_duration
+
+    told = [format_duration(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
+    assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
+
+
+# Hostile names
+
+
+def messages(text: str) -> Propose:
+    """Alternatives whose reason is this text."""
+    return lambda request: [again(request)[0].model_copy(update={"reason": text})]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "x" * 200])
+async def test_mermaid_holds_any_name(name: str) -> None:
+    """No name can leave its label in a diagram: every line is one of the few forms that a diagram is made of."""
+    document = plan(Task(id=name, tool=name), Task(id="b", depends_on=(name,), tool=name))
+    history = await history_of(document, name)
+    text = mermaid(history.replay(1, before=True), history.replay())
+    assert [line for line in text.splitlines() if not LINE.fullmatch(line)] == []
+    assert text.count(":::") == 5
+    assert text.count("replaced by") == 1
+
+
+@given(name=st.text(min_size=1, max_size=80))
+def test_any_label(name: str) -> None:
+    """Whatever a text holds, its label holds letters, digits, harmless signs and character codes only."""
+    from replanning.history.markdown import escape_label
+
+    rest = re.sub(r"#\d+;", "", escape_label(name))
+    assert all(character.isalnum() or character in " _-,/=" for character in rest)
+    assert not rest.startswith("-") or escape_label(name) != rest
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_markdown_holds_any_name(name: str) -> None:
+    """No name can open markup, break a table or leave its block in a document."""
+    document = plan(Task(id=name), Task(id="b", depends_on=(name,)))
+    text = (await history_of(document, name, propose=messages(name))).to_markdown()
+    blocks = re.findall(r"^(`{3,})(mermaid|diff)$\n(.*?)^\1$\n", text, re.DOTALL | re.MULTILINE)
+    assert [language for _, language, _ in blocks] == ["mermaid", "diff"]
+    prose = re.sub(r"^(`{3,})(mermaid|diff)$\n.*?^\1$\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"\\.", "", prose)
+    assert re.findall(r"[`<>\[\]{}~&@]", prose) == []
+    assert {line.count("|") for line in prose.splitlines() if line.startswith("|")} == {8}
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000])
+async def test_terminals_are_not_steered(text: str) -> None:
+    """Nothing that a task or a provider says reaches a terminal as more than text on one line, cut where it is long."""
+
+    async def work(task: Task, context: object) -> None:
+        raise ValueError(text)
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))
+        result = await engine.execute(chain("a"), work)
+        history = engine.history(result.run)
+    lines = (text_report(history) + why_report(history, history.events[0]) + history.to_markdown()).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) < 4000
+
+
+# Diagrams
+
+
+async def test_diagram() -> None:
+    """The plan before and after stand side by side, with states, tools, and what replaced what."""
+    document = plan(Task(id="a", tool="make"), Task(id="b", tool="make", depends_on=("a",)))
+    history = await history_of(document, "a")
+    text = mermaid(history.replay(1, before=True), history.replay())
+    assert [line.strip() for line in text.splitlines() if "classDef" not in line] == [
+        "flowchart LR",
+        'subgraph before["before: revision 0"]',
+        'before0["a<br/>make<br/>failed"]:::failed',
+        'before1["b<br/>make<br/>pending"]:::waiting',
+        "before0 --> before1",
+        "end",
+        'subgraph after["after: revision 1"]',
+        'after0["a<br/>make<br/>replaced"]:::replaced',
+        'after1["b<br/>make<br/>done"]:::done',
+        'after2["a#126;2<br/>make<br/>done"]:::done',
+        "after0 -. replaced by .-> after2",
+        "after2 --> after1",
+        "end",
+    ]
+
+
+async def test_large_plans_are_cut() -> None:
+    """Of a plan too large to read, a diagram shows what was changed and what is around it, and says what it leaves out."""
+    first = [Task(id=f"first{n}") for n in range(300)]
+    last = [Task(id=f"last{n}", depends_on=tuple(task.id for task in first[:20])) for n in range(20)]
+    history = await history_of(plan(*first, *last), "first7")
+    text = mermaid(history.replay(1, before=True), history.replay())
+    after = text[text.index("subgraph after") :]
+    assert ":::replaced" in after
+    assert "first7#126;2" in after
+    assert re.search(r'after_more\["… and 2\d\d more"\]', after)
+    assert "more dependencies" in after
+    assert len(after.splitlines()) < 300
+    assert [line for line in text.splitlines() if not LINE.fullmatch(line)] == []
+
+
+async def test_document() -> None:
+    """A Markdown document has figures, the diagram, a table of candidates, and the difference as a diff."""
+    history = await history_of(chain("a", "b", "c"), "b", propose=several)
+    text = history.to_markdown()
+    assert "- **Status**: succeeded – every required task is done" in text
+    assert "- **By trigger**: task\\-failed 1" in text
+    assert "```mermaid\nflowchart LR\n" in text
+    assert "## r1: task-failed → execute, revision 0 → 1" in text
+    assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
+    assert text.count("| ✘ |") == 2
+    assert "- **Executed**: yes, outcome: success" in text
+    assert '```diff\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n' in text

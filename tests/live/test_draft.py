@@ -1,0 +1,870 @@
+# Ids are written as plain text here, and nonsense is passed on purpose.
+# mypy: disable-error-code="arg-type"
+"""Sets of changes are checked as a whole, and then carried out as a whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from replanning import Goal, Plan, Task
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.errors import ChangeRejected
+from replanning.journal import QuestionAsked
+from replanning.live.plan import LivePlan
+from tests.support.live import Kept, claimed, everything, kept, tool, wrong_with
+
+
+def chain(*ids: str, **fields: object) -> Kept:
+    """Tasks that each depend on the one before."""
+    return kept(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
+
+
+def refused(run: Kept, *changes: PlanChange) -> list[str]:
+    """Why changes are refused; sees that nothing has changed."""
+    before = everything(run.live)
+    with pytest.raises(ChangeRejected) as caught:
+        run.apply(*changes)
+    assert everything(run.live) == before
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_every_offender_is_named() -> None:
+    """All that is wrong is said at once, each with the change that it is in."""
+    run = chain("a", "b")
+    run.run("a")
+    assert refused(
+        run,
+        SkipTask(task_id="ghost"),
+        CancelTask(task_id="a"),
+        AddTask(task=Task(id="b")),
+        ReorderTasks(order=("a", "b", "b")),
+        ModifyTask(task_id="b", fields={"colour": "red", "timeout": -1}),
+        AddTask(task=Task(id="c", depends_on=("nowhere",))),
+    ) == [
+        "changes[0]: there is no task 'ghost'",
+        "changes[1]: task 'a' is DONE: it cannot be cancelled",
+        "changes[2]: the id 'b' is already used; ids are never used again",
+        "changes[3]: order names tasks twice: ['a', 'b', 'b']",
+        "changes[3]: task 'a' is DONE: only waiting tasks have an order",
+        "changes[4]: task 'b', timeout: Input should be greater than 0",
+        "changes[4]: task 'b', colour: Extra inputs are not permitted",
+        "changes[5]: task 'c' depends on 'nowhere', which does not exist",
+    ]
+
+
+# Adding
+
+
+def test_add_at_any_position() -> None:
+    """A task is put between others: it waits for what it names, and those in `before` wait for it."""
+    run = chain("a", "b")
+    run.apply(AddTask(task=Task(id="x", depends_on=("a",)), before=("b", "b")))
+    assert {task.id: task.depends_on for task in run.live.document().tasks} == {"a": (), "b": ("a", "x"), "x": ("a",)}
+    run.run("a", "x")
+    assert claimed(run.live) == ["b"]
+
+
+def test_add_tasks_that_need_later_ones() -> None:
+    """A change may name what a later change of the same set brings in."""
+    run = chain("a")
+    run.apply(
+        AddTask(task=Task(id="x", depends_on=("y", "z"))),
+        ReplaceTask(task_id="a", tasks=(Task(id="z", depends_on=("y",)),)),
+        AddTask(task=Task(id="y"), before=("x",)),
+    )
+    assert wrong_with(run.live) == []
+    assert claimed(run.live) == ["y"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [AddTask(task=Task(id="x", depends_on=("a", "a"))), ModifyTask(task_id="a", fields={"depends_on": ["b", "b"]})],
+)
+def test_the_same_dependency_twice(change: PlanChange) -> None:
+    """A dependency is named once."""
+    assert " twice" in refused(kept(Task(id="a"), Task(id="b")), change)[0]
+
+
+def test_before_a_running_task() -> None:
+    """A running task cannot be made to wait, nor a finished one."""
+    run = kept(Task(id="a"), Task(id="b"))
+    run.start("a")
+    run.run("b")
+    assert refused(run, AddTask(task=Task(id="x"), before=("a",)), AddTask(task=Task(id="y"), before=("b",))) == [
+        "changes[0]: task 'a' is RUNNING: it cannot be made to wait for another task",
+        "changes[1]: task 'b' is DONE: what it depends on cannot change",
+    ]
+
+
+def test_before_a_task_that_has_waited_already() -> None:
+    """A task in `before` that depends on the new one anyway, or does not exist, is dealt with."""
+    run = kept(Task(id="a"))
+    run.apply(AddTask(task=Task(id="x")), ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
+    assert refused(run, AddTask(task=Task(id="y"), before=("ghost",))) == ["changes[0]: there is no task 'ghost'"]
+
+
+def test_what_a_task_needs_is_checked() -> None:
+    """Tool, arguments and resources of new and changed tasks must be there, as in a plan file."""
+    run = kept(Task(id="a", tool="t"), tools=[tool("t", capability="c")], resources={"cpu": 2})
+    problems = refused(
+        run,
+        AddTask(task=Task(id="x", tool="u")),
+        ModifyTask(task_id="a", fields={"resources": {"cpu": 3}}),
+        ReplaceTask(task_id="a", tasks=(Task(id="y", resources={"gpu": 1}),)),
+    )
+    assert [problem[:10] for problem in problems] == ["changes[0]", "changes[1]", "changes[2]"]
+    assert "there is no tool 'u'" in problems[0]
+    assert "takes 3 of 'cpu'" in problems[1]
+    assert "no resource 'gpu'" in problems[2]
+
+
+# Removing and reviving
+
+
+def test_remove_what_others_need() -> None:
+    """A task for which something waits is not removed, unless that goes or stops waiting in the same set."""
+    run = chain("a", "b")
+    assert refused(run, RemoveTask(task_id="a")) == [
+        "changes[0]: task 'a' cannot be removed: 'b' would be left waiting for it"
+    ]
+    run.apply(RemoveTask(task_id="a"), RemoveTask(task_id="b"))
+    assert run.live.document().tasks == ()
+    assert run.live.complete
+
+
+def test_remove_what_many_need() -> None:
+    """Of many that would be left waiting, the first ones are named."""
+    run = kept(Task(id="a"), *(Task(id=f"t{n:02}", depends_on=("a",)) for n in range(12)))
+    assert refused(run, RemoveTask(task_id="a"))[0].endswith("'t08', 't09', … would be left waiting for it")
+
+
+def test_remove_what_a_new_task_needs() -> None:
+    """A task is not removed for which something waits that the same set brings in or changes."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    new = AddTask(task=Task(id="x", depends_on=("a",)))
+    changed = ModifyTask(task_id="c", fields={"depends_on": ["b"]})
+    assert refused(run, new, changed, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
+        "changes[0]: task 'x' depends on 'a', which was removed",
+        "changes[1]: task 'c' depends on 'b', which was removed",
+        "changes[2]: task 'a' cannot be removed: 'x' would be left waiting for it",
+        "changes[3]: task 'b' cannot be removed: 'c' would be left waiting for it",
+    ]
+
+
+def test_remove_what_a_replaced_task_needed() -> None:
+    """What was replaced waits for nothing; it is in the way again only if it is to come back."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)), ModifyTask(task_id="b2", fields={"depends_on": []}))
+    run.apply(RemoveTask(task_id="a"))
+    assert refused(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
+
+
+def test_removed_task_does_nothing_but_come_back() -> None:
+    """A removed task can be retried, and nothing else; then it is as any other."""
+    run = kept(Task(id="a"), Task(id="b"))
+    run.apply(RemoveTask(task_id="a"))
+    for change in (SkipTask(task_id="a"), ModifyTask(task_id="a", fields={"name": "x"}), RemoveTask(task_id="a")):
+        assert "was removed: it cannot be" in refused(run, change)[0]
+    assert "depends on 'a', which was removed" in refused(run, ModifyTask(task_id="b", fields={"depends_on": ["a"]}))[0]
+    run.apply(RetryTask(task_id="a"), ModifyTask(task_id="b", fields={"depends_on": ["a"]}), SkipTask(task_id="a"))
+    assert run.states() == {"a": "SKIPPED", "b": "READY"}
+
+
+def test_revive_a_task_whose_needs_are_gone() -> None:
+    """A removed task comes back only with what it depends on."""
+    run = chain("a", "b")
+    run.apply(RemoveTask(task_id="b"), RemoveTask(task_id="a"))
+    assert refused(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
+    run.apply(RetryTask(task_id="b"), RetryTask(task_id="a"))
+    assert run.states() == {"a": "READY", "b": "PENDING"}
+
+
+def test_remove_and_revive_at_once() -> None:
+    """What is removed and revived in one set stands for what it stood for."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
+    run.apply(RemoveTask(task_id="a2"), RetryTask(task_id="a2"))
+    run.run("a2", "b")
+    assert run.live.complete
+
+
+def test_running_and_finished_tasks_stay() -> None:
+    """A task that runs or has finished is not removed."""
+    run = kept(Task(id="a"), Task(id="b"))
+    run.start("a")
+    run.run("b")
+    assert refused(run, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
+        "changes[0]: task 'a' is RUNNING: it cannot be removed",
+        "changes[1]: task 'b' is DONE: it cannot be removed",
+    ]
+
+
+# Replacing
+
+
+def test_replace_by_a_sub_plan() -> None:
+    """The roots inherit what the original waited for, dependents wait for the sinks, results come from them."""
+    run = chain("a", "b", "c")
+    run.apply(
+        ReplaceTask(
+            task_id="b",
+            tasks=(Task(id="l"), Task(id="r"), Task(id="x", depends_on=("l",)), Task(id="y", depends_on=("l", "r"))),
+        )
+    )
+    document = {task.id: task.depends_on for task in run.live.document().tasks}
+    assert document == {"a": (), "l": ("a",), "r": ("a",), "x": ("l",), "y": ("l", "r"), "c": ("x", "y")}
+    run.run("a", "l", "r", "x", "y", output=1)
+    assert run.live.results.output_of("b") == {"x": 1, "y": 1}
+    assert claimed(run.live) == ["c"]
+    assert [run.live.entry(i).iteration for i in ("b", "x")] == [0, 1]
+
+
+def test_replace_what_cannot_be() -> None:
+    """A running, finished or already replaced task is not replaced, nor one by itself."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    run.start("a")
+    run.run("b")
+    run.apply(ReplaceTask(task_id="c", tasks=(Task(id="c2"),)))
+    changes = [ReplaceTask(task_id=i, tasks=(Task(id=f"{i}3"),)) for i in ("a", "b", "c")]
+    assert refused(run, *changes, ReplaceTask(task_id="c2", tasks=(Task(id="c2"),))) == [
+        "changes[0]: task 'a' is RUNNING: it cannot be replaced",
+        "changes[1]: task 'b' is DONE: it cannot be replaced",
+        "changes[2]: task 'c' is REPLACED_BY_REPLAN: it cannot be replaced",
+        "changes[3]: the id 'c2' is already used; ids are never used again",
+    ]
+
+
+def test_ids_within_a_sub_plan() -> None:
+    """Two tasks of a sub-plan do not share an id."""
+    problems = refused(chain("a"), ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="x"))))
+    assert problems == ["changes[0]: the id 'x' is already used; ids are never used again"]
+
+
+def test_a_sink_is_not_removed_while_it_stands_for_something() -> None:
+    """What stands for a replaced task stays, also if both come in one set."""
+    run = chain("a", "b")
+    part = ReplaceTask(task_id="a", tasks=(Task(id="a2"),))
+    message = "task 'a2' cannot be removed: 'a' would be left waiting for it"
+    assert refused(run, part, RemoveTask(task_id="a2")) == [f"changes[1]: {message}"]
+    run.apply(part)
+    assert refused(run, RemoveTask(task_id="a2")) == [f"changes[0]: {message}"]
+
+
+def test_withdraw_a_replacement() -> None:
+    """Retrying a replaced task takes out what replaced it, however deep, as long as none of it has started."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y", depends_on=("x",)))))
+    run.apply(ReplaceTask(task_id="y", tasks=(Task(id="z"),)))
+    run.apply(RemoveTask(task_id="b"), AddTask(task=Task(id="c", depends_on=("a",))))
+    run.apply(RetryTask(task_id="a"))
+    assert [task.id for task in run.live.document().tasks] == ["a", "c"]
+    assert refused(run, RetryTask(task_id="z")) == [
+        "changes[0]: task 'z' was withdrawn for what it had replaced: it cannot be retried"
+    ]
+    run.run("a", "c")
+    assert run.live.complete
+    assert wrong_with(run.live) == []
+
+
+def test_withdraw_what_has_begun() -> None:
+    """A replacement of which something has started, or was skipped, is not withdrawn."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))))
+    run.start("x")
+    assert refused(run, SkipTask(task_id="y"), RetryTask(task_id="a")) == [
+        "changes[1]: task 'a' was replaced and ['x', 'y'] have started since: it cannot be retried"
+    ]
+
+
+def test_withdraw_within_one_set() -> None:
+    """What these very changes replace, or withdraw, they do not bring back."""
+    run = chain("a", "b")
+    part = ReplaceTask(task_id="a", tasks=(Task(id="x"),))
+    assert refused(run, part, RetryTask(task_id="a")) == [
+        "changes[1]: task 'a' is replaced by these changes: it cannot be retried by them as well"
+    ]
+    run.apply(part)
+    again = ReplaceTask(task_id="x", tasks=(Task(id="y"),))
+    assert "is replaced by these changes" in refused(run, again, RetryTask(task_id="a"))[0]
+    assert "was withdrawn" in refused(run, RetryTask(task_id="a"), RetryTask(task_id="x"))[0]
+
+
+def test_withdraw_a_new_replacement() -> None:
+    """A task that a set brings in, replaces and retries is refused rather than left half done."""
+    run = chain("a")
+    changes = (AddTask(task=Task(id="x")), ReplaceTask(task_id="x", tasks=(Task(id="y"),)), RetryTask(task_id="x"))
+    assert "is replaced by these changes" in refused(run, *changes)[0]
+
+
+# Skipping, cancelling, retrying
+
+
+def test_skip_lets_dependents_go_on() -> None:
+    """A skipped task satisfies its dependents with no output; a cancelled one does not."""
+    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
+    run.apply(SkipTask(task_id="a", reason="no need"), CancelTask(task_id="c", reason="no wish"))
+    assert run.states() == {"a": "SKIPPED", "b": "READY", "c": "CANCELLED", "d": "PENDING"}
+    assert run.live.results.output_of("a") is None
+    assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
+
+
+def test_cancel_running_work() -> None:
+    """A running task is cancelled, its resources are free, and its report comes too late."""
+    run = kept(Task(id="a", resources={"cpu": 1}), resources={"cpu": 1})
+    run.start("a", deadline=5.0)
+    run.apply(CancelTask(task_id="a"))
+    assert run.live.pool.used == {"cpu": 0.0}
+    assert (run.live.entry("a").attempt, run.live.next_deadline()) == (None, None)
+
+
+def test_retry_what_failed() -> None:
+    """A failed task is retried at once or after a delay; a ready or running one is not."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    run.fail("a", "b")
+    run.apply(RetryTask(task_id="a"), RetryTask(task_id="b", delay=5.0))
+    assert run.states() == {"a": "READY", "b": "BACKOFF", "c": "READY"}
+    assert run.live.next_deadline() == run.now + 5
+    run.apply(RetryTask(task_id="b"))
+    assert run.states()["b"] == "READY"
+    assert refused(run, RetryTask(task_id="c")) == ["changes[0]: task 'c' is READY: it cannot be retried"]
+
+
+def test_delay_of_a_task_that_waits() -> None:
+    """A delay counts from the change, also where the task waits for others meanwhile."""
+    run = chain("a", "b")
+    run.apply(CancelTask(task_id="b"))
+    run.apply(RetryTask(task_id="b", delay=5.0))
+    assert run.states()["b"] == "PENDING"
+    run.run("a")
+    assert run.states()["b"] == "BACKOFF"
+    run.live.advance(run.now + 5)
+    assert run.states()["b"] == "READY"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(1.0, "BACKOFF"), (9.0, "READY")])
+def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
+    """A task that backs off and is made to wait for another one still waits until its time has come as well."""
+    run = kept(Task(id="a"), Task(id="x"))
+    run.fail("a", retry_at=run.now + 5)
+    run.apply(ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
+    assert (run.states()["a"], run.live.next_deadline()) == ("PENDING", run.now + 5)
+    run.now += seconds
+    assert run.live.advance(run.now) == []
+    assert run.states()["a"] == "PENDING"
+    run.run("x")
+    assert run.states()["a"] == state
+    assert wrong_with(run.live) == []
+    run.live.advance(run.now + 5)
+    assert (claimed(run.live), run.live.next_deadline()) == (["a"], None)
+    run.apply(SkipTask(task_id="a"))
+    run.apply(RetryTask(task_id="a"))
+    assert run.states()["a"] == "READY"
+
+
+def test_unskip() -> None:
+    """A skipped task is retried as long as nothing has run because it was skipped."""
+    run = chain("a", "b", "c")
+    run.apply(SkipTask(task_id="a"))
+    run.apply(RetryTask(task_id="a"))
+    assert run.states() == {"a": "READY", "b": "PENDING", "c": "PENDING"}
+    run.apply(SkipTask(task_id="a"))
+    run.start("b")
+    assert refused(run, RetryTask(task_id="a")) == ["changes[0]: task 'a' was skipped and ['b'] have started since"]
+
+
+def test_unskip_what_stood_for_another() -> None:
+    """What waits for the original of a skipped task is seen as well: it waits again, or has started."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
+    run.apply(SkipTask(task_id="x"))
+    assert run.states()["b"] == "READY"
+    run.apply(RetryTask(task_id="x"))
+    assert run.states()["b"] == "PENDING"
+    run.apply(SkipTask(task_id="x"), RetryTask(task_id="x"))
+    assert wrong_with(run.live) == []
+    run.apply(SkipTask(task_id="x"))
+    run.run("b")
+    assert "['b'] have started since" in refused(run, RetryTask(task_id="x"))[0]
+
+
+def test_one_sink_of_several_is_skipped_and_retried() -> None:
+    """While another sink is open, the original's dependents wait either way."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))))
+    run.apply(SkipTask(task_id="x"))
+    run.apply(RetryTask(task_id="x"))
+    run.run("x", "y")
+    assert claimed(run.live) == ["b"]
+
+
+def test_new_tasks_go_through_everything() -> None:
+    """What a set brings in can be skipped, retried, changed, ordered, cancelled and removed by the same set."""
+    run = chain("a")
+    run.apply(
+        AddTask(task=Task(id="x")),
+        SkipTask(task_id="x"),
+        ModifyTask(task_id="x", fields={"name": "skipped"}),
+        RetryTask(task_id="x"),
+        ModifyTask(task_id="x", fields={"depends_on": ["a"]}),
+        ReorderTasks(order=("x", "a")),
+        CancelTask(task_id="x"),
+        AddTask(task=Task(id="y")),
+        RemoveTask(task_id="y"),
+    )
+    assert run.states() == {"a": "READY", "x": "CANCELLED", "y": "CANCELLED"}
+    assert wrong_with(run.live) == []
+
+
+def test_abort() -> None:
+    """Aborting notes why; a reason is made up where none is given."""
+    run = chain("a")
+    run.apply(AbortRun())
+    assert run.live.aborted == "a change asked for it"
+    run.apply(AbortRun(reason="enough"))
+    assert run.live.aborted == "enough"
+
+
+# Modifying
+
+
+def test_modify_only_what_waits() -> None:
+    """A waiting or failed task takes any field, a running one none, a finished one only annotations."""
+    run = kept(*(Task(id=i) for i in "abcd"))
+    run.run("a")
+    run.start("b")
+    run.fail("c")
+    run.apply(
+        ModifyTask(task_id="a", fields={"name": "n", "goal": "g", "metadata": {"k": 1}}),
+        ModifyTask(task_id="c", fields={"timeout": 5.0, "priority": 3}),
+        ModifyTask(task_id="d", fields={"optional": True}),
+    )
+    assert run.live.entry("a").task.metadata == {"k": 1}
+    assert (run.live.entry("c").task.timeout, run.live.entry("c").priority) == (5.0, 3)
+    assert run.live.unsatisfied_count == 2
+    assert refused(
+        run,
+        ModifyTask(task_id="a", fields={"timeout": 5.0}),
+        ModifyTask(task_id="b", fields={"name": "n"}),
+        ModifyTask(task_id="d", fields={"id": "e"}),
+        ModifyTask(task_id="ghost", fields={}),
+    ) == [
+        "changes[0]: task 'a' is DONE: it cannot be modified, only annotated (goal, metadata, name)",
+        "changes[1]: task 'b' is RUNNING: it cannot be modified",
+        "changes[2]: task 'd': an id cannot be changed; replace the task instead",
+        "changes[3]: there is no task 'ghost'",
+    ]
+
+
+def test_modify_moves_a_ready_task() -> None:
+    """A new priority takes effect at once, also after a retry; a new tool makes a task ready that lacked its tool."""
+    run = kept(
+        Task(id="a"), Task(id="b"), Task(id="c", tool="gone"), tools=[tool("gone", available=False), tool("there")]
+    )
+    assert claimed(run.live) == ["a", "b"]
+    run.apply(ModifyTask(task_id="b", fields={"priority": -1}), ModifyTask(task_id="c", fields={"tool": "there"}))
+    assert claimed(run.live) == ["b", "a", "c"]
+    run.fail("a")
+    run.apply(ModifyTask(task_id="a", fields={"priority": -2}), RetryTask(task_id="a"))
+    assert claimed(run.live) == ["a", "b", "c"]
+
+
+def test_modify_dependencies() -> None:
+    """New dependencies make a task wait, fewer let it go; what was handed out comes back."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
+    entry = [run.live.dispatcher.claim_next(), run.live.dispatcher.claim_next()][1]
+    assert entry is run.live.entry("b")
+    run.apply(ModifyTask(task_id="b", fields={"depends_on": ["c"]}), ModifyTask(task_id="c", fields={"depends_on": []}))
+    assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
+    assert not entry.claim
+    run.run("c")
+    assert run.states()["b"] == "READY"
+    assert wrong_with(run.live) == []
+
+
+# Order
+
+
+def test_reorder_exchanges_places() -> None:
+    """Tasks exchange their places among themselves, over priorities too, and the plan says so; edges stay."""
+    run = kept(Task(id="a", priority=-1), Task(id="b"), Task(id="c", priority=5), Task(id="d"))
+    assert claimed(run.live) == ["a", "b", "d", "c"]
+    run.apply(ReorderTasks(order=("c", "b", "a")))
+    assert claimed(run.live) == ["c", "b", "d", "a"]
+    document = run.live.document()
+    assert [(task.id, task.priority) for task in document.tasks] == [("c", -1), ("b", 0), ("a", 5), ("d", 0)]
+    assert claimed(LivePlan(document)) == ["c", "b", "d", "a"]
+
+
+def test_an_order_outlives_other_edits() -> None:
+    """A later change of another field leaves the order as it was made, in the same set and after."""
+    run = kept(Task(id="a"), Task(id="b", priority=5))
+    run.apply(ReorderTasks(order=("b", "a")), ModifyTask(task_id="b", fields={"name": "x"}))
+    run.apply(ModifyTask(task_id="a", fields={"goal": "y"}))
+    assert claimed(run.live) == ["b", "a"]
+    run.apply(
+        ReorderTasks(order=("a", "b")), ReorderTasks(order=("b", "a")), ModifyTask(task_id="b", fields={"priority": 7})
+    )
+    assert claimed(run.live) == ["a", "b"]
+    assert wrong_with(run.live) == []
+
+
+def test_reorder_again_and_again() -> None:
+    """However often places are exchanged, each task is handed out once, in the last order."""
+    ids = [f"t{n}" for n in range(6)]
+    run = kept(*(Task(id=i) for i in ids))
+    for turn in range(6):
+        run.apply(ReorderTasks(order=tuple(ids[turn:] + ids[:turn])))
+    assert claimed(run.live) == [ids[5], *ids[:5]]
+    assert refused(run, ReorderTasks(order=("ghost", "t1"))) == ["changes[0]: there is no task 'ghost'"]
+
+
+# Circles
+
+
+def circle(run: Kept, *changes: PlanChange) -> str:
+    """The circle for which changes are refused."""
+    (problem,) = refused(run, *changes)
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "loop"),
+    [
+        ([AddTask(task=Task(id="x", depends_on=("x",)))], "changes[0]: tasks would wait for one another: x -> x"),
+        (
+            [ModifyTask(task_id="a", fields={"depends_on": ["c"]})],
+            "changes[0]: tasks would wait for one another: a -> c -> b -> a",
+        ),
+        (
+            [AddTask(task=Task(id="x", depends_on=("c",)), before=("a",))],
+            "changes[0]: tasks would wait for one another: a -> x -> c -> b -> a",
+        ),
+        (
+            [AddTask(task=Task(id="x", depends_on=("y",))), AddTask(task=Task(id="y", depends_on=("x",)))],
+            "changes[0]: tasks would wait for one another: x -> y -> x",
+        ),
+        (
+            [
+                ReplaceTask(
+                    task_id="b", tasks=(Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",)), Task(id="z"))
+                )
+            ],
+            "changes[0]: tasks would wait for one another: x -> y -> x",
+        ),
+        (
+            [ReplaceTask(task_id="b", tasks=(Task(id="x", depends_on=("b",)),))],
+            "changes[0]: tasks would wait for one another: x -> x",
+        ),
+        (
+            [ReplaceTask(task_id="b", tasks=(Task(id="x", depends_on=("c",)),))],
+            "changes[0]: tasks would wait for one another: x -> c -> x",
+        ),
+        (
+            [
+                AddTask(task=Task(id="x")),
+                ModifyTask(task_id="x", fields={"depends_on": ["c"]}),
+                ModifyTask(task_id="a", fields={"depends_on": ["x"]}),
+            ],
+            "changes[1]: tasks would wait for one another: x -> c -> b -> a -> x",
+        ),
+    ],
+)
+def test_circles(changes: list[PlanChange], loop: str) -> None:
+    """Changes that would make tasks wait for one another are refused, and the circle is named."""
+    assert circle(chain("a", "b", "c"), *changes) == loop
+
+
+def test_long_circle() -> None:
+    """Of a long circle the beginning is shown."""
+    ids = [f"t{n}" for n in range(30)]
+    loop = circle(chain(*ids), ModifyTask(task_id="t0", fields={"depends_on": ["t29"]}))
+    assert loop.endswith("t0 -> t29 -> t28 -> t27 -> t26 -> t25 -> t24 -> t23 -> t22 -> t21 -> … -> t0")
+
+
+def test_no_circle_through_what_is_done() -> None:
+    """What is done holds nobody up: a new task may come after it whatever depended on it."""
+    run = chain("a", "b", "c")
+    run.run("a")
+    run.apply(AddTask(task=Task(id="x", depends_on=("a",)), before=("c",)))
+    run.apply(SkipTask(task_id="b"))
+    run.apply(ModifyTask(task_id="x", fields={"depends_on": ["b"]}))
+    assert claimed(run.live) == ["x"]
+
+
+def test_circle_through_a_revived_task() -> None:
+    """A replaced task that comes back brings its own dependencies back, and with them perhaps a circle."""
+    run = kept(Task(id="b"), Task(id="o", depends_on=("b",)), Task(id="d", depends_on=("o",)))
+    run.apply(ReplaceTask(task_id="o", tasks=(Task(id="s"),)), ModifyTask(task_id="s", fields={"depends_on": []}))
+    run.apply(ModifyTask(task_id="b", fields={"depends_on": ["d"]}))
+    assert circle(run, RetryTask(task_id="o")) == "changes[0]: tasks would wait for one another: o -> b -> d -> o"
+
+
+def test_circle_through_an_unskipped_task() -> None:
+    """A skipped task that comes back and is changed at once can close a circle."""
+    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)))
+    run.apply(SkipTask(task_id="a"))
+    loop = circle(run, RetryTask(task_id="a"), ModifyTask(task_id="a", fields={"depends_on": ["b"]}))
+    assert loop == "changes[1]: tasks would wait for one another: a -> b -> a"
+
+
+def test_circle_through_what_was_skipped_early() -> None:
+    """The plan stays free of circles in its document too, where a task was skipped before what it depends on."""
+    run = chain("a", "b", "c")
+    run.apply(SkipTask(task_id="b"))
+    run.run("c")
+    loop = circle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
+    assert loop == "changes[0]: tasks would wait for one another: a -> c -> b -> a"
+
+
+def test_circle_through_what_waits_again() -> None:
+    """The same where what a skipped task depends on was skipped as well, and comes back."""
+    run = chain("a", "b", "c")
+    run.apply(SkipTask(task_id="a"))
+    run.apply(SkipTask(task_id="b"))
+    run.run("c")
+    run.apply(RetryTask(task_id="a"))
+    loop = circle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
+    assert loop == "changes[0]: tasks would wait for one another: a -> c -> b -> a"
+
+
+# References to results
+
+
+def reading(task_id: str, text: str, *depends_on: str) -> Task:
+    """A task that reads a result."""
+    return Task(id=task_id, arguments={"value": text}, depends_on=depends_on)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (AddTask(task=reading("x", "${ghost.output}")), "${ghost.output}, and 'ghost' is no task of the plan"),
+        (AddTask(task=reading("x", "${x.output}")), "${x.output}, its own output"),
+        (AddTask(task=reading("x", "${b.output}")), "${b.output}, and does not depend on 'b': add 'b' to its depends_on"),
+        (AddTask(task=Task(id="x", when="results.b == 1")), "results.b, and does not depend on 'b': add 'b' to its depends_on"),
+        (AddTask(task=reading("x", "${gone.output}")), "${gone.output}, and 'gone' is no task of the plan"),
+        (
+            ReplaceTask(task_id="b", tasks=(reading("x", "${b.output}"),)),
+            "${b.output}, the output of what it replaces: there is none until 'x' is done",
+        ),
+    ],
+)  # fmt: skip
+def test_results_that_cannot_be_seen(change: PlanChange, why: str) -> None:
+    """A new task may read the results of tasks that exist and come before it, and is told which do not."""
+    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="gone"))
+    run.apply(RemoveTask(task_id="gone"))
+    assert refused(run, change) == [f"changes[0]: task 'x' refers to {why}"]
+
+
+def test_results_of_what_was_replaced_before() -> None:
+    """What replaces a replacement cannot read the result of the first either."""
+    run = chain("a", "b")
+    run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)))
+    problem = refused(run, ReplaceTask(task_id="b2", tasks=(reading("b3", "${b.output}"),)))
+    assert "the output of what it replaces" in problem[0]
+    run.apply(AddTask(task=Task(id="c")), ReplaceTask(task_id="b2", tasks=(reading("b3", "${a.output}"),)))
+
+
+def test_results_that_can_be_seen() -> None:
+    """Results of tasks that are done, that come before, or that stand for such a task, may be read."""
+    run = chain("a", "b", "c", "d")
+    run.run("a", output=1)
+    run.apply(ReplaceTask(task_id="b", tasks=(Task(id="l"), Task(id="r"))))
+    run.apply(
+        AddTask(task=reading("x", "${a.output}")),
+        AddTask(task=reading("y", "${b.output} ${a.output}", "d")),
+        AddTask(task=Task(id="z", undo={"arguments": {"of": "${z.output}"}})),
+    )
+    run.run("l", "r", "c", "d")
+    assert run.live.arguments(run.live.entry("x")) == {"value": 1}
+
+
+def test_results_behind_a_diamond() -> None:
+    """Tasks that are reached in several ways are looked at once."""
+    run = kept(
+        *(Task(id=i, depends_on=deps) for i, deps in (("a", ()), ("l", ("a",)), ("r", ("a",)), ("z", ("l", "r"))))
+    )
+    run.apply(AddTask(task=Task(id="other")), AddTask(task=reading("x", "${a.output}", "z")))
+    assert "does not depend on 'other'" in refused(run, AddTask(task=reading("y", "${other.output}", "z")))[0]
+
+
+def test_results_behind_many_tasks() -> None:
+    """How far is looked for a dependency is bounded; what may lie behind is believed."""
+    far = chain(*(f"t{n}" for n in range(1_500)))
+    far.apply(AddTask(task=reading("x", "${t0.output}", "t1499")))
+    near = chain(*(f"t{n}" for n in range(500)))
+    near.apply(AddTask(task=Task(id="other")), AddTask(task=reading("x", "${t0.output}", "t499")))
+    assert "does not depend on 'other'" in refused(near, AddTask(task=reading("y", "${other.output}", "t499")))[0]
+
+
+def test_edits_that_lose_sight_of_a_result() -> None:
+    """A dependency that a task reads from cannot be taken from it; annotations are not looked at."""
+    run = kept(Task(id="a"), reading("b", "${a.output}", "a"))
+    assert "does not depend on 'a'" in refused(run, ModifyTask(task_id="b", fields={"depends_on": []}))[0]
+    run.apply(ModifyTask(task_id="b", fields={"depends_on": [], "arguments": {}}), RemoveTask(task_id="a"))
+    run.apply(ModifyTask(task_id="b", fields={"arguments": {"x": "${context.y}"}}))
+
+
+def test_a_task_that_is_brought_in_and_removed_reads_nothing() -> None:
+    """What does not stay is not asked what it reads; what it depends on there must be, or have been."""
+    run = chain("a", "b")
+    run.apply(AddTask(task=reading("x", "${ghost.output}", "b")), RemoveTask(task_id="x"), RemoveTask(task_id="b"))
+    assert run.states() == {"a": "READY", "b": "CANCELLED", "x": "CANCELLED"}
+    lost = AddTask(task=Task(id="y", depends_on=("ghost",)))
+    assert refused(run, lost, RemoveTask(task_id="y")) == [
+        "changes[0]: task 'y' depends on 'ghost', which does not exist"
+    ]
+
+
+# Held and handed-out tasks, and the diff
+
+
+def test_changes_of_handed_out_tasks() -> None:
+    """A task that was handed out and not started can be replaced, skipped, cancelled and removed; nothing leaks."""
+    run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
+    while run.live.dispatcher.claim_next() is not None:
+        pass
+    run.apply(
+        ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
+        SkipTask(task_id="b"),
+        CancelTask(task_id="c"),
+        RemoveTask(task_id="d"),
+    )
+    assert run.live.pool.used == {"cpu": 0.0}
+    assert wrong_with(run.live) == []
+
+
+def test_held_tasks_can_be_changed() -> None:
+    """A question holds a task back from being handed out, not from being changed."""
+    run = kept(Task(id="a"))
+    run.fold(QuestionAsked("q1", "r1", (), "?", (), ("a",), "print", 0))
+    run.apply(ModifyTask(task_id="a", fields={"priority": 1}))
+    assert claimed(run.live) == []
+
+
+def test_diff() -> None:
+    """The diff shows what becomes of each task concerned, who waits for what, and what no task shows."""
+    run = chain("a", "b", *(f"c{n}" for n in range(2)))
+    run.apply(*(AddTask(task=Task(id=f"d{n}", depends_on=("b",))) for n in range(9)))
+    changes = [
+        ReplaceTask(task_id="b", tasks=(Task(id="b2", tool="t"), Task(id="b3", goal="why"))),
+        ModifyTask(task_id="c1", fields={"name": "last"}),
+        RemoveTask(task_id="d8"),
+        ReorderTasks(order=("d1", "d0")),
+        AbortRun(reason="enough"),
+    ]
+    assert run.live.diff(changes).splitlines() == [
+        '- b: depends_on: ["a"] [PENDING]',
+        '- d8: depends_on: ["b"] [PENDING]',
+        '- c1: depends_on: ["c0"] [PENDING]',
+        '+ b2: tool: t, depends_on: ["a"] [PENDING]',
+        '+ b3: goal: why, depends_on: ["a"] [PENDING]',
+        '+ c1: name: last, depends_on: ["c0"] [PENDING]',
+        "  c0, d0, d1, d2, d3, d4, d5, d6 and 2 more: waiting for b2, b3 instead of b",
+        "  handed out in this order: d1, d0",
+        "  the run is aborted: enough",
+    ]
+    assert run.live.diff([SkipTask(task_id="a")]) == "- a [READY]\n+ a [SKIPPED]"
+    new = [AddTask(task=Task(id="x")), ReplaceTask(task_id="x", tasks=(Task(id="y"),))]
+    assert run.live.diff(new) == "+ y [PENDING]"
+
+
+def test_diff_of_what_planning_mode_notes() -> None:
+    """Of what planning mode notes of a task the diff shows tool and arguments alone, and all other metadata."""
+    run = kept(Task(id="a"))
+    said = {"by": "action_sequence", "tool": "post", "arguments": {"text": "hi"}}
+    planned = Task(id="b", metadata={"planning": said})
+    noted = Task(id="c", tool="dig", metadata={"planning": said, "owner": "eve"})
+    lines = run.live.diff([AddTask(task=planned), AddTask(task=noted)]).splitlines()
+    assert lines == [
+        '+ b: tool: post, arguments: {"text": "hi"} [PENDING]',
+        '+ c: tool: dig, metadata: {"owner": "eve"} [PENDING]',
+    ]
+
+
+# Cost
+
+
+def calls(act: Callable[[], object]) -> int:
+    """How many functions are called, built-in ones included: what stands for time here."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def wide(size: int) -> LivePlan:
+    """Many chains of ten tasks, the first task of the first chain done."""
+    tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 1}",) if n % 10 else ()) for n in range(size)]
+    live = LivePlan(Plan.model_construct(goal=Goal(objective="test"), tasks=tuple(tasks)))
+    assert live.hash  # read through once, before the first change
+    return live
+
+
+def test_cost_is_that_of_the_change() -> None:
+    """A change takes as many steps in a plan of 50,000 tasks as in one of 500."""
+    small, large = wide(500), wide(50_000)
+    sets: list[list[PlanChange]] = [
+        [ReplaceTask(task_id="t5", tasks=(Task(id="x", arguments={"value": "${t4.output}"}),))],
+        [AddTask(task=Task(id="y", depends_on=("t3",)), before=("t7",))],
+        [ModifyTask(task_id="t8", fields={"name": "new", "priority": 3})],
+        [ReorderTasks(order=("t20", "t10")), SkipTask(task_id="t30"), CancelTask(task_id="t40")],
+        [RemoveTask(task_id="t19"), RetryTask(task_id="t19")],
+    ]
+    for changes in sets:
+        costs = [calls(partial(live.apply, changes)) for live in (small, large)]
+        assert costs[0] == costs[1] < 2_000
+
+
+def test_cost_of_a_check() -> None:
+    """Asking what speaks against changes, or what they would do, costs no more in a large plan."""
+    small, large = wide(500), wide(50_000)
+    changes = [ReplaceTask(task_id="t5", tasks=(Task(id="x"),)), SkipTask(task_id="ghost")]
+    assert calls(partial(small.check, changes)) == calls(partial(large.check, changes))
+    assert calls(partial(small.diff, changes)) == calls(partial(large.diff, changes))
+    assert calls(partial(small.inverse, changes[:1])) == calls(partial(large.inverse, changes[:1]))
+
+
+def test_changes_are_checked_anew_once_something_has_moved() -> None:
+    """The very same changes that fitted are refused after their task has started, and still change nothing then."""
+    run = chain("a")
+    changes = (SkipTask(task_id="a"),)
+    assert run.live.check(changes) == ()
+    run.start("a")
+    before = everything(run.live)
+    with pytest.raises(ChangeRejected, match="task 'a' is RUNNING: it cannot be skipped"):
+        run.live.apply(changes, 0)
+    assert everything(run.live) == before
+
+
+def test_a_checked_retry_counts_its_delay_from_when_it_is_applied() -> None:
+    """Checking changes beforehand does not fix the time from which the delay of a retry counts."""
+    run = chain("a")
+    run.fail("a")
+    changes = (RetryTask(task_id="a", delay=5.0),)
+    assert run.live.check(changes) == ()
+    run.live.apply(changes, at=run.now)
+    assert run.live.next_deadline() == run.now + 5.0

@@ -1,0 +1,167 @@
+"""Lineages: states of what is replaced, what replacements inherit, and how often it may happen."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task, TaskState
+from replanning.changes import ReplaceTask, RetryTask, SkipTask
+from replanning.errors import UnknownTask
+from replanning.journal import DecisionMade, PlanRevised, TaskFailed
+from replanning.live import PlanView, ReplanningInfo
+from replanning.live.view import replanning_info
+from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
+from tests.support.live import kept
+from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
+
+
+def split(request: ReplanRequest) -> list[Alternative]:
+    """Put two tasks that go side by side in the place of the first task concerned."""
+    task_id = request.triggers[0].tasks[0]
+    parts = tuple(Task(id=f"{task_id}.{side}") for side in ("left", "right"))
+    return [alternative(ReplaceTask(task_id=task_id, tasks=parts), reason=f"{task_id} is too large")]
+
+
+async def test_info() -> None:
+    """Every task of a lineage says what it began with, how far it is from there, what replaced it, and why."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
+        broken = failing("b", "b.left")
+        async with engine.open(chain("a", "b", "c")) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = await broken(task, attempt.context)
+        found = {task.id: run.replanning_info(task.id) for task in run.view.tasks()}
+    inner = ("b.left.left", "b.left.right")
+    assert found == {
+        "a": ReplanningInfo(0, 3, "a", (), ""),
+        "b": ReplanningInfo(0, 3, "b", ("b.left", "b.right"), "b is too large"),
+        "c": ReplanningInfo(0, 3, "c", (), ""),
+        "b.left": ReplanningInfo(1, 3, "b", inner, "b.left is too large"),
+        "b.right": ReplanningInfo(1, 3, "b", (), "b is too large"),
+        **dict.fromkeys(inner, ReplanningInfo(2, 3, "b", (), "b.left is too large")),
+    }
+    with pytest.raises(UnknownTask, match="'z'"):
+        run.replanning_info("z")
+
+
+async def test_states() -> None:
+    """What is replaced is REPLACED_BY_REPLAN and its dependents wait for the sinks of what replaced it."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
+        async with engine.open(chain("a", "b", "c")) as run:
+            run.succeeded(run.started("a"), "A")
+            run.failed(run.started("b"), "broken")
+            await clock.sleep(1)
+            states = {task.id: str(task.state) for task in run.view.tasks()}
+            assert states == {
+                "a": "DONE",
+                "b": "REPLACED_BY_REPLAN",
+                "c": "PENDING",
+                "b.left": "READY",
+                "b.right": "READY",
+            }
+            run.succeeded(run.started("b.left"), 1)
+            assert run.view.task("c").state is TaskState.PENDING
+            run.succeeded(run.started("b.right"), 2)
+            assert run.view.task("c").state is TaskState.READY
+            assert run.live.results.output_of("b") == {"b.left": 1, "b.right": 2}
+            run.succeeded(run.started("c"))
+            result = await run.wait()
+    assert result.outputs == {"a": "A", "b": {"b.left": 1, "b.right": 2}, "c": None}
+
+
+async def test_roots_inherit_dependencies() -> None:
+    """The roots of a replacement wait for what the original waited for, and start at once where that is done."""
+    engine = ReplanningEngine([])
+    async with engine.open(chain("a", "b", "c")) as run:
+        run.replace_task("b", Task(id="one"), Task(id="two", depends_on=("one",)))
+        assert run.plan.task("one").depends_on == ("a",)
+        assert run.plan.task("two").depends_on == ("one",)
+        assert run.plan.task("c").depends_on == ("two",)
+        assert run.view.task("one").state is TaskState.PENDING
+        run.succeeded(run.started("a"))
+        assert run.view.task("one").state is TaskState.READY
+        run.pause()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+async def test_limit(limit: int) -> None:
+    """So many replans of one lineage are done as the settings allow; the next one ends in BLOCKED, with the reason."""
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate({"limits": {"replans_per_lineage": limit}})
+        engine = ReplanningEngine([Proposer(again)], settings=settings, environment=environment(clock))
+        async with engine.open(plan(Task(id="a"), Task(id="other"))) as run:
+            work = ScriptedExecutor(
+                lambda call: returns() if call.task.id == "other" else raises(ValueError(call.task.id))
+            )
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    await work(task, attempt.context)
+    last = f"a~{limit + 1}" if limit else "a"
+    blocked = run.view.task(last)
+    assert (run.result.status, len(run.result.revisions)) == ("failed", limit)
+    assert (blocked.state, blocked.iteration) == (TaskState.BLOCKED, limit)
+    assert f"limit of {limit} replans per lineage" in blocked.reason
+    assert run.replanning_info(last).max_iterations == limit
+    assert list(run.result.outputs) == ["other"]
+    (decided,) = [body for body in bodies(engine.store, run.id, DecisionMade) if body.rule == "limit-lineage"]
+    assert (decided.blocks, decided.decision) == ((last,), "keep")
+
+
+async def test_retries_of_a_lineage_count() -> None:
+    """Running a task again by a replan counts like replacing it, so that nothing is tried for ever."""
+    async with VirtualClock() as clock:
+        retry = Proposer(lambda request: [alternative(RetryTask(task_id="a"))])
+        engine = ReplanningEngine([retry], environment=environment(clock))
+        work = ScriptedExecutor(lambda call: raises(ValueError("abc"[call.number % 3])), clock=clock)
+        result = await engine.execute(chain("a"), work)
+    assert (result.status, len(work.calls)) == ("failed", 4)
+
+
+async def test_parts_share_the_count() -> None:
+    """The parts that a task was split into share the count of its lineage."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
+        work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
+        result = await engine.execute(chain("a"), work)
+    assert (result.status, len(result.revisions)) == ("failed", 3)
+
+
+async def test_lineages_are_counted_apart() -> None:
+    """The replans of one lineage take nothing from another."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
+        broken = failing("a", "a~2", "a~3", "b", "b~2", "b~3")
+        result = await engine.execute(plan(Task(id="a"), Task(id="b")), broken)
+    assert (result.status, len(result.revisions)) == ("succeeded", 6)
+    assert result.outputs == {"a": "a~4", "b": "b~4"}
+
+
+async def test_the_trigger_names_the_lineage() -> None:
+    """The trigger of a replacement's failure names the original, by which repetitions are recognised."""
+    async with VirtualClock() as clock:
+        heard: list[TaskFailed] = []
+        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
+        engine.monitor.on(TaskFailed, heard.append)
+        await engine.execute(chain("a"), failing("a", "a~2"))
+    assert [(event.tasks, event.root) for event in heard] == [(("a",), "a"), (("a~2",), "a")]
+
+
+def test_reasons() -> None:
+    """A task that was replaced says why it was; one that was not says why it took the place of another."""
+    run = kept(Task(id="a"), Task(id="b"))
+    first = (ReplaceTask(task_id="a", tasks=(Task(id="x"),)), SkipTask(task_id="b"))
+    second = (ReplaceTask(task_id="x", tasks=(Task(id="y"), Task(id="z"))),)
+    for changes in (first, second):
+        run.apply(*changes)
+    revisions = [PlanRevised(1, 0, first, "too large", "policy"), PlanRevised(2, 1, second, "still too large", "eve")]
+    view = PlanView(run.live)
+    found = {task.id: replanning_info(task, revisions, 3) for task in view.tasks()}
+    assert found == {
+        "a": ReplanningInfo(0, 3, "a", ("x",), "too large"),
+        "b": ReplanningInfo(0, 3, "b", (), ""),
+        "x": ReplanningInfo(1, 3, "a", ("y", "z"), "still too large"),
+        "y": ReplanningInfo(2, 3, "a", (), "still too large"),
+        "z": ReplanningInfo(2, 3, "a", (), "still too large"),
+    }

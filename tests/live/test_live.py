@@ -1,0 +1,460 @@
+# Ids are written as plain text here, and nonsense is passed on purpose.
+# mypy: disable-error-code="arg-type"
+"""A live plan takes in what happens, or refuses it and stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from replanning import Goal, Task
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.errors import ChangeRejected, IllegalTransition, ReplanningError, RevisionConflict, UnknownTask
+from replanning.journal import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    ContextUpdated,
+    DecisionMade,
+    ErrorContained,
+    FactsObserved,
+    Failure,
+    GoalChanged,
+    QuestionAnswered,
+    QuestionAsked,
+    RecordBody,
+    ResourceUpdated,
+    RunEnded,
+)
+from replanning.live.folding import MAX_OUTCOMES_PER_TOOL
+from tests.support.live import Kept, claimed, everything, held, kept, tool, wrong_with
+
+BROKEN = Failure("OSError", "broken")
+
+
+def chain(*ids: str, **fields: object) -> Kept:
+    """Tasks that each depend on the one before."""
+    return kept(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
+
+
+# Attempts
+
+
+def test_success() -> None:
+    """A success is kept with its output and duration, frees what the task held, and lets others go on."""
+    run = chain("a", "b", resources={"cpu": 1})
+    attempt = run.start("a", deadline=run.now + 9)
+    run.now += 2
+    run.end(attempt, output={"x": 1})
+    entry = run.live.entry("a")
+    assert (entry.output, entry.duration, entry.attempt, entry.deadline) == ({"x": 1}, 2.0, None, None)
+    assert (run.live.success_durations, run.live.ended_attempts) == ((1, 2.0), 1)
+    assert run.states() == {"a": "DONE", "b": "READY"}
+    assert (run.live.next_deadline(), run.live.complete) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (lambda attempt, at: AttemptFailed(attempt, "a", BROKEN, at), BROKEN),
+        (
+            lambda attempt, at: AttemptTimedOut(attempt, "a", 2.5, at),
+            Failure("TimedOut", "ran into its deadline after 2.5 s", kind="timeout"),
+        ),
+        (
+            lambda attempt, at: AttemptInterrupted(attempt, "a", "killed", at),
+            Failure("Interrupted", "killed", kind="interrupted"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("again", [True, False])
+def test_failure(end, failure: Failure, again: bool) -> None:
+    """A failure is kept with its reason; the task waits to run again where that is decided, else it has failed."""
+    run = chain("a", "b")
+    run.fold(end(run.start("a"), run.now + 1 if again else None))
+    entry = run.live.entry("a")
+    assert (entry.failure, entry.failures) == (failure, 0 if again else 1)
+    assert run.states() == {"a": "BACKOFF" if again else "FAILED", "b": "PENDING"}
+    assert run.live.next_deadline() == (run.now + 1 if again else None)
+
+
+def test_rounds() -> None:
+    """Attempts in a row are counted, interruptions are not; used-up retries begin another round."""
+    run = chain("a")
+    entry = run.live.entry("a")
+    run.fail("a", retry_at=run.now)
+    assert (entry.attempts_in_round, entry.failures) == (1, 0)
+    run.live.advance(run.now)
+    run.fold(AttemptInterrupted(run.start("a"), "a", "killed", run.now))
+    assert (entry.attempts_in_round, entry.failures) == (1, 0)
+    run.live.advance(run.now)
+    run.fold(AttemptFailed(run.start("a"), "a", BROKEN, run.now, exhausted=True))
+    assert (entry.attempts_in_round, entry.failures, entry.attempts) == (0, 1, 3)
+    run.live.advance(run.now)
+    run.run("a")
+    assert (entry.failures, entry.failure) == (0, None)
+
+
+def test_outcomes() -> None:
+    """The last outcomes of each tool are known, a bounded number of them."""
+    run = kept(*(Task(id=f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), Task(id="bare"))
+    run.fail("t0", "t1", "bare")
+    assert {name: list(past) for name, past in run.live.outcomes.items()} == {"pip": [False, False]}
+    run.run(*(f"t{n}" for n in range(2, MAX_OUTCOMES_PER_TOOL + 2)))
+    assert list(run.live.outcomes["pip"]) == [True] * MAX_OUTCOMES_PER_TOOL
+
+
+def test_starting_what_was_not_handed_out() -> None:
+    """An attempt may be reported of a task that was not pulled: it takes its resources all the same."""
+    run = kept(Task(id="a", resources={"cpu": 1}), Task(id="b", resources={"cpu": 1}), resources={"cpu": 1})
+    run.start("b")
+    assert run.live.pool.used == {"cpu": 1.0}
+    assert claimed(run.live) == []
+    run.end("b#1")
+    entry = run.live.dispatcher.claim_next()
+    run.start("a")
+    assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
+
+
+NONSENSE: list[RecordBody] = [
+    AttemptStarted("a#2", "a", 2),
+    AttemptStarted("x#1", "ghost", 1),
+    AttemptSucceeded("a#9", "a"),
+    AttemptSucceeded("x#1", "ghost"),
+    AttemptFailed("a#9", "a", BROKEN, 5.0),
+    AttemptTimedOut("b#1", "b", 1.0),
+    ConditionEvaluated("a", False),
+    DecisionMade("r1", (), "keep", "limit", "", blocks=("b", "a")),
+    QuestionAsked("q1", "r1", (), "?", (), ("b", "ghost"), "print", 0),
+    RunEnded("succeeded", "", cancelled=("b", "ghost")),
+]
+
+
+@pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
+def test_what_does_not_fit(body: RecordBody) -> None:
+    """What cannot have happened is refused, and leaves everything as it was."""
+    run = chain("a", "b")
+    run.start("a")
+    before = everything(run.live)
+    with pytest.raises((IllegalTransition, UnknownTask)):
+        run.fold(body)
+    assert everything(run.live) == before
+
+
+def test_stale_reports_name_the_attempt() -> None:
+    """A report of an attempt that is not current is refused by its name."""
+    run = chain("a")
+    run.start("a")
+    with pytest.raises(IllegalTransition, match="task 'a', of which 'a#9' is not the current attempt, is RUNNING"):
+        run.fold(AttemptSucceeded("a#9", "a"))
+
+
+# Conditions, context, resources, facts, goal
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "reason"),
+    [
+        (True, "READY", ""),
+        (False, "SKIPPED", "its condition 'context.go' does not hold"),
+        (None, "FAILED", ""),
+    ],
+)
+def test_condition(value: bool | None, state: str, reason: str) -> None:
+    """A condition that holds lets its task run, one that does not skips it, one that cannot be evaluated fails it."""
+    run = kept(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
+    entry = run.live.dispatcher.claim_next()
+    assert entry is not None
+    run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
+    assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
+    assert run.states()["b"] == ("READY" if value is False else "PENDING")
+    failure = Failure("ConditionError", "no such name", kind="condition") if value is None else None
+    assert entry.failure == failure
+
+
+def test_the_world_changes() -> None:
+    """Context, tools, capacities, facts and goal are as they were last said to be."""
+    run = kept(
+        Task(id="a", tool="pip"),
+        tools=[tool("pip")],
+        context={"old": 1},
+        facts=("raw",),
+        goal=Goal(objective="test", facts=("done",)),
+    )
+    for body in (
+        ContextUpdated({"new": 2}, removed=("old", "never")),
+        ResourceUpdated("pip", available=False),
+        ResourceUpdated("ghost", available=False),
+        ResourceUpdated("cpu", capacity=3),
+        FactsObserved(("done",), ("raw", "never")),
+        ErrorContained("listener", "boom"),
+    ):
+        run.fold(body)
+    live = run.live
+    assert (live.context, live.pool.capacity, list(live.facts)) == ({"new": 2}, {"cpu": 3}, ["done"])
+    assert not live.tools["pip"].available
+    assert (live.missing_facts, live.complete) == ((), False)
+    run.apply(SkipTask(task_id="a"))
+    assert live.complete
+    run.fold(GoalChanged(Goal(objective="more", facts=("done", "shown"))))
+    assert (live.missing_facts, live.complete) == (("shown",), False)
+    assert live.document().goal.objective == "more"
+
+
+FACTS = {
+    "tools": [
+        tool("make", parameters={"out": "any"}, requires=["raw"], adds=["made({out})"], removes=["raw"]),
+        tool("look", requires=["made(x)"]),
+    ],
+    "facts": ["raw"],
+}
+
+
+def test_facts_of_tools() -> None:
+    """A finished use of a tool adds and removes what the tool states; a task waits aside for what it requires."""
+    run = kept(Task(id="look", tool="look"), Task(id="make", tool="make", arguments={"out": "x"}), **FACTS)
+    assert claimed(run.live) == ["make"]
+    run.run("make")
+    assert list(run.live.facts) == ["made(x)"]
+    assert claimed(run.live) == ["look"]
+
+
+def test_facts_that_cannot_be_known() -> None:
+    """Where the arguments cannot be resolved, a tool's effects are not known and none are taken to hold."""
+    run = kept(Task(id="make", tool="make", arguments={"out": "${context.none}"}), **FACTS)
+    run.run("make")
+    assert list(run.live.facts) == ["raw"]
+
+
+def test_effects_are_those_of_the_start() -> None:
+    """What an attempt brings about is settled when it begins, whatever changes meanwhile; a failure brings nothing."""
+    run = kept(Task(id="make", tool="make", arguments={"out": "${context.out}"}), context={"out": "x"}, **FACTS)
+    run.fail("make")
+    assert list(run.live.facts) == ["raw"]
+    run.apply(RetryTask(task_id="make"))
+    run.start("make")
+    run.fold(ContextUpdated({"out": "y"}))
+    run.end("make#2")
+    assert list(run.live.facts) == ["made(x)"]
+
+
+# Decisions, questions, the end
+
+
+def test_blocking() -> None:
+    """A task that is given up is BLOCKED with the reason, and handed out no more."""
+    run = kept(Task(id="a"), Task(id="b"))
+    run.live.dispatcher.claim_next()
+    run.fold(DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
+    assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
+    assert claimed(run.live) == ["b"]
+
+
+def test_questions_hold_tasks_back() -> None:
+    """What questions are about is not handed out until all of them are closed."""
+    run = kept(Task(id="a"), Task(id="b"))
+    for number, about in enumerate((("a", "b"), ("a",)), 1):
+        run.fold(QuestionAsked(f"q{number}", "r1", (), "?", (), about, "print", 0))
+    assert claimed(run.live) == []
+    run.fold(QuestionAnswered("q1", "reject", "eve"))
+    assert claimed(run.live) == ["b"]
+    run.start("a")
+    for question in ("q2", "q2"):
+        run.fold(QuestionAnswered(question, "reject", "eve"))
+    assert run.live.entry("a").hold_count == 0
+
+
+def test_the_end() -> None:
+    """What is left at an early end is CANCELLED with the reason, also what was running or handed out."""
+    run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
+    run.start("a")
+    run.live.dispatcher.claim_next()
+    run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
+    assert run.states() == dict.fromkeys("abc", "CANCELLED")
+    assert run.live.entry("c").reason == "the goal was reached early"
+    assert run.live.pool.used == {"cpu": 0.0}
+
+
+# Changing
+
+
+def test_revisions() -> None:
+    """Each set of changes makes a revision with its own hash; one made for another revision is refused."""
+    run = chain("a", "b")
+    first = run.live.hash
+    assert first == run.plan.content_hash()
+    assert run.live.apply([SkipTask(task_id="a")], 0) == 1
+    assert run.live.hash != first
+    with pytest.raises(RevisionConflict, match="made for revision 0, the plan is at revision 1") as caught:
+        run.live.apply([SkipTask(task_id="b")], 0)
+    assert (caught.value.expected, caught.value.actual) == (0, 1)
+    assert run.live.apply([SkipTask(task_id="b")]) == 2
+
+
+def test_hash_in_turns() -> None:
+    """The hash of a large plan is worked out with pauses, and is the same if the plan is changed in one of them."""
+    large = [Task(id=f"t{n}", goal="x" * 500) for n in range(50)]
+    one, other = kept(*large), kept(*large)
+    pauses = iter(one.live.compute_hash())
+    next(pauses)
+    for run in (one, other):
+        run.apply(SkipTask(task_id="t0"))
+    for _ in pauses:
+        continue
+    assert one.live.hash == other.live.hash != one.plan.content_hash()
+    assert list(one.live.compute_hash()) == []
+
+
+def test_the_last_moment() -> None:
+    """What is called before the changes are carried out may still prevent them, and is told the new hash."""
+    run = chain("a")
+    told: list[str] = []
+
+    def refuse(digest: str) -> None:
+        told.append(digest)
+        raise OSError("the disk is full")
+
+    before = everything(run.live)
+    with pytest.raises(OSError, match="disk"):
+        run.live.apply([SkipTask(task_id="a")], before_commit=refuse)
+    assert everything(run.live) == before
+    run.live.apply([SkipTask(task_id="a")], before_commit=told.append)
+    assert told == [run.live.hash] * 2
+
+
+def test_check_and_diff() -> None:
+    """What speaks against changes and what they would do can be asked without changing anything."""
+    run = chain("a", "b")
+    before = everything(run.live)
+    assert run.live.check([SkipTask(task_id="a")]) == ()
+    assert run.live.diff([SkipTask(task_id="a")]) == "- a [READY]\n+ a [SKIPPED]"
+    assert run.live.diff([SkipTask(task_id="ghost")]) == "changes[0]: there is no task 'ghost'"
+    assert everything(run.live) == before
+
+
+def test_document() -> None:
+    """The document shows what replaced a task in its place, and dependencies as they are followed."""
+    run = chain("a", "b", "c", sequential=True)
+    assert run.live.document() == run.plan
+    run.apply(AddTask(task=Task(id="z")), RemoveTask(task_id="z"))
+    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))))
+    run.apply(ReplaceTask(task_id="y", tasks=(Task(id="y1"), Task(id="y2"))))
+    document = run.live.document()
+    shown = {task.id: task.depends_on for task in document.tasks}
+    assert shown == {"x": (), "y1": (), "y2": (), "b": ("x", "y1", "y2"), "c": ("b",)}
+    assert not document.sequential
+    assert repr(run.live) == "<LivePlan None revision=3 pending 2, ready 3, cancelled 1, replaced_by_replan 2>"
+
+
+def test_replay() -> None:
+    """The journal gives the same plan again: states, results, revisions and all."""
+    run = chain("a", "b", "c", "d")
+    run.run("a", output=[1, {"x": None}])
+    run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)), AbortRun(reason="enough"))
+    run.fail("b2", retry_at=run.now + 5)
+    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("c",)))
+    assert held(run.replayed()) == held(run.live)
+    assert wrong_with(run.replayed()) == []
+
+
+# Taking back
+
+
+def taken_back(run: Kept, *changes: PlanChange) -> Sequence[PlanChange]:
+    """Apply changes and what takes them back; sees that the plan is what it was."""
+    document, states = run.live.document(), run.states()
+    back = run.live.inverse(changes)
+    run.apply(*changes)
+    run.apply(*back)
+    assert run.live.document().content_hash() == document.content_hash()
+    assert {name: run.states()[name] for name in states} == states
+    assert wrong_with(run.live) == []
+    return back
+
+
+def test_opposites() -> None:
+    """Each change has its opposite, and the last is taken back first."""
+    run = kept(Task(id="a", goal="why"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
+    back = taken_back(
+        run,
+        AddTask(task=Task(id="n"), before=("b", "b")),
+        ModifyTask(task_id="a", fields={"goal": "because", "timeout": 5}),
+        ReorderTasks(order=("d", "c")),
+        SkipTask(task_id="c"),
+        CancelTask(task_id="d"),
+    )
+    assert [change.kind for change in back] == ["retry", "retry", "reorder", "modify", "modify", "remove"]
+    assert back[3] == ModifyTask(task_id="a", fields={"goal": "why", "timeout": None})
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [SkipTask(task_id="a", reason="no need"), CancelTask(task_id="a", reason="no wish"), RemoveTask(task_id="a")],
+)
+def test_a_retry_is_taken_back(ended: PlanChange) -> None:
+    """What was skipped, cancelled or removed and is retried is so again, with its reason."""
+    run = kept(Task(id="a"), Task(id="b"))
+    run.apply(ended)
+    reason = run.live.entry("a").reason
+    taken_back(run, RetryTask(task_id="a"))
+    assert run.live.entry("a").reason == reason
+
+
+def test_a_replacement_with_a_part_skipped() -> None:
+    """A replacement together with the skip of one of its parts is taken back as a whole."""
+    run = chain("a", "b")
+    parts = (Task(id="x"), Task(id="y", depends_on=("x",)))
+    taken_back(run, ReplaceTask(task_id="a", tasks=parts), SkipTask(task_id="x"))
+    assert run.states() == {"a": "READY", "b": "PENDING", "x": "CANCELLED", "y": "CANCELLED"}
+
+
+@pytest.mark.parametrize(
+    "inner", [SkipTask(task_id="y"), CancelTask(task_id="y"), ReplaceTask(task_id="y", tasks=(Task(id="z"),))]
+)
+def test_a_replacement_with_a_part_ended(inner: PlanChange) -> None:
+    """The same where the part that others wait for is skipped, cancelled, or itself replaced."""
+    run = chain("a", "b")
+    taken_back(run, ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))), inner)
+    assert run.states()["a"] == "READY"
+
+
+def test_a_cancelled_task_that_was_replaced() -> None:
+    """A cancelled task that is replaced is cancelled again, with its reason."""
+    run = chain("a", "b")
+    run.apply(CancelTask(task_id="a", reason="no wish"))
+    taken_back(run, ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
+    assert run.live.entry("a").reason == "no wish"
+
+
+def test_no_way_back() -> None:
+    """What cannot be taken back is refused, every one of it named; nothing changes by asking."""
+    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    run.fail("a", "b")
+    before = everything(run.live)
+    with pytest.raises(ChangeRejected) as caught:
+        run.live.inverse([AbortRun(), RetryTask(task_id="a"), SkipTask(task_id="b"), AddTask(task=Task(id="n"))])
+    assert [str(problem) for problem in caught.value.problems] == [
+        "changes[0]: the run is aborted: this cannot be taken back",
+        "changes[1]: task 'a' is FAILED, and no change makes a task so: this cannot be taken back",
+        "changes[2]: task 'b' is FAILED, and would wait to run: this cannot be taken back",
+    ]
+    with pytest.raises(ChangeRejected, match="there is no task 'ghost'"):
+        run.live.inverse([SkipTask(task_id="ghost"), AbortRun()])
+    with pytest.raises(ReplanningError, match="it cannot be skipped"):
+        run.live.inverse([CancelTask(task_id="c"), SkipTask(task_id="c")])
+    assert everything(run.live) == before

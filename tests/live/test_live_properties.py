@@ -1,0 +1,335 @@
+# Ids are written as plain text here, and nonsense is passed on purpose.
+# mypy: disable-error-code="arg-type, operator, attr-defined"
+"""Whatever happens to a live plan, in whatever order: it stays right, or refuses and stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replanning import Plan, ReplanningError
+from replanning.changes import PlanChange
+from replanning.errors import ChangeRejected
+from replanning.journal import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    ContextUpdated,
+    DecisionMade,
+    FactsObserved,
+    Failure,
+    QuestionAnswered,
+    QuestionAsked,
+    RecordBody,
+    ResourceUpdated,
+    RunEnded,
+)
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import WAITING, TaskState
+from tests.support.live import Kept, everything, held, next_up, satisfied, tool, wrong_with
+from tests.support.live_strategies import Changes, plans, situation
+
+
+class Living(RuleBasedStateMachine):
+    """Observations and changes in any order, with nonsense among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = Changes()
+        self.questions = 0
+        self.shrunk = False
+        self.ids: set[str] = set()
+
+    @initialize(plan=plans())
+    def begin(self, plan: Plan) -> None:
+        self.kept = Kept(plan)
+
+    @property
+    def live(self):
+        return self.kept.live
+
+    # What is drawn
+
+    def pick(self, data: st.DataObject, *states: TaskState) -> str | None:
+        """A task in one of these states, or now and then another one; None where there is none."""
+        fitting = [entry.id for entry in self.live if entry.state in states]
+        if not fitting or data.draw(st.integers(0, 19)) == 19:
+            fitting = [entry.id for entry in self.live] + ["nobody"]
+        return data.draw(st.sampled_from(fitting)) if fitting else None
+
+    def may(self, act: Callable[[], object]) -> bool:
+        """Do something; where it is refused, see that everything is as it was."""
+        before = everything(self.live)
+        try:
+            act()
+        except ReplanningError:
+            assert everything(self.live) == before
+            return False
+        return True
+
+    def fold(self, body: RecordBody) -> bool:
+        return self.may(lambda: self.kept.fold(body))
+
+    # What happens
+
+    @rule()
+    def claim(self) -> None:
+        wanted = next_up(self.live)
+        entry = self.live.dispatcher.claim_next()
+        assert (entry and entry.id) == wanted
+
+    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim])))
+        claim = data.draw(st.sampled_from([entry.claim, 0, 10_000]))
+        self.live.dispatcher.return_claim(entry, claim)
+        assert not claim or entry.claim != claim
+
+    @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))
+    def begin_work(self, data: st.DataObject, timeout: float | None) -> None:
+        self.start(data, timeout)
+
+    @rule(data=st.data())
+    def work(self, data: st.DataObject) -> None:
+        if task_id := self.start(data, None):
+            self.end(data, self.live.entry(task_id))
+
+    def start(self, data: st.DataObject, timeout: float | None) -> str | None:
+        """Start what was handed out, or without that what would be."""
+        handed_out = [entry.id for entry in self.live if entry.claim]
+        task_id = data.draw(st.sampled_from(handed_out)) if handed_out else next_up(self.live)
+        if task_id is not None:
+            self.kept.start(task_id, None if timeout is None else self.kept.now + timeout)
+        return task_id
+
+    @precondition(lambda self: self.live.counts[TaskState.RUNNING])
+    @rule(data=st.data())
+    def end_attempt(self, data: st.DataObject) -> None:
+        running = [entry.id for entry in self.live if entry.state is TaskState.RUNNING]
+        self.end(data, self.live.entry(data.draw(st.sampled_from(running))))
+
+    def end(self, data: st.DataObject, entry: TaskEntry) -> None:
+        """End a running attempt, most often well."""
+        attempt, task_id = entry.attempt, entry.id
+        retry_at = data.draw(st.sampled_from([None, self.kept.now, self.kept.now + 2]))
+        ends: list[RecordBody] = [
+            AttemptSucceeded(attempt, task_id, {"path": "x"}),
+            AttemptSucceeded(attempt, task_id, None, recoverable=False),
+            AttemptFailed(attempt, task_id, Failure("OSError", "broken")),
+            AttemptFailed(attempt, task_id, Failure("OSError", "broken"), retry_at, exhausted=retry_at is not None),
+            AttemptTimedOut(attempt, task_id, 2.0, retry_at),
+            AttemptInterrupted(attempt, task_id, "killed", retry_at),
+        ]
+        self.kept.fold(data.draw(st.sampled_from([ends[0], *ends])))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.kept.now += seconds
+        for entry, attempt in self.live.advance(self.kept.now):
+            assert entry.state is TaskState.RUNNING
+            assert entry.deadline <= self.kept.now
+            self.kept.fold(AttemptTimedOut(attempt, entry.id, 2.0))
+        assert (self.live.next_deadline() or self.kept.now + 1) > self.kept.now
+
+    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @rule(data=st.data(), value=st.sampled_from([True, False, None]))
+    def evaluate(self, data: st.DataObject, value: bool | None) -> None:
+        task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
+        self.kept.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
+
+    @rule(data=st.data())
+    def something_else(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(_ELSE))(self, data)
+
+    def change_the_world(self, data: st.DataObject) -> None:
+        capacity, available = data.draw(st.sampled_from([2, 2, 1, 0, 3])), data.draw(st.booleans())
+        bodies = [
+            ContextUpdated({"go": "x" if available else "y"}) if capacity else ContextUpdated({}, ("go",)),
+            ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
+            ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
+            FactsObserved(("artifact(x)",), ("raw",)) if available else FactsObserved((), ("artifact(x)",)),
+        ]
+        body = data.draw(st.sampled_from(bodies))
+        self.shrunk = self.shrunk or (body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0))
+        self.kept.fold(body)
+
+    def ask_or_answer(self, data: st.DataObject) -> None:
+        if not self.questions or data.draw(st.booleans()):
+            about = data.draw(st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3))
+            self.questions += 1
+            question = QuestionAsked(f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision)
+            self.kept.fold(question)
+        else:
+            self.kept.fold(QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"))
+
+    def give_up_or_end(self, data: st.DataObject) -> None:
+        blocked = [self.pick(data, TaskState.FAILED) for _ in range(data.draw(st.integers(1, 2)))]
+        left = [entry.id for entry in self.live if entry.state in (*WAITING, TaskState.RUNNING)]
+        ended = data.draw(st.lists(st.sampled_from([*left, "t0"]), max_size=3))
+        early = data.draw(st.integers(0, 9)) == 0
+        ending = RunEnded("succeeded", "the goal was reached early", tuple(ended))
+        self.fold(ending if early else DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
+
+    def report_nonsense(self, data: st.DataObject) -> None:
+        """Report what does not fit: of unknown tasks, of tasks in other states, of attempts that are over."""
+        entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live])))
+        ready = (TaskState.READY, TaskState.BACKOFF)
+        name = data.draw(st.sampled_from([entry.id, "nobody"]))
+        bodies: list[RecordBody] = [
+            AttemptSucceeded("another#1", name),
+            AttemptFailed("another#1", name, Failure("OSError", "broken"), 5.0),
+            AttemptTimedOut("another#1", name, 2.0),
+            QuestionAsked("q0", "r1", (), "?", (), (entry.id, "nobody"), "print", 0),
+            DecisionMade("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
+            RunEnded("succeeded", "", (entry.id, "nobody")),
+        ]
+        if entry.state not in ready:
+            bodies += [AttemptStarted("another#1", name, 1), ConditionEvaluated("nobody", False)]
+        assert not self.fold(data.draw(st.sampled_from(bodies)))
+
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
+    def revise(self, data: st.DataObject, count: int) -> None:
+        try_changes(self.kept, self.changes.several(data.draw, self.live, count))
+
+    @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
+    def revise_and_take_back(self, data: st.DataObject, count: int) -> None:
+        try_to_take_back(self.kept, self.changes.several(data.draw, self.live, count))
+
+    # What is always true
+
+    @invariant()
+    def is_right(self) -> None:
+        if not hasattr(self, "kept"):
+            return
+        assert wrong_with(self.live) == []
+        assert self.live.missing_facts == (() if "artifact(x)" in self.live.facts else ("artifact(x)",))
+
+    @invariant()
+    def ids_stay(self) -> None:
+        if hasattr(self, "kept"):
+            now = {entry.id for entry in self.live}
+            assert now >= self.ids
+            self.ids = now
+
+    @invariant()
+    def resources_add_up(self) -> None:
+        if not hasattr(self, "kept"):
+            return
+        taken: dict[str, float] = {}
+        for entry in self.live:
+            for name, amount in (entry.reserved or {}).items():
+                taken[name] = taken.get(name, 0.0) + amount
+        for name, used in self.live.pool.used.items():
+            assert used == pytest.approx(taken.get(name, 0.0))
+            assert self.shrunk or used <= self.live.pool.capacity.get(name, 0.0) + 1e-9
+        for entry in self.live:
+            if entry.claim or entry.state is TaskState.RUNNING:
+                assert entry.reserved is not None
+
+    @invariant()
+    def document_is_a_plan(self) -> None:
+        if hasattr(self, "kept"):
+            check_document(self.live)
+
+    @invariant()
+    def results_are_found(self) -> None:
+        if hasattr(self, "kept") and all(entry.recoverable for entry in self.live):
+            for entry in self.live:
+                if satisfied(self.live, entry.id):
+                    self.live.results.output_of(entry.id)
+
+    def teardown(self) -> None:
+        if hasattr(self, "kept"):
+            check_replay(self.kept)
+
+
+@settings(max_examples=400)
+@given(data=st.data(), count=st.integers(1, 4), taken_back=st.booleans())
+def test_any_set_of_changes(data: st.DataObject, count: int, taken_back: bool) -> None:
+    """A set of changes is carried out as a whole, is refused without a trace, or is taken back by its inverse."""
+    changes = Changes()
+    kept = situation(data.draw, changes)
+    (try_to_take_back if taken_back else try_changes)(kept, changes.several(data.draw, kept.live, count))
+    assert wrong_with(kept.live) == []
+    check_document(kept.live)
+    while (task_id := next_up(kept.live)) is not None:
+        kept.run(task_id)
+        assert wrong_with(kept.live) == []
+    check_replay(kept)
+
+
+def try_changes(kept: Kept, changes: list[PlanChange]) -> None:
+    """Apply changes; where they are refused, everything is as it was, and the reasons are those of a check."""
+    live, before = kept.live, everything(kept.live)
+    problems = live.check(changes)
+    said = live.diff(changes)
+    assert not problems or said == "\n".join(map(str, problems))
+    assert everything(live) == before
+    if problems:
+        with pytest.raises(ChangeRejected) as caught:
+            kept.apply(*changes)
+        assert caught.value.problems == problems
+        assert everything(live) == before
+    else:
+        kept.apply(*changes)
+
+
+def try_to_take_back(kept: Kept, changes: list[PlanChange]) -> None:
+    """Apply changes and their inverse: the plan is what it was, and waits as it waited."""
+    live, before = kept.live, everything(kept.live)
+    document, standing = live.document(), waiting(live)
+    try:
+        back = live.inverse(changes)
+    except ChangeRejected:
+        assert everything(live) == before
+        return
+    assert everything(live) == before
+    kept.apply(*changes)
+    kept.apply(*back)
+    assert live.document().content_hash() == document.content_hash()
+    assert waiting(live) == standing
+
+
+def waiting(live: LivePlan) -> dict[str, str]:
+    """Which tasks wait, and whether for others; a delay between attempts is a detail."""
+    found = {entry.id: entry.state for entry in live if entry.state in WAITING}
+    return {i: "READY" if state is TaskState.BACKOFF else str(state) for i, state in found.items()}
+
+
+def check_document(live: LivePlan) -> None:
+    """The document of a live plan is a plan."""
+    document = live.document()
+    # What tasks read and take may have lost its sense through no fault of a change.
+    bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
+    plenty = {"cpu": 99, "disk": 99, "tape": 99}
+    tools = tuple(tool(spec.name) for spec in document.tools)
+    Plan.model_validate(document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump())
+
+
+def check_replay(kept: Kept) -> None:
+    """The journal gives the same plan."""
+    kept.live.advance(kept.now)
+    replayed = kept.replayed()
+    replayed.advance(kept.now)
+    assert held(replayed, kept.now) == held(kept.live, kept.now)
+    assert wrong_with(replayed) == []
+
+
+_ELSE: list[Callable[[Living, st.DataObject], None]] = [
+    Living.change_the_world,
+    Living.ask_or_answer,
+    Living.give_up_or_end,
+    Living.report_nonsense,
+]
+
+Living.TestCase.settings = settings(stateful_step_count=40)
+TestLiving = Living.TestCase

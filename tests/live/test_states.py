@@ -1,0 +1,89 @@
+"""The states of tasks change by one table."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from replanning import TaskState
+from replanning.errors import IllegalTransition
+from replanning.live.states import (
+    FINISHED,
+    SATISFIED,
+    STUCK,
+    TRANSITIONS,
+    WAITING,
+    TaskEvent,
+    mermaid_diagram,
+    transition,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "states.md"
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
+def test_every_move(state: TaskState, event: TaskEvent) -> None:
+    """A move is in the table and leads where it says, or is refused by name."""
+    if (state, event) in TRANSITIONS:
+        assert transition(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition, match=rf"^'build' is {state} and cannot take '{event}'$") as caught:
+            transition(state, event, "'build'")
+        assert (caught.value.state, caught.value.event) == (state, event)
+
+
+def test_what_is_done_stays_done() -> None:
+    """Nothing leads out of DONE."""
+    assert not [event for state, event in TRANSITIONS if state is TaskState.DONE]
+
+
+def test_running_work_is_only_ended() -> None:
+    """A running attempt ends, or is cancelled; nothing else happens to its task."""
+    events = {event for state, event in TRANSITIONS if state is TaskState.RUNNING}
+    ends = {TaskEvent.SUCCEED, TaskEvent.FAIL, TaskEvent.BACK_OFF, TaskEvent.CONTINUE, TaskEvent.CANCEL}
+    assert events == ends
+
+
+def test_only_a_change_revives() -> None:
+    """From what is stuck or finished, a task comes back to life by being retried and in no other way."""
+    alive = {*WAITING, TaskState.RUNNING}
+    leading_back = {event for (state, event), to in TRANSITIONS.items() if state not in alive and to in alive}
+    assert leading_back == {TaskEvent.REVIVE}
+
+
+def test_every_state_is_of_one_kind() -> None:
+    """A state is waiting, running, stuck or finished, and what satisfies dependents is finished."""
+    kinds = [WAITING, STUCK, FINISHED, {TaskState.RUNNING}]
+    assert sorted(state for kind in kinds for state in kind) == sorted(TaskState)
+    assert SATISFIED < FINISHED
+
+
+def test_every_state_can_be_reached() -> None:
+    """From the state in which tasks begin, the table leads to every other."""
+    found = [TaskState.PENDING]
+    for state in found:
+        found += {to for (come_from, _), to in TRANSITIONS.items() if come_from is state and to not in found}
+    assert set(found) == set(TaskState)
+
+
+def test_diagram_has_every_move() -> None:
+    """The diagram shows where tasks begin and every move of the table."""
+    lines = mermaid_diagram().splitlines()
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> PENDING"]
+    shown = {
+        (state, event, follows)
+        for state, _, follows, events in (line.strip().replace(":", "", 1).split(" ", 3) for line in lines[2:])
+        for event in events.split(" / ")
+    }
+    assert shown == {(state, event, to) for (state, event), to in TRANSITIONS.items()}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="needs the checkout: the page is no part of the package")
+def test_documentation_shows_the_table() -> None:
+    """The diagram in the documentation is the one of the table."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"```mermaid\n{mermaid_diagram()}```" in page, (
+        "put the output of replanning.live.states.diagram() into docs/states.md"
+    )

@@ -1,0 +1,264 @@
+# Ids are written as plain text here.
+# mypy: disable-error-code="arg-type, index"
+"""A read-only look at a plan, pinned to a revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from replanning import Goal, Task, TaskState
+from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask, SkipTask
+from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
+from replanning.journal import (
+    ConditionEvaluated,
+    ContextUpdated,
+    DecisionMade,
+    FactsObserved,
+    Failure,
+    QuestionAsked,
+    ResourceUpdated,
+)
+from replanning.live import DraftView, PlanView
+from tests.support.live import Kept, kept, tool
+
+
+def example() -> Kept:
+    """Three tasks, a tool, a resource, a context and facts."""
+    return kept(
+        Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
+        Task(id="b", depends_on=("a",), arguments={"y": "${a.output}"}),
+        Task(id="c", when="context.go"),
+        goal=Goal(objective="test", facts=("done",)),
+        tools=[tool("pip", resources={"disk": 1}), tool("uv")],
+        context={"go": True},
+        resources={"cpu": 2, "disk": 1},
+        facts=("raw",),
+    )
+
+
+def test_what_it_shows() -> None:
+    """A view shows the goal, the document it began from, and context, facts, tools and capacity as they are now."""
+    run = example()
+    view = PlanView(run.live)
+    for body in (
+        ContextUpdated({"go": False}),
+        FactsObserved(("new",)),
+        ResourceUpdated("pip", available=False),
+        ResourceUpdated("cpu", capacity=5),
+    ):
+        run.fold(body)
+    assert (view.goal.facts, view.original_plan) == (("done",), run.plan)
+    assert (dict(view.context), set(view.facts), dict(view.capacity)) == (
+        {"go": False},
+        {"raw", "new"},
+        {"cpu": 5, "disk": 1},
+    )
+    assert list(view.tools) == ["pip", "uv"]
+    assert view.tool("pip") == view.tools["pip"] == tool("pip", resources={"disk": 1}, available=False)
+    assert view.tool("ghost") is view.tool(None) is None
+    assert dict(view.demand(run.plan.tasks[0])) == {"disk": 1, "cpu": 1}
+    assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
+
+
+def test_it_is_read_only() -> None:
+    """Nothing can be changed through a view."""
+    view = PlanView(example().live)
+    for mapping in (view.context, view.tools, view.capacity, view.counts):
+        with pytest.raises(TypeError):
+            mapping["new"] = 1
+
+
+def test_tasks() -> None:
+    """A task is seen with its state, attempts, last failure, duration and lineage."""
+    run = example()
+    attempt = run.start("a")
+    run.now += 2
+    run.end(attempt, output="x")
+    run.fail("c")
+    run.apply(ReplaceTask(task_id="c", tasks=(Task(id="c2"), Task(id="c3"))))
+    run.fold(QuestionAsked("q1", "r1", (), "?", (), ("c3",), "print", 1))
+    view = PlanView(run.live)
+    seen = {task.id: task for task in view.tasks()}
+    assert (seen["a"].state, seen["a"].attempts, seen["a"].duration) == (TaskState.DONE, 1, 2.0)
+    assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
+    assert seen["c"].failure == Failure("OSError", "broken")
+    assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == ("c", 1, True, False)
+    assert view.task("b") == seen["b"]
+    assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
+    with pytest.raises(UnknownTask, match="'ghost'"):
+        view.task("ghost")
+
+
+def test_tasks_by_what_is_left() -> None:
+    """Stuck tasks are those that failed or are blocked; unfinished ones still have to run, or could not."""
+    run = example()
+    run.fail("a")
+    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
+    run.apply(AddTask(task=Task(id="d")), RemoveTask(task_id="d"), SkipTask(task_id="b"))
+    view = PlanView(run.live)
+    assert [(task.id, task.reason) for task in view.stuck()] == [("a", "enough")]
+    assert [task.id for task in view.unfinished()] == ["a", "c"]
+    assert view.counts[TaskState.BLOCKED] == 1
+
+
+def test_unmet_conditions() -> None:
+    """A task that was skipped because its condition did not hold is told from one that a change skipped."""
+    run = example()
+    run.fold(ConditionEvaluated("c", False))
+    run.apply(SkipTask(task_id="a"))
+    view = PlanView(run.live)
+    assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [False, False, True]
+
+
+def test_who_uses_what() -> None:
+    """A view finds the tasks that read a key, and the unfinished ones that use a tool or take a resource."""
+    run = example()
+    view = PlanView(run.live)
+    assert [task.id for task in view.context_readers("go")] == ["a", "c"]
+    assert view.context_readers("ghost") == ()
+    assert [[task.id for task in view.resource_users(name)] for name in ("pip", "disk", "cpu", "ghost")] == [
+        ["a"]
+    ] * 3 + [[]]
+    assert view.dependents("a") == ("b",)
+    run.apply(ModifyTask(task_id="b", fields={"resources": {"cpu": 1}, "tool": "uv"}))
+    run.run("a")
+    assert [[task.id for task in PlanView(run.live).resource_users(name)] for name in ("pip", "cpu", "uv")] == [
+        [],
+        ["b"],
+        ["b"],
+    ]
+
+
+def test_results_and_arguments() -> None:
+    """Results and arguments are found as far as they exist, and conditions hold or not."""
+    run = example()
+    view = PlanView(run.live)
+    with pytest.raises(NoResult):
+        view.result("a")
+    with pytest.raises(ExpressionError):
+        view.arguments("b")
+    run.run("a", output=5)
+    assert (view.result("a"), view.arguments("b"), view.evaluate("results.a == 5")) == (5, {"y": 5}, True)
+    with pytest.raises(ExpressionError):
+        view.evaluate("results.b")
+
+
+def test_experience() -> None:
+    """A view knows how many attempts ended, how many well, and how long those took."""
+    run = example()
+    attempt = run.start("a")
+    run.now += 3
+    run.end(attempt)
+    run.fail("b")
+    view = PlanView(run.live)
+    assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 3.0)
+
+
+def test_trying_changes() -> None:
+    """Changes can be tried on a view: what speaks against them, and what world they would leave."""
+    view = PlanView(example().live)
+    assert [str(problem) for problem in view.check([SkipTask(task_id="ghost")])] == [
+        "changes[0]: there is no task 'ghost'"
+    ]
+    assert view.check([SkipTask(task_id="a")]) == ()
+    assert [step.id for step in view.strips_problem().steps] == ["a", "b", "c"]
+    assert [step.id for step in view.strips_problem([SkipTask(task_id="b")]).steps] == ["a", "c"]
+
+
+def test_fresh_ids() -> None:
+    """A new id is made from another one, is never one that was used, and stays short."""
+    run = example()
+    run.apply(AddTask(task=Task(id="a~2")), RemoveTask(task_id="a~2"))
+    view = PlanView(run.live)
+    assert view.unused_id("a") == view.unused_id("a~7") == "a~3"
+    assert view.unused_id("a", taken=("a~3", "a~4")) == "a~5"
+    assert view.unused_id("x" * 500) == "x" * 180 + "~2"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda view: view.goal,
+        lambda view: view.task("a"),
+        lambda view: list(view.tasks()),
+        lambda view: view.counts,
+        lambda view: view.check([]),
+        lambda view: view.fresh_id("a"),
+    ],
+)
+def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:
+    """A view is not read after the plan has moved on; within a revision states move on under it."""
+    run = example()
+    view = PlanView(run.live)
+    run.run("a")
+    assert view.task("a").state is TaskState.DONE
+    run.apply(SkipTask(task_id="c"))
+    with pytest.raises(StaleView, match="this view shows revision 0, the plan is at revision 1"):
+        read(view)
+
+
+# A plan as changes would leave it
+
+
+def drafted() -> DraftView:
+    """A plan with one task replaced twice, one that is new and replaced, and one that is skipped."""
+    changes = [
+        ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
+        ReplaceTask(task_id="x", tasks=(Task(id="y", tool="uv"),)),
+        AddTask(task=Task(id="n")),
+        ReplaceTask(task_id="n", tasks=(Task(id="a~2"),)),
+        SkipTask(task_id="c"),
+    ]
+    return PlanView(example().live).with_changes(changes)
+
+
+def test_draft_shows_what_would_be() -> None:
+    """A draft shows every task as the changes would leave it, and the rest as it is."""
+    draft = drafted()
+    states = {task.id: task.state for task in draft.tasks()}
+    replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
+    assert {task.id: state for task, state in draft.task_states()} == states
+    assert states == {
+        "a": replaced,
+        "b": pending,
+        "c": TaskState.SKIPPED,
+        "x": replaced,
+        "y": pending,
+        "n": replaced,
+        "a~2": pending,
+    }
+    assert (draft.new_task_ids, draft.goal.facts, draft.original_plan.tasks[0].id) == (
+        ("x", "y", "n", "a~2"),
+        ("done",),
+        "a",
+    )
+    assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
+    assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
+    assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
+    with pytest.raises(UnknownTask):
+        draft.task("ghost")
+
+
+def test_draft_knows_lineages() -> None:
+    """What new tasks would replace counts for their lineage, whether it is new itself or not."""
+    draft = drafted()
+    found = {task.id: (task.root, task.iteration) for task in draft.tasks()}
+    assert {name: found[name] for name in draft.new_task_ids} == {
+        "x": ("a", 1),
+        "y": ("a", 2),
+        "n": ("n", 0),
+        "a~2": ("n", 1),
+    }
+    assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
+
+
+def test_draft_is_planned_on_from() -> None:
+    """Further changes are tried after the first ones, and new ids are those of neither."""
+    draft = drafted()
+    assert draft.check([SkipTask(task_id="y")]) == ()
+    assert [str(problem) for problem in draft.check([SkipTask(task_id="x")])] == [
+        "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
+    ]
+    assert (draft.unused_id("a"), draft.unused_id("a", taken=("a~3",))) == ("a~3", "a~4")

@@ -1,0 +1,315 @@
+"""Language models in the engine: however one fails, the run goes on as it would without it, and the history says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
+from replanning.changes import ModifyTask, RetryTask
+from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider, PluginError
+from replanning.journal import AlternativesConsidered, PlanRevised
+from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
+from replanning.plan import JsonObject, TaskId
+from replanning.plan.redaction import Redactor
+from replanning.testing import (
+    LLMReply,
+    ScriptedExecutor,
+    ScriptedLLM,
+    ScriptedLLMServer,
+    VirtualClock,
+    hangs,
+    invariant_violations,
+    raises,
+    returns,
+    virtual_environment,
+)
+from tests.support.llm import somebodys_plugins
+from tests.support.runs import Proposer, alternative, bodies
+from tests.support.tracing import Spans
+
+__all__ = ["somebodys_plugins"]
+
+PLAN = Plan.parse(
+    """
+goal: {objective: Read a page and count its words}
+tools:
+  - {name: scanner, capability: read-page}
+  - {name: camera, capability: read-page}
+  - {name: counter}
+tasks:
+  - {id: read, tool: scanner, retry: {max_attempts: 1}}
+  - {id: count, tool: counter, depends_on: [read]}
+"""
+)
+CAMERA = json.dumps(
+    {
+        "candidates": [
+            {
+                "reason": "the camera reads pages, too",
+                "changes": [{"kind": "replace", "task_id": "read", "tasks": [{"id": "photo", "tool": "camera"}]}],
+                "confidence": 0.9,
+            }
+        ]
+    }
+)
+KEYS = ("GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+
+
+class Played:
+    """How a run went whose scanner is broken."""
+
+    def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans, elapsed: float) -> None:
+        self.engine, self.result, self.spans, self.elapsed = engine, result, spans, elapsed
+        store, run = engine.store, result.run
+        self.notes = [n for body in bodies(store, run, AlternativesConsidered) for n in body.notes]
+        self.by = [body.chosen for body in bodies(store, run, PlanRevised)]
+        self.sources = [c.alternative.source for b in bodies(store, run, AlternativesConsidered) for c in b.candidates]
+        self.broken = invariant_violations(list(store.read(run)))
+
+    @property
+    def way(self) -> tuple[str, bool]:
+        """How the run ended, and whether its journal is in order."""
+        return self.result.status, not self.broken
+
+
+async def play(*models: LLMReply | list[LLMReply] | LLMProvider | str, **settings: object) -> Played:
+    """Run the plan with models that say such things, asked one after the other, and `repair`."""
+    spans = Spans()
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        made = [
+            one if isinstance(one, LLMProvider) else _scripted(one, f"model{number}", parts)
+            for number, one in enumerate(models, 1)
+        ]
+        engine = ReplanningEngine(
+            [FallbackLLM([GuardedLLM(one) for one in made]) if len(made) > 1 else made[0], "repair"],
+            settings=Settings.model_validate(settings),
+            environment=parts,
+            tracer_provider=spans.provider,
+        )
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        result = await engine.execute(PLAN, work)
+        return Played(engine, result, spans, clock.elapsed)
+
+
+def asked(engine: ReplanningEngine) -> list[Any]:
+    """Who is asked for alternatives."""
+    return [*engine.generator.path_generator.providers]
+
+
+def _scripted(reply, name, parts) -> ScriptedLLM:
+    answers = iter(reply) if isinstance(reply, list) else None
+    return ScriptedLLM(lambda prompt: reply if answers is None else next(answers), name=name, environment=parts)
+
+
+async def test_model_repairs() -> None:
+    """What a model proposes is checked, executed and on record under its name, with what it used."""
+    run = await play(CAMERA)
+    assert run.way == ("succeeded", True)
+    assert run.sources[0] == "model1"
+    assert (run.result.spent.calls, run.result.spent.unpriced) == (1, True)
+    (chat,) = run.spans.named("chat scripted-1")
+    assert chat.attributes["gen_ai.provider.name"] == "model1"
+
+
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        (raises(LLMUnavailable("it is busy", provider="model1", status=503)), "model1 failed: it is busy"),
+        (
+            raises(LLMRequestRejected("wrong key", provider="model1", status=401)),
+            "model1 failed: wrong key (HTTP 401)",
+        ),
+        (raises(RuntimeError("a bug")), "model1 failed: "),
+        (hangs(), "model1 "),
+        ("I would rather not.", "model1 failed: "),
+        ('{"candidates": []}', None),
+        ('{"candidates": [{"reason": "x", "changes": [{"kind": "rm -rf"}], "confidence": 1}]}', "model1: dropped"),
+    ],
+    ids=["dead", "locked out", "broken", "hanging", "talkative", "clueless", "lying"],
+)
+async def test_failing_model_harms_nothing(reply: LLMReply, note: str | None) -> None:
+    """However a model fails, `repair` finds the way on, in time, and a note in the history says what happened."""
+    run = await play(reply)
+    assert run.way == ("succeeded", True)
+    assert run.elapsed <= 30
+    assert "repair" in run.sources
+    assert [said for said in run.notes if note and said.startswith(note)] or note is None
+
+
+async def test_dear_model_is_not_asked() -> None:
+    """A model that does not fit the budget is not asked, which is noted, and `repair` goes on."""
+    run = await play(CAMERA, budget=Budget(tokens=100).model_dump())
+    assert (run.way, run.result.spent.calls) == (("succeeded", True), 0)
+    assert run.notes[0].startswith("model1 could ask no further: it would exceed the budget")
+
+
+async def test_fallback_is_noted() -> None:
+    """Where one model stands in for another, the history says which and why."""
+    run = await play(raises(LLMUnavailable("it is busy", provider="model1", status=503)), CAMERA)
+    assert run.way == ("succeeded", True)
+    assert run.sources[0] == "model1,model2"
+    assert run.notes == ["model1,model2: model1: it is busy (HTTP 503); model2 was asked instead"]
+
+
+async def test_slow_model_leaves_time_for_the_next() -> None:
+    """A model that hangs is cut off early enough for the next one, and all end in the time of one replan."""
+    run = await play(hangs(), returns(CAMERA, after=10), timeout={"replan": 24})
+    assert run.sources[0] == "model1,model2"
+    assert run.elapsed == 22
+
+
+async def test_object_is_guarded() -> None:
+    """A model that is handed over as an object gets a breaker and its places; one that has them is taken as it is."""
+    model = ScriptedLLM()
+    guarded = GuardedLLM(ScriptedLLM())
+    engine = ReplanningEngine([model, guarded])
+    first, second = asked(engine)
+    assert isinstance(first.client, GuardedLLM)
+    assert (first.client.client, second.client) == (model, guarded)
+    await engine.aclose()
+    assert not model.closed
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_named_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models by name are made with the engine's settings, clock and secrets, and closed with it."""
+    monkeypatch.setenv("KEYED_KEY", "k")
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        given = Settings.model_validate({"llm": {"model": "big"}, "timeout": {"replan": 7}})
+        engine = ReplanningEngine(["plain", "keyed:small,plain"], settings=given, environment=parts)
+        plain, both = asked(engine)
+        assert (plain.name, plain.client.model, plain.client.timeout) == ("plain", "big", 7)
+        assert (both.name, both.client.model) == ("keyed,plain", "small")
+        assert plain.client.environment is parts
+        await engine.aclose()
+
+
+def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` is `repair`, and beside it the model whose key is there; without any it is `repair` alone."""
+    for key in KEYS:
+        monkeypatch.delenv(key, raising=False)
+    engine = ReplanningEngine(["auto", "repair"])
+    assert [provider.name for provider in asked(engine)] == ["repair"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_wrong_providers() -> None:
+    """A model without its key, an unknown name and an object of another kind are refused before anything runs."""
+    with pytest.raises(NoLLMProvider, match="keyed cannot be asked: KEYED_KEY is not set"):
+        ReplanningEngine(["keyed"])
+    with pytest.raises(PluginError, match="there is no plugin 'opnai'"):
+        ReplanningEngine(["opnai"])
+    with pytest.raises(TypeError, match="is no provider"):
+        ReplanningEngine([object()])  # type: ignore[list-item] # on purpose
+
+
+async def test_history_says_what_was_spent() -> None:
+    """A replan has on record what providers used for it, and reports say so."""
+    run = await play(CAMERA, llm={"prices": {"x": {"input": 1, "output": 1}}})
+    history = run.engine.history(run.result.run)
+    (event,) = history.events
+    assert event.spent == run.result.spent == history.metrics.spent
+    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, and what has no known price"
+    assert tokens in history.to_markdown()
+    document = json.loads(history.to_json())
+    assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
+
+
+async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine made has no connection left after its last run, and is asked again in the next one."""
+    with ScriptedLLMServer(lambda request: json.loads(CAMERA)) as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        engine = ReplanningEngine(["openai", "ollama"])
+        for count in (2, 4):
+            work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))})
+            assert (await engine.execute(PLAN, work)).status == "succeeded"
+            await server.until(lambda server: server.connections == 0)
+            assert len(server.requests) == count
+
+
+async def test_secrets_of_the_engine() -> None:
+    """What the engine knows for a secret reaches no model, whoever made it and whatever stands before it."""
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        models = [ScriptedLLM(lambda prompt: CAMERA, environment=parts) for _ in range(3)]
+        plan = PLAN.model_copy(update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})})
+        engine = ReplanningEngine(
+            [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
+            environment=parts,
+            redactor=Redactor(values=["zebra-42"]),
+        )
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        await engine.execute(plan, work)
+    assert [len(model.prompts) for model in models] == [1, 1, 1]
+    assert "zebra" not in "".join(prompt for model in models for prompt in model.prompts)
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("AKIAIOSFODNN7EXAMPLE", "what looks like a secret cannot be kept: do without it in the arguments of 'photo'"),
+        ("key: [redacted]", "[redacted] and [cut: …] stand for what is not shown: do without them in the arguments of"),
+        ("a… [cut: 900 characters in all]", "[cut: …] stand for what is not shown: do without them in the arguments"),
+    ],
+    ids=("secret", "mark", "cut"),
+)
+async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written: str, why: str) -> None:
+    """Arguments that no record could hold, or that the model was not shown, are rejected, and it is told once why."""
+    used: list[object] = []
+
+    def proposal(**arguments: str) -> str:
+        return CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps(arguments)}')
+
+    async def work(task: Task, context: object) -> str:
+        used.append(dict(task.arguments))
+        if task.tool == "scanner":
+            raise OSError("no scanner")
+        return "done"
+
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        model = ScriptedLLM([proposal(lens=written), proposal(lens="wide")], environment=parts)
+        result = await ReplanningEngine([model], environment=parts).execute(PLAN, work)
+    assert result.status == "succeeded"
+    assert used == [{}, {"lens": "wide"}, {}]
+    assert why in model.prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"), [("[redacted]", True), ("key: [redacted]", False)], ids=("same", "other")
+)
+async def test_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(written: str, taken: bool) -> None:
+    """Where a plan was opened with a secret, of which it says so, what replaces its task may have what was left of it."""
+    lens = {"lens": "AKIAIOSFODNN7EXAMPLE"}
+    plan = PLAN.model_copy(update={"tasks": (PLAN.tasks[0].model_copy(update={"arguments": lens}), *PLAN.tasks[1:])})
+    reply = CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps({"lens": written})}')
+    async with VirtualClock() as clock:
+        parts = virtual_environment(clock=clock)
+        engine = ReplanningEngine([ScriptedLLM(lambda prompt: reply, environment=parts)], environment=parts)
+        result = await engine.execute(plan, ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock))
+    assert (result.status == "succeeded") is taken
+    candidates = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
+    assert next("do without" in candidate.rejected for candidate in candidates) is not taken
+
+
+@pytest.mark.parametrize("written", ["AKIAIOSFODNN7EXAMPLE", "key: [redacted]"], ids=("secret", "mark"))
+@pytest.mark.parametrize("nested", [False, True], ids=("fallback", "undo-of-fallback"))
+async def test_no_fallback_that_a_task_is_given_holds_a_mark(written: str, nested: bool) -> None:
+    """Fallbacks that a change of fields gives to a task are held to the same as arguments: none is used with a mark."""
+    other: JsonObject = {"tool": "camera", "arguments": {"lens": written}}
+    fallback: JsonObject = {"tool": "camera", "undo": other} if nested else other
+    fields: JsonObject = {"fallbacks": [fallback]}
+    given = alternative(ModifyTask(task_id=TaskId("read"), fields=fields), RetryTask(task_id=TaskId("read")))
+    async with VirtualClock() as clock:
+        work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
+        engine = ReplanningEngine([Proposer(lambda request: [given])], environment=virtual_environment(clock=clock))
+        result = await engine.execute(PLAN, work)
+    (candidate,) = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates
+    assert "do without" in candidate.rejected
+    assert list(result.revisions) == []

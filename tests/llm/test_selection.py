@@ -1,0 +1,501 @@
+"""Which language model is asked: by name, by what is there, in which order, and which is left alone for a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from replanning import Environment, Settings
+from replanning.errors import (
+    BudgetExceeded,
+    LLMError,
+    LLMRefusal,
+    LLMRequestRejected,
+    LLMResponseInvalid,
+    LLMTimeout,
+    LLMUnavailable,
+    NoLLMProvider,
+    PluginError,
+    SettingsError,
+)
+from replanning.llm import FallbackLLM, GuardedLLM, LLMCall, LLMOptions, LLMProvider, Price, create_llm_provider
+from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
+from tests.support.llm import somebodys_plugins
+
+__all__ = ["somebodys_plugins"]
+
+BUSY = LLMUnavailable("it is busy", provider="one", status=503)
+BAD_KEY = LLMRequestRejected("the key is refused", provider="one", status=401)
+KEYS = {"GITHUB_COPILOT_TOKEN": "ghu_x", "ANTHROPIC_API_KEY": "sk-ant-x", "OPENAI_API_KEY": "sk-x"}
+
+
+class Total(BaseModel):
+    """An answer with a shape."""
+
+    sum: int
+
+
+class Notes:
+    """A meter that keeps what is noted, and refuses providers for which there is no money."""
+
+    def __init__(self, *too_dear: str) -> None:
+        self.said: list[str] = []
+        self.too_dear = too_dear
+
+    def call(self, call: LLMCall):
+        """Refuse, or count nothing."""
+        if call.provider in self.too_dear:
+            raise BudgetExceeded("it would exceed the budget")
+        return LLMOptions().meter.call(call)
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+
+
+def scripted(clock: VirtualClock, *script: LLMReply, name: str = "one", **others: Any) -> ScriptedLLM:
+    """A model on a clock."""
+    return ScriptedLLM([*script], name=name, environment=Environment(clock=clock), **others)
+
+
+def always(clock: VirtualClock, reply: LLMReply, name: str = "one") -> ScriptedLLM:
+    """A model that always says the same."""
+    return ScriptedLLM(lambda prompt: reply, name=name, environment=Environment(clock=clock))
+
+
+async def outcome(llm: LLMProvider, options: LLMOptions | None = None) -> str:
+    """The answer, or the kind of the error."""
+    try:
+        return await llm.complete("?", options)
+    except LLMError as error:
+        return type(error).__name__
+
+
+# One provider
+
+
+async def test_left_alone_while_it_fails() -> None:
+    """After three failures in a row a model is not asked for half a minute; then one call finds out whether it works."""
+    async with VirtualClock() as clock:
+        model = scripted(clock, BUSY, BUSY, BUSY, "better")
+        guarded = GuardedLLM(model)
+        assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
+        assert len(model.requests) == 3
+        assert guarded.unavailable_reason() == "it failed before, and is left alone for another 30 s"
+        await clock.sleep(30)
+        assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["better", "", 4]
+
+
+async def test_bad_key_is_not_tried_again() -> None:
+    """A refused key shuts a model off at once, and for five minutes."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(scripted(clock, BAD_KEY))
+        assert [await outcome(guarded), await outcome(guarded)] == ["LLMRejected", "LLMUnavailable"]
+        assert "another 300 s" in guarded.unavailable_reason()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        LLMRefusal("declined"),
+        LLMResponseInvalid("no JSON"),
+        LLMRequestRejected("the prompt is too long", status=400),
+        BudgetExceeded("no money"),
+    ],
+)
+async def test_what_says_nothing_about_the_service(reply: Exception) -> None:
+    """Refusals, unusable answers, requests at fault and empty budgets are no reason to leave a model alone."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(always(clock, reply))
+        for _ in range(10):
+            with pytest.raises(type(reply)):
+                await guarded.complete("?")
+        assert guarded.unavailable_reason() == ""
+
+
+async def test_hanging_model_counts_as_failing() -> None:
+    """A model that does not answer in time fails, also where whoever asked gave up at the same moment."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(always(clock, hangs()))
+        for _ in range(3):
+            async with anyio.create_task_group() as group:
+                deadline = clock.now() + 5
+
+                async def give_up(scope=group.cancel_scope) -> None:
+                    await clock.sleep(5)
+                    scope.cancel()
+
+                group.start_soon(give_up)
+                assert await outcome(guarded, LLMOptions(deadline=deadline)) == "LLMTimedOut"
+        assert guarded.unavailable_reason() != ""
+
+
+async def test_cancelled_call_counts_neither_way() -> None:
+    """Calls that are cancelled before their time are no reason to leave a model alone, and leave their place."""
+    guarded = GuardedLLM(always(VirtualClock(), hangs()), max_concurrency=1)
+    for _ in range(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(guarded.complete, "?")
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+    assert guarded.unavailable_reason() == ""
+
+
+async def test_only_one_trial() -> None:
+    """While one call tries whether a model works again, others are turned away at once."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10)))
+        for _ in range(3):
+            await outcome(guarded)
+        await clock.sleep(30)
+        found: list[str] = []
+
+        async def ask() -> None:
+            found.append(await outcome(guarded))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(ask)
+        assert found == ["LLMUnavailable", "LLMUnavailable", "better"]
+
+
+async def test_places() -> None:
+    """No more calls than are allowed go on at once; the others wait for their turn."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(always(clock, returns("yes", after=5)), max_concurrency=2)
+        ended: list[float] = []
+
+        async def ask() -> None:
+            await guarded.complete("?")
+            ended.append(clock.elapsed)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(ask)
+        assert ended == [5, 5, 10, 10, 15]
+
+
+async def test_waiting_counts_against_the_deadline() -> None:
+    """A call that gets no place before its deadline is not made, and says so."""
+    async with VirtualClock() as clock:
+        model = always(clock, returns("yes", after=20))
+        guarded = GuardedLLM(model, max_concurrency=1)
+        async with anyio.create_task_group() as group:
+            group.start_soon(guarded.complete, "?")
+            while not model.requests:
+                await checkpoint()
+            with pytest.raises(LLMTimeout, match="1 other calls were under way; nothing was sent"):
+                await guarded.complete("?", LLMOptions(deadline=clock.now() + 10))
+            assert (clock.elapsed, len(model.requests)) == (10, 1)
+        assert await guarded.complete("?") == "yes"
+
+
+async def test_no_time_left() -> None:
+    """A call whose deadline has passed is not made, and does not count as a failure."""
+    async with VirtualClock() as clock:
+        guarded = GuardedLLM(always(clock, "yes"))
+        for _ in range(5):
+            assert await outcome(guarded, LLMOptions(deadline=clock.now())) == "LLMTimedOut"
+        assert guarded.unavailable_reason() == ""
+
+
+async def test_guarded_is_its_client() -> None:
+    """What is guarded does what its client does, under its name, and passes everything on."""
+    async with VirtualClock() as clock:
+        model = scripted(clock, {"sum": 5}, "direct", model="big")
+        guarded = GuardedLLM(model)
+        assert (guarded.name, guarded.model, await guarded.is_available()) == ("one", "big", True)
+        assert await guarded.complete_json("2 + 3?", Total) == Total(sum=5)
+        assert len(await guarded.embed("text")) == 64
+        assert (await guarded.request("?", model.requests[0].options)).text == "direct"
+        assert repr(guarded) == f"<GuardedLLM closed {model!r}>"
+        await guarded.aclose()
+        assert model.closed
+
+
+# Several
+
+
+async def test_falls_back_in_order() -> None:
+    """The next model is asked when one fails for whatever reason, and the record says why."""
+    async with VirtualClock() as clock:
+        notes = Notes("dear")
+        members = [
+            scripted(clock, BUSY),
+            scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
+            scripted(clock, name="dear"),
+            scripted(clock, name="keyless", unavailable="OPENAI_API_KEY is not set"),
+            scripted(clock, "yes", name="last"),
+            scripted(clock, "never", name="after"),
+        ]
+        assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes)) == "yes"
+    assert notes.said == [
+        "one: it is busy (HTTP 503); last was asked instead",
+        "two: the model declined; last was asked instead",
+        "dear: it would exceed the budget; last was asked instead",
+        "keyless: OPENAI_API_KEY is not set; last was asked instead",
+    ]
+    assert [len(member.requests) for member in members] == [1, 1, 0, 0, 1, 0]
+
+
+async def test_unusable_answers_fall_back() -> None:
+    """A model that does not come up with the shape that is wanted, nor when told so, is followed by the next."""
+    async with VirtualClock() as clock:
+        liar = always(clock, "I shall not.", name="liar")
+        fallback = FallbackLLM([liar, scripted(clock, {"sum": 5}, name="two")])
+        assert await fallback.complete_json("2 + 3?", Total) == Total(sum=5)
+        assert len(liar.requests) == 2
+
+
+async def test_all_keep_to_one_deadline() -> None:
+    """However many hang, the whole takes no longer than one call may, and everybody gets a share of it."""
+    async with VirtualClock() as clock:
+        members = [always(clock, hangs(), name=name) for name in ("one", "two", "three")]
+        with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
+            await FallbackLLM(members).complete("?")
+        assert clock.elapsed == 30
+        assert [member.requests[0].options.deadline for member in members] == [
+            clock.now() - 20,
+            clock.now() - 10,
+            clock.now(),
+        ]
+
+
+async def test_time_that_is_saved_is_there_for_others() -> None:
+    """One that fails at once, or is left alone, leaves its time to the others."""
+    async with VirtualClock() as clock:
+        late = scripted(clock, returns("yes", after=29), returns("yes", after=29), name="late")
+        fallback = FallbackLLM([GuardedLLM(scripted(clock, BAD_KEY)), late])
+        assert [await fallback.complete("?"), await fallback.complete("?")] == ["yes", "yes"]
+
+
+@given(st.lists(st.sampled_from(["answers", "hangs", "fails", "is slow"]), min_size=1, max_size=5), st.floats(1, 60))
+def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
+    """Whatever the models do, an answer or an error comes in time, and an answer wherever one answers at once."""
+
+    async def play() -> None:
+        steps = {
+            "answers": returns("yes"),
+            "hangs": hangs(),
+            "fails": raises(BUSY),
+            "is slow": returns("yes", after=40),
+        }
+        async with VirtualClock() as clock:
+            members = [GuardedLLM(always(clock, steps[kind], name=str(n))) for n, kind in enumerate(kinds)]
+            found = await outcome(FallbackLLM(members), LLMOptions(deadline=clock.now() + timeout))
+            assert clock.elapsed <= min(timeout, 30) + 1e-6
+            assert found == "yes" or "answers" not in kinds
+
+    anyio.run(play)
+
+
+async def test_errors_of_fallbacks() -> None:
+    """One that fails alone raises its own error; where no call fits the budget, that is what is said."""
+    async with VirtualClock() as clock:
+        with pytest.raises(LLMRequestRejected):
+            await FallbackLLM([scripted(clock, BAD_KEY)]).complete("?")
+        pair = [scripted(clock, name="one"), scripted(clock, name="two")]
+        with pytest.raises(BudgetExceeded):
+            await FallbackLLM(pair).complete("?", LLMOptions(meter=Notes("one", "two")))
+        with pytest.raises(ValueError, match="at least one"):
+            FallbackLLM([])
+
+
+async def test_fallback_is_a_provider() -> None:
+    """A list of models is available when one of them is, embeds with the first that can, and is closed as a whole."""
+    async with VirtualClock() as clock:
+        gone = scripted(clock, name="gone", unavailable="it is gone")
+        here = scripted(clock, "yes", name="here")
+        both = FallbackLLM([gone, here])
+        assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)
+        assert FallbackLLM([gone, gone]).unavailable_reason() == "gone: it is gone; gone: it is gone"
+        assert not await FallbackLLM([gone]).is_available()
+        assert len(await both.embed("text")) == 64
+        assert (await both.request("?", LLMOptions())).text == "yes"
+        assert repr(both) == f"<FallbackLLM {gone!r}, {here!r}>"
+        await both.aclose()
+        assert (gone.closed, here.closed) == (True, True)
+
+
+async def test_models_name_is_the_firsts() -> None:
+    """A model that is named in the options is that of the first; the others are asked for their own."""
+    async with VirtualClock() as clock:
+        first, second = scripted(clock, BUSY), scripted(clock, "yes", name="two", model="own")
+        await FallbackLLM([first, second]).complete("?", LLMOptions(model="wanted"))
+        assert [model.requests[0].options.model for model in (first, second)] == ["wanted", "own"]
+
+
+# By name
+
+
+def settings(provider: tuple[str, ...] = ("auto",), **llm: object) -> Settings:
+    """Settings about language models."""
+    return Settings.model_validate({"provider": provider, "llm": llm, "timeout": {"replan": 12}})
+
+
+def client(llm: LLMProvider) -> Any:
+    """The client of a provider that stands alone."""
+    assert isinstance(llm, GuardedLLM)
+    return llm.client
+
+
+@pytest.mark.usefixtures("plugins")
+def test_by_name() -> None:
+    """A plugin of anybody's is found by its name, and gets of the settings what it takes."""
+    wanted = settings(model="plain-2", temperature=0.9, max_tokens=7, prices={"plain-2": {"input": 1, "output": 2}})
+    plain = client(create_llm_provider("plain", settings=wanted, environ={}))
+    assert (plain.name, plain.model, plain.temperature, plain.max_tokens, plain.timeout) == (
+        "plain",
+        "plain-2",
+        0.9,
+        7,
+        12,
+    )
+    assert (plain.prices.price("plain-2"), plain.prices.price("gpt-4o")) == (Price(1, 2), Price(2.5, 10))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_model_in_the_name() -> None:
+    """A name may say which model, also where the settings say another."""
+    assert create_llm_provider("plain:tiny:1b", settings=settings(model="other"), environ={}).model == "tiny:1b"
+    assert create_llm_provider("plain", environ={}).model == "plain-1"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_setting_goes_before_what_is_found() -> None:
+    """`auto` takes what the setting `provider` names; providers of another kind among them do not matter."""
+    found = create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS)
+    assert found.name == "plain"
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("names", ["plain,keyed", ["plain", "keyed", "plain"], "plain, keyed ,"])
+def test_ordered_list(names: str | list[str]) -> None:
+    """Several names are asked in their order; model and address of the settings are those of the first alone."""
+    given = settings(model="plain-9", base_url="http://localhost:1")
+    llm = create_llm_provider(names, settings=given, environ={"KEYED_KEY": "k"})
+    assert isinstance(llm, FallbackLLM)
+    assert [(one.name, one.model) for one in llm.members] == [("plain", "plain-9"), ("keyed", "")]
+    assert client(llm.members[1]).base_url == "https://keyed.example"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_fallback_of_the_settings() -> None:
+    """`llm.fallback` stands behind whoever is chosen, and one that lacks its key is passed over."""
+    llm = create_llm_provider("keyed", settings=settings(fallback=["plain", "keyed"]), environ={})
+    assert (llm.name, llm.unavailable_reason()) == ("keyed,plain", "")
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_places_of_the_settings() -> None:
+    """`llm.max_concurrency` is how many calls a provider gets at once."""
+    given = settings(max_concurrency=1)
+    async with VirtualClock() as clock:
+        llm = create_llm_provider("plain", settings=given, environ={}, environment=Environment(clock=clock))
+        ended: list[float] = []
+
+        async def ask() -> None:
+            assert await llm.complete("?") == "yes"
+            ended.append(clock.elapsed)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            group.start_soon(ask)
+    assert ended == [1, 2]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_address() -> None:
+    """`llm.base_url` is where the named provider is asked; without a name it is refused, lest a key goes astray."""
+    given = settings(base_url="http://localhost:1")
+    assert (
+        client(create_llm_provider("keyed", settings=given, environ={"KEYED_KEY": "k"})).base_url == given.llm.base_url
+    )
+    with pytest.raises(SettingsError, match=r"llm\.base_url: .*name the provider"):
+        create_llm_provider(settings=given, environ=KEYS)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_none_can_be_used() -> None:
+    """A named model that cannot be asked is an error that says what is missing."""
+    with pytest.raises(NoLLMProvider, match=r"^keyed cannot be asked: KEYED_KEY is not set$"):
+        create_llm_provider("keyed", environ={})
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("opnai", "there is no plugin 'opnai' among the providers; installed are: .*plain"),
+        ("repair", "the plugin 'repair' is no language model; those that are installed: .*keyed.*plain"),
+        ("broken", r"the language model 'broken' cannot be made: RuntimeError\('no luck'\)"),
+        ("gone", r"the plugin 'gone' \(somebodys:Gone\) cannot be loaded: "),
+        ("loner", "the plugin 'loner' is no language model: Loner is no LLMProvider|'loner' cannot be made"),
+    ],
+)
+def test_wrong_names(name: str, message: str) -> None:
+    """An unknown name, a provider of another kind and one that cannot be made are told apart."""
+    with pytest.raises(PluginError, match=message):
+        create_llm_provider(name, environ={})
+
+
+# By what is there
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        (["GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "github-copilot"),
+        (["ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "anthropic"),
+        (["OPENAI_API_KEY"], "openai"),
+    ],
+)
+def test_auto_takes_the_first_key(keys: list[str], found: str) -> None:
+    """`auto` looks for the key of GitHub Copilot, then of Anthropic, then of OpenAI; Ollama does not go before them."""
+    llm = create_llm_provider(environ={key: KEYS[key] for key in keys}, settings=settings(ollama=True))
+    assert llm.name == found
+    assert not any(key in repr(llm) for key in KEYS.values())
+
+
+def test_auto_takes_ollama_only_where_it_is_enabled() -> None:
+    """Without a key `auto` takes Ollama if it was enabled, and else says everything that it looked for."""
+    assert create_llm_provider(environ={}, settings=settings(ollama=True)).name == "ollama"
+    with pytest.raises(NoLLMProvider) as caught:
+        create_llm_provider(environ={})
+    assert str(caught.value) == (
+        "no language model can be used: github-copilot: GITHUB_COPILOT_TOKEN is not set;"
+        " anthropic: ANTHROPIC_API_KEY is not set; openai: OPENAI_API_KEY is not set;"
+        " Ollama is looked for with the setting llm.ollama"
+    )
+
+
+def test_what_is_found_gets_the_model_of_the_settings() -> None:
+    """The model of the settings is that of whoever is found; who stands in has its own."""
+    given = settings(model="claude-x", fallback=["openai"], max_tokens=77)
+    llm = create_llm_provider(environ=KEYS | {"GITHUB_COPILOT_TOKEN": ""}, settings=given)
+    assert isinstance(llm, FallbackLLM)
+    assert [(one.name, one.model, one.max_tokens) for one in llm.members] == [
+        ("anthropic", "claude-x", 77),
+        ("openai", "gpt-4.1-mini", 77),
+    ]
+
+
+async def test_transport() -> None:
+    """A transport of one's own takes the place of the network."""
+    seen: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}}]})
+
+    llm = create_llm_provider("openai", environ=KEYS, transport=httpx.MockTransport(handle))
+    assert await llm.complete("?") == "yes"
+    assert seen == ["https://api.openai.com/v1/chat/completions"]
+    await llm.aclose()

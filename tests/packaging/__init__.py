@@ -1,0 +1,1 @@
+"""Tests of what is shipped: the wheel, the examples, the public names."""

@@ -1,0 +1,166 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import pytest
+
+from replanning import Plan, ReplanningEngine
+from replanning.tools import ToolExecutor
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+REPAIRED = "{'read': 'to be or not to be', 'count': 6}"
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """What a Python process prints; a failing one fails the test with what it said."""
+    command = [sys.executable, "-W", "error", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_orchestrator() -> None:
+    """The loop of five lines runs a plan whose first tool is broken to its end."""
+    assert f"succeeded {REPAIRED}" in run(str(EXAMPLES / "own_orchestrator.py"))
+
+
+@pytest.mark.parametrize("name", ["langgraph_graph", "pydantic_ai_tools"])
+def test_other_frameworks(name: str) -> None:
+    """A graph of LangGraph and an agent of pydantic-ai work on a live plan, in under forty lines each."""
+    needed = {"langgraph_graph": "langgraph", "pydantic_ai_tools": "pydantic_ai"}[name]
+    if find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    path = EXAMPLES / f"{name}.py"
+    assert len(path.read_text().splitlines()) < 40
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert REPAIRED in done.stdout
+
+
+def test_webhook() -> None:
+    """A question goes out by HTTP, the answer comes in by HTTP, and the approved change is carried out."""
+    said = run(str(EXAMPLES / "webhook.py"))
+    assert "+ read~2: tool: camera" in said
+    assert f"succeeded {REPAIRED}" in said
+
+
+BROKEN = """
+goal: {objective: say hello}
+tools:
+  - {name: first, kind: shell, command: "exit 3"}
+  - {name: second, kind: shell, command: "echo hello"}
+tasks:
+  - {id: hello, tool: first, retry: {max_attempts: 1}}
+"""
+WISDOM = {
+    "candidates": [
+        {
+            "reason": "the second one works",
+            "changes": [{"kind": "replace", "task_id": "hello", "tasks": [{"id": "new", "tool": "second"}]}],
+            "confidence": 0.9,
+        }
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment, which has what is installed here, and both plugins."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (site / "shared.pth").write_text(f"import site; site.addsitedir({here!r})")
+    for name in ("plugin", "llm_plugin"):
+        sources = folder / name  # what building leaves behind must not be taken for the example
+        sources.mkdir()
+        for path in (*EXAMPLES.glob(f"{name}/*.py"), EXAMPLES / name / "pyproject.toml"):
+            shutil.copy(path, sources)
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+        subprocess.run([sys.executable, *install, str(sources)], check=True, capture_output=True, timeout=120)
+    return folder / "bin" / "python"
+
+
+def told(python: Path, folder: Path, *words: str, **environment: str) -> str:
+    """What a command says there."""
+    command = [str(python), "-m", "replanning", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, cwd=folder, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "module"), [("patience", "plugin"), ("oracle", "llm_plugin")])
+def test_plugin_is_found(name: str, module: str, elsewhere: Path, tmp_path: Path) -> None:
+    """A provider and a language model, each a package of ten lines, are installed, found, and reported with their package."""
+    (path,) = (EXAMPLES / module).glob("*.py")
+    assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 12
+    (found,) = (
+        plugin for plugin in json.loads(told(elsewhere, tmp_path, "providers", "--json")) if plugin["name"] == name
+    )
+    assert (found["group"], found["state"], found["package"]) == ("providers", "available", f"replanning-{name} 0.1")
+
+
+@pytest.mark.slow
+def test_plugin_is_used(elsewhere: Path, tmp_path: Path) -> None:
+    """What an installed provider proposes, and what an installed language model answers, is considered or done."""
+    (tmp_path / "plan.yaml").write_text(BROKEN)
+    ask = ["run", "plan.yaml", "--no-ask", "--replan-provider"]
+    told(elsewhere, tmp_path, *ask, "oracle", ORACLE=json.dumps(WISDOM))
+    said = told(elsewhere, tmp_path, "why")
+    assert "oracle: the second one works" in said
+    assert "outcome: success" in said
+    told(elsewhere, tmp_path, *ask, "patience", "--observe")
+    assert "patience: it may work in a minute" in told(elsewhere, tmp_path, "why", "r1")
+
+
+PLANS = sorted(set(EXAMPLES.glob("*.yaml")) - {EXAMPLES / "coding-tools.yaml"})
+CODING = r"""
+goal: {objective: Write a file and keep it}
+sequential: true
+tasks:
+  - {id: write, tool: write-file, arguments: {path: a.txt, text: "it's $HOME; \"quoted\""}}
+  - {id: list, tool: list-files}
+  - {id: read, tool: read-file, arguments: {path: a.txt}}
+  - {id: commit, tool: commit, arguments: {message: "one; two"}}
+"""
+
+
+async def test_tools_for_coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools for work on a repository write, list, read and commit, and committing counts as dangerous."""
+    for name, value in {"AUTHOR": "a", "COMMITTER": "a"}.items():
+        monkeypatch.setenv(f"GIT_{name}_NAME", value)
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b")
+    monkeypatch.chdir(tmp_path)
+    await anyio.run_process(["git", "init", "-q"])
+    plan = Plan.parse(f"{CODING}{(EXAMPLES / 'coding-tools.yaml').read_text()}")
+    async with ToolExecutor(plan) as work:
+        result = await ReplanningEngine([]).execute(plan, work)
+    assert result.status == "succeeded", result.reason
+    outputs = [result.outputs[name]["stdout"] for name in ("list", "read")]
+    assert outputs == ["a.txt", 'it\'s $HOME; "quoted"']
+    log = await anyio.run_process(["git", "log", "--format=%s"])
+    assert log.stdout.decode() == "one; two\n"
+    assert [tool.name for tool in plan.tools if tool.dangerous] == ["commit"]
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
+def test_plans_are_valid(path: Path) -> None:
+    """Every plan file among the examples loads."""
+    assert Plan.load(path).tasks

@@ -1,0 +1,81 @@
+"""What a plain installation gives: CI runs these against the built wheel, outside the checkout."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(sys.executable).with_name("replanning")
+PLUGINS = [
+    ("providers", "repair"),
+    ("providers", "llm"),
+    ("providers", "openai"),
+    ("providers", "anthropic"),
+    ("providers", "github-copilot"),
+    ("providers", "ollama"),
+    ("providers", "local"),
+    ("providers", "pydantic-ai"),
+    ("triggers", "task-failed"),
+    ("triggers", "timeout"),
+    ("triggers", "context-changed"),
+    ("triggers", "resource-changed"),
+    ("triggers", "better-path-found"),
+    ("triggers", "human-request"),
+    ("triggers", "goal-unreachable"),
+    ("exporters", "console"),
+    ("exporters", "otlp"),
+    ("stores", "memory"),
+    ("stores", "jsonl"),
+    ("stores", "sqlite"),
+]
+
+pytestmark = pytest.mark.wheel
+
+
+def run(folder: Path, *command: str | Path) -> str:
+    """Run a command in a folder that holds nothing of the checkout, and return what it printed."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def block(language: str) -> str:
+    """The first code block of the README in that language, as a reader copies it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"the README shows no {language}"
+    return found[1]
+
+
+@pytest.mark.parametrize(("family", "name"), PLUGINS)
+def test_plugin_is_found(family: str, name: str) -> None:
+    """Each plugin of our own is found through its entry point and comes from the installed package."""
+    (point,) = entry_points(group=f"replanning.{family}", name=name)
+
+    assert point.load().__module__.startswith("replanning.")
+
+
+def test_script_says_what_it_can_do(tmp_path: Path) -> None:
+    """The `replanning` command is installed and lists its subcommands."""
+    assert "demo" in run(tmp_path, SCRIPT, "--help")
+
+
+@pytest.mark.slow
+def test_demo_runs_anywhere(tmp_path: Path) -> None:
+    """After a plain installation `replanning demo` runs to its end in an empty folder."""
+    run(tmp_path, SCRIPT, "demo")
+
+
+@pytest.mark.slow
+def test_readme_runs_as_it_is(tmp_path: Path) -> None:
+    """The first Python program of the README runs as it stands, beside the first plan it shows."""
+    (tmp_path / "plan.yaml").write_text(block("yaml"), encoding="utf-8")
+    (tmp_path / "program.py").write_text(block("python"), encoding="utf-8")
+
+    run(tmp_path, sys.executable, "program.py")

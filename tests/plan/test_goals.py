@@ -1,0 +1,341 @@
+"""Another goal at run time: when the plan is repaired for it, what is left alone, and where it can be seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Task, open_run
+from replanning.changes import AddTask
+from replanning.errors import NotRunning
+from replanning.history import ReplanHistory, run_status, text_report
+from replanning.journal import (
+    ContextChanged,
+    GoalChanged,
+    InboxMessage,
+    MemoryStore,
+    QuestionAsked,
+    SqliteStore,
+    TriggerFired,
+)
+from replanning.plan import RunId
+from replanning.testing import VirtualClock, invariant_violations, replay_differences
+from tests.support.cli import answer, cli
+from tests.support.runs import Proposer, alternative, bodies, environment
+from tests.support.world import Event, Outcome, play
+
+HOUSE = """
+goal: {objective: a house, facts: [walls, garden]}
+tools:
+  - {name: lay, adds: [base]}
+  - {name: build, requires: [base], adds: [walls]}
+  - {name: plant, adds: [garden]}
+  - {name: cover, requires: [walls], adds: [roof]}
+  - {name: pave, requires: [garden], adds: [terrace], removes: [garden]}
+facts: []
+tasks:
+  - {id: lay, tool: lay}
+  - {id: build, tool: build, depends_on: [lay]}
+  - {id: plant, tool: plant}
+"""
+
+
+async def outcome_of(text: str, *events: Event, **settings: object) -> Outcome:
+    """How a run ends whose goal is changed."""
+    async with VirtualClock() as clock:
+        chosen = Settings.model_validate({"cooldown": 0, **settings})
+        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
+        return await play(Plan.parse(text), engine, events)
+
+
+async def test_repaired() -> None:
+    """What is left of the plan is kept, and what the new goal needs besides comes after it."""
+    outcome = await outcome_of(HOUSE, Event(1, goal=["roof", "garden"]))
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert (outcome.added, outcome.dropped) == (["cover~2"], [])
+    assert [trigger.kind for trigger in outcome.triggers] == ["context-changed"]
+
+
+@pytest.mark.parametrize("goal", [["walls"], ["garden", "walls"], ["base"], []])
+async def test_no_intervention(goal: list[str]) -> None:
+    """A goal that what is left of the plan reaches as well causes no replanning."""
+    outcome = await outcome_of(HOUSE, Event(1, goal=goal))
+    assert (outcome.status, outcome.triggers, outcome.added) == ("succeeded", [], [])
+    assert len(outcome.done) == 3
+
+
+async def test_after_the_last_task_began() -> None:
+    """A goal that is changed when nothing is left but what runs is reached by new tasks, before the run ends."""
+    plan = Plan.parse(HOUSE)
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+        ran: list[str] = []
+        async with engine.open(plan) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    ran.append(task.tool or "")
+                    if len(ran) == 3:
+                        run.change_goal(facts=["roof", "terrace"])
+    assert run.result.status == "succeeded"
+    assert ran == ["lay", "build", "plant", "cover", "pave"]
+    assert len(run.result.revisions) == 1
+
+
+async def test_branches_stay_parallel() -> None:
+    """A branch that has nothing to do with the new goal stays as it is, and is handed out beside the new tasks."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+        async with engine.open(Plan.parse(HOUSE)) as run:
+            workers = run.ready(), run.ready()
+            lay, plant = [await anext(worker) for worker in workers]
+            async with run.attempt(plant):
+                async with run.attempt(lay):
+                    run.change_goal(facts=["roof", "garden"])
+                    await anyio.wait_all_tasks_blocked()
+                seen = []
+                for _ in range(2):
+                    task = await anext(workers[0])
+                    async with run.attempt(task):
+                        seen.append(task.tool)
+        assert seen == ["build", "cover"]
+        document = run.plan
+    assert document.task("plant") == Plan.parse(HOUSE).task("plant")
+    assert document.task("cover~2").depends_on == ("build",)
+    assert run.result.status == "succeeded"
+
+
+async def test_what_would_spoil_it_waits() -> None:
+    """A task that takes away what the new goal needs is not handed out while a way is looked for, and then left out."""
+    text = HOUSE.replace(
+        "  - {id: plant, tool: plant}", "  - {id: plant, tool: plant}\n  - {id: pave, tool: pave, depends_on: [plant]}"
+    )
+    text = text.replace("facts: [walls, garden]", "facts: [walls, terrace]")
+    text = text.replace("name: plant, adds", "name: plant, requires: [seed], removes: [seed], adds")
+    text = text.replace("facts: []", "facts: [seed]")
+    outcome = await outcome_of(text, Event(2, goal=["walls", "garden"]))
+    assert (outcome.status, outcome.reached) == ("succeeded", True)
+    assert outcome.dropped == ["pave"]
+    assert "pave" not in outcome.done
+
+
+async def test_reached_already() -> None:
+    """A run that may stop when its goal is reached stops as soon as the goal is changed to what holds."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+        async with engine.open(Plan.parse(HOUSE)) as run:
+            task = await anext(run.ready())
+            async with run.attempt(task):
+                pass
+            run.change_goal(facts=["base"], stop_when_reached=True)
+            assert [task async for task in run.ready()] == []
+    assert (run.result.status, run.result.reason) == ("succeeded", "the goal was reached early")
+    assert bodies(engine.store, run.id, TriggerFired) == []
+
+
+async def test_out_of_reach() -> None:
+    """A goal that nothing can bring about is proven to be out of reach, and the run does not pretend to have reached it."""
+    outcome = await outcome_of(HOUSE, Event(1, goal=["castle"]))
+    assert outcome.status == "failed"
+    assert any(verdict.startswith("proven-unreachable") for verdict in outcome.verdicts)
+    assert len(outcome.done) == 3
+
+
+async def test_in_words_alone() -> None:
+    """A goal that no facts state makes providers think about the plan when its words change, and is kept otherwise."""
+    plan = Plan.parse("{goal: {objective: a house}, tasks: [{id: build}]}")
+    provider = Proposer(lambda request: [alternative(AddTask(task=Task(id="paint", depends_on=("build",))))])
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([provider], environment=environment(clock))
+        async with engine.open(plan) as run:
+            run.change_goal(success_criteria=["it is red"], reason="taste", by="ada")
+            run.change_goal(stop_when_reached=True)
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+    assert run.result.status == "succeeded"
+    assert [request.triggers[0].kind for request in provider.requests] == ["context-changed"]
+    assert run.plan.goal.success_criteria == ("it is red",)
+    assert run.live.entry(run.plan.tasks[-1].id).state == "DONE"
+
+
+async def test_facts_not_stated() -> None:
+    """Where a plan does not state its facts, a new goal that no task brings about is noticed and repaired as well."""
+    text = """
+goal: {objective: pages}
+tools: [{name: fetch, produces: [pages]}, {name: sum-up, needs: [pages], produces: [summary]}]
+tasks: [{id: fetch, tool: fetch}]
+"""
+    outcome = await outcome_of(text, Event(0, goal=["artifact(summary)"]))
+    assert (outcome.status, [outcome.tools[task] for task in outcome.done]) == ("succeeded", ["fetch", "sum-up"])
+    assert (await outcome_of(text, Event(0, goal=["artifact(pages)"]))).triggers == []
+
+
+async def test_changed_back() -> None:
+    """A goal that is changed back before a way was looked for leaves the plan as it was."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+        async with engine.open(Plan.parse(HOUSE)) as run:
+            run.change_goal(facts=["roof"])
+            run.change_goal(facts=["walls", "garden"])
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+    assert (run.result.status, run.result.revisions) == ("succeeded", ())
+    assert [body.kind for body in bodies(engine.store, run.id) if body.kind.startswith("trigger")] == [
+        "trigger-fired",
+        "trigger-dropped",
+    ]
+
+
+async def test_beside_a_question() -> None:
+    """A new goal is repaired while something else waits for a person."""
+    text = HOUSE.replace("{id: plant, tool: plant}", "{id: plant, tool: plant}\n  - {id: ask, tool: ask}")
+    text = text.replace("tools:\n", "tools:\n  - {name: ask}\n  - {name: tell, dangerous: true}\n")
+    text = text.replace("tool: ask}\n", "tool: ask, fallbacks: [{tool: tell}]}\n")
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+        async with engine.open(Plan.parse(text)) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    if task.tool == "ask":
+                        raise ValueError("nobody answers")
+                    if task.tool == "build":
+                        run.change_goal(facts=["roof", "garden"])
+    assert len(bodies(engine.store, run.id, QuestionAsked)) == 1
+    assert run.result.status == "needs_human"
+    assert "roof" in run.live.facts
+
+
+# What it looks like
+
+
+async def changed() -> tuple[PlanRun, MemoryStore]:
+    """A run whose goal is changed, which adds a task."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
+        async with engine.open(Plan.parse(HOUSE)) as run:
+            run.change_goal(objective="a house\nwith a roof", facts=["roof", "garden"], reason="it rains", by="ada")
+            assert run.view.goal.facts == run.plan.goal.facts == ("roof", "garden")
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+            assert replay_differences(run, list(store.read(run.id)), clock.now()) == []
+    assert invariant_violations(list(store.read(run.id))) == []
+    return run, store
+
+
+async def test_on_record() -> None:
+    """A change of the goal is on record with why and by whom, and a run made anew from its journal has it."""
+    run, store = await changed()
+    (body,) = bodies(store, run.id, GoalChanged)
+    assert isinstance(body, GoalChanged)
+    assert (body.changed, body.reason, body.by) == (("objective", "facts"), "it rains", "ada")
+    assert ReplanHistory.of(store, run.id).plan_at(1).goal == body.goal
+    (fired,) = bodies(store, run.id, TriggerFired)
+    assert isinstance(fired, TriggerFired)
+    assert isinstance(fired.trigger, ContextChanged)
+    assert (fired.trigger.goal, fired.trigger.facts) == (True, ("roof",))
+
+
+async def test_reported() -> None:
+    """History, difference, export and status tell of the new goal."""
+    run, store = await changed()
+    history = ReplanHistory.of(store, run.id)
+    for text in (text_report(history), history.to_markdown().replace("\\", "")):
+        assert "objective: a house with a roof; facts: roof, garden" in text
+        assert "it rains" in text
+    assert 'goal.facts: ["walls", "garden"] → ["roof", "garden"]' in str(history.diff(0, 1))
+    imported = ReplanHistory.from_json(history.to_json())
+    assert list(imported.goal_edits) == list(history.goal_edits)
+    (told,) = json.loads(history.to_json())["goals"]
+    assert (told["by"], told["changed"]) == ("ada", ["objective", "facts"])
+    assert run_status(store, next(iter(store.runs())), 0.0).objective == "a house\nwith a roof"
+
+
+async def test_resumed() -> None:
+    """A run that is taken up again, and a fork of it, know the new goal, and make good what was not considered any more."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
+        async with engine.open(Plan.parse(HOUSE)) as run:
+            run.change_goal(facts=["roof", "garden"])
+            run.pause()
+        for again in (run.id, None):
+            name = again or engine.fork(run.id, 1)
+            async with engine.resume(name) as later:
+                assert later.view.goal.facts == ("roof", "garden")
+                async for task in later.ready():
+                    async with later.attempt(task):
+                        pass
+            assert later.result.status == "succeeded"
+            assert "roof" in later.live.facts
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"facts": [""]}, "facts[0]"), ({"facts": "roof"}, "expected a list"), ({"objective": "\x00"}, "objective")],
+)
+async def test_no_goal(fields: Mapping[str, object], said: str) -> None:
+    """What cannot be a goal is refused with its place, and nothing has changed."""
+    async with open_run(Plan.parse(HOUSE)) as run:
+        with pytest.raises(PlanError) as caught:
+            run.change_goal(**fields)  # type: ignore[arg-type]  # what a user may give
+        assert said in str(caught.value)
+        assert run.view.goal == Plan.parse(HOUSE).goal
+        run.change_goal(facts=["walls", " garden"])
+        run.pause()
+    assert not [body for body in bodies(run._lifecycle.journal.store, run.id) if body.kind == "goal-changed"]
+    with pytest.raises(NotRunning, match="paused"):
+        run.change_goal(facts=["roof"])
+
+
+async def test_secrets_stay_out() -> None:
+    """A secret in a goal is taken out before it is on record."""
+    async with open_run(Plan.parse(HOUSE)) as run:
+        run.change_goal(objective="use password=hunter2hunter2", reason="token: sk-ant-REDACTED")
+        run.pause()
+    (body,) = bodies(run._lifecycle.journal.store, run.id, GoalChanged)
+    assert "hunter2" not in repr(body)
+    assert "sk-ant" not in repr(body)
+
+
+# From elsewhere
+
+
+async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
+    """Another process asks a run for another goal through the store; a request that is no goal is recorded and passed over."""
+    path = tmp_path / "history.db"
+    store = SqliteStore(path)
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
+        async with engine.open(Plan.parse(HOUSE), run_id="r") as run:
+            run.pause()
+        store.post(RunId("r"), InboxMessage("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}}))
+        asked = answer(tmp_path, "request", "r", "it rains", "--goal-fact", "roof", "--by", "ada", "--store", path)
+        assert (asked["run"], asked["taken"]) == ("r", False)
+        async with engine.resume("r") as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    pass
+    assert (run.result.status, run.plan.goal.facts) == ("succeeded", ("roof",))
+    recorded = bodies(store, "r")
+    assert [body.by for body in recorded if isinstance(body, GoalChanged)] == ["ada"]
+    assert [body.where for body in recorded if body.kind == "contained"] == ["a request of eve"]
+    assert "it rains" in answer(tmp_path, "history", "r", "--store", path)["goals"][0]["reason"]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--goal-fact", ""], "facts[0]"), (["--goal", "x", "--task", "t"], "leave it out")],
+)
+def test_wrong_wish(tmp_path: Path, options: list[str], said: str) -> None:
+    """A wish that makes no sense is refused at the command line, with what to write instead."""
+    done = cli(tmp_path, "request", "r", "why", *options)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,362 @@
+"""The plans of a run as one comment with boxes: its form, what is ticked in it, and that no text can change either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from replanning.exporters._checklist import render_checklist
+from replanning.exporters._forge import MAX_COMMENT_CHARS
+from replanning.journal import MemoryStore, Record
+from replanning.plan import JsonObject, RunId
+from replanning.planning import PlanningProgress, PlanProgress, PlanStep
+from replanning.testing import VirtualClock
+from tests.support.notices import NASTY, TEXTS, read
+from tests.support.planning import Desk, Model, Replies, action, coordinator, go_on, replan, revision
+
+pytestmark = pytest.mark.anyio
+
+AT = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
+MISSING = FileNotFoundError("no such file: news.txt")
+
+NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,20}\Z")
+
+
+def made(number: int, *steps: tuple[str, str, bool], reason: str = "") -> PlanProgress:
+    """A plan with these tasks."""
+    return PlanProgress(number, AT + 60 * number, reason, tuple(PlanStep(*step) for step in steps))
+
+
+FIRST = made(1, ("read", "Read the issue", True), ("patch", "Change sums.py", True), ("test", "Run the tests", False))
+SECOND = made(
+    2,
+    ("read", "Read the issue", True),
+    ("patch", "Change sums.py", True),
+    ("fix", "Mend the test", False),
+    ("test", "Run the tests", False),
+    reason="the test needs a fixture",
+)
+
+
+async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
+    """What is on record of a run with these replies."""
+    store = MemoryStore()
+    async with VirtualClock() as clock:
+        await coordinator(Model(replies), clock, desk, store=store).execute_with_planning("r")
+    return list(store.read(RunId("r")))
+
+
+def ticks(plan: PlanProgress) -> dict[str, bool]:
+    """Which tasks of a plan are ticked."""
+    seen = read(render_checklist([plan], "r"))
+    return dict(zip([step.name for step in plan.steps], seen.ticks, strict=True))
+
+
+def stages(records: Sequence[Record]) -> list[tuple[PlanProgress, ...]]:
+    """The plans after each record."""
+    progress, found = PlanningProgress(), list[tuple[PlanProgress, ...]]()
+    for record in records:
+        progress.fold(record)
+        found.append(progress.plans)
+    return found
+
+
+def begun(records: Sequence[Record], number: int) -> PlanProgress:
+    """A plan as it was when it was new."""
+    return next(plans[-1] for plans in stages(records) if len(plans) == number)
+
+
+# Form
+
+
+def test_initial_plan() -> None:
+    """The initial plan is a list of boxes with id and text under its heading, and how much of it is done."""
+    assert render_checklist([FIRST], "r").splitlines() == [
+        "## 📋 Execution Plan",
+        "",
+        "- [x] **read**: Read the issue",
+        "- [x] **patch**: Change sums.py",
+        "- [ ] **test**: Run the tests",
+        "",
+        "*Progress: 2/3 (66%) complete*",
+        "",
+        "<!-- replanning notice=checklist run=r about= -->",
+    ]
+
+
+def test_revised_plan() -> None:
+    """A revised plan says which revision it is, why, how far the old plan had come, and when it began."""
+    assert render_checklist([FIRST, SECOND], "r").splitlines()[:14] == [
+        "## 📋 Execution Plan (Revised #1)",
+        "",
+        "**Revision Reason**: the test needs a fixture",
+        "",
+        "**Previous Progress**: 2/3",
+        "",
+        "### New Plan:",
+        "",
+        "- [x] **read**: Read the issue",
+        "- [x] **patch**: Change sums.py",
+        "- [ ] **fix**: Mend the test",
+        "- [ ] **test**: Run the tests",
+        "",
+        "*Progress: 2/4 (50%) complete | Revision: #1 at 2026-01-01 00:02:00 UTC*",
+    ]
+
+
+def test_footer_from_the_second_revision_on() -> None:
+    """From the second revision on the footer has three lines: progress, number of revisions, and the current plan."""
+    third = made(3, ("read", "Read the issue", True), ("ask", "Ask for help", False), reason="stuck")
+    lines = render_checklist([FIRST, SECOND, third], "r").splitlines()
+    assert lines[lines.index("- [ ] **ask**: Ask for help") + 2 :][:4] == [
+        "*Progress: 1/2 (50%) complete*",
+        "*Plan Revisions: 2 times*",
+        "*Current Plan: #3 (started at 2026-01-01 00:03:00 UTC)*",
+        "",
+    ]
+
+
+def test_old_plans_are_folded() -> None:
+    """Earlier plans stand in one block that is folded, a section for each, with its ticks and its reason."""
+    third = made(3, ("ask", "Ask for help", False), reason="stuck")
+    text = render_checklist([FIRST, SECOND, third], "r")
+    block = text[text.index("<details>") : text.index("</details>")]
+    assert block.splitlines() == [
+        "<details>",
+        "<summary>📜 Previous Plan History</summary>",
+        "",
+        "### Plan 1 (started at 2026-01-01 00:01:00 UTC)",
+        "",
+        "**Reason**: the initial plan",
+        "",
+        "- [x] **read**: Read the issue",
+        "- [x] **patch**: Change sums.py",
+        "- [ ] **test**: Run the tests",
+        "",
+        "*Progress: 2/3 (66%) complete*",
+        "",
+        "### Plan 2 (started at 2026-01-01 00:02:00 UTC)",
+        "",
+        "**Reason**: the test needs a fixture",
+        "",
+        "- [x] **read**: Read the issue",
+        "- [x] **patch**: Change sums.py",
+        "- [ ] **fix**: Mend the test",
+        "- [ ] **test**: Run the tests",
+        "",
+        "*Progress: 2/4 (50%) complete*",
+        "",
+    ]
+
+
+def test_nothing_less_than_everything_is_100_per_cent() -> None:
+    """Per cents are cut, not rounded: 199 of 200 are 99 %."""
+    steps = [(f"t{n}", "", n > 0) for n in range(200)]
+    assert "*Progress: 199/200 (99%) complete*" in render_checklist([made(1, *steps)], "r")
+
+
+# What is ticked
+
+
+async def test_tasks_are_ticked_as_they_finish() -> None:
+    """No task is ticked before it has finished, each is ticked then, and a tick stays."""
+    seen = [ticks(plans[-1]) for plans in stages(await journal({})) if plans]
+    assert seen[0] == {"write": False, "post": False}
+    assert seen[-1] == {"write": True, "post": True}
+    assert {"write": True, "post": False} in seen
+    assert all(not before[name] or after[name] for before, after in pairwise(seen) for name in before)
+
+
+KEEPING: list[tuple[str, Replies]] = [
+    (
+        "partial_replan",
+        {"decision:execution": (replan("partial_replan"), go_on()), "revision": revision(action("post", "shout"))},
+    ),
+    (
+        "action_regeneration",
+        {
+            "decision:execution": (replan("action_regeneration"), go_on()),
+            "action_sequence": (
+                {"actions": [action("write", "write"), action("post", "post")]},
+                revision_of_post := {"actions": [action("post", "shout")]},
+            ),
+        },
+    ),
+    (
+        "full_replan",
+        {
+            "decision:execution": (replan("full_replan", replan_level=3), go_on()),
+            "action_sequence": ({"actions": [action("write", "write"), action("post", "post")]}, revision_of_post),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "replies"), KEEPING, ids=[kind for kind, _ in KEEPING])
+async def test_ticks_of_finished_tasks_are_kept(kind: str, replies: Replies) -> None:
+    """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
+    records = await journal(replies, Desk({"post": [MISSING]}))
+    new = begun(records, 2)
+    assert ticks(new) == {"write": True, "post": False}
+    assert PlanningProgress.from_records(records).plans[-1].done == 2
+    assert repr(PlanningProgress()) == "<PlanningProgress no plan>"
+    assert repr(PlanningProgress.from_records(records)).startswith("<PlanningProgress 2/")
+
+
+async def test_a_plan_revision_keeps_ticks() -> None:
+    """A revision after reflection keeps every tick, and what it adds begins without one."""
+    replies: Replies = {
+        "decision:reflection": (replan("plan_revision"), go_on()),
+        "revision": revision(action("fix", "shout")),
+    }
+    assert ticks(begun(await journal(replies), 2)) == {"write": True, "post": True, "fix": False}
+
+
+CLEAN: list[JsonObject] = [
+    replan("task_redecomposition"),
+    replan("goal_revision"),
+    replan("full_replan", replan_level=4),
+    replan("full_replan", replan_level=5),
+]
+
+
+@pytest.mark.parametrize("decision", CLEAN)
+async def test_another_decomposition_starts_clean(decision: JsonObject) -> None:
+    """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
+    records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
+    assert ticks(begun(records, 2)) == {"write": False, "post": False}
+    assert ticks(PlanningProgress.from_records(records).plans[0]) == {"write": True, "post": False}
+
+
+@pytest.mark.parametrize("decision", [replan("partial_replan"), replan("full_replan", replan_level=3)])
+async def test_a_failed_task_is_never_ticked(decision: JsonObject) -> None:
+    """A task that failed is not ticked by the replan that follows, neither in the old plan nor in the new one."""
+    again: JsonObject = {"actions": [action("post", "shout")]}
+    first: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
+    replies: Replies = {
+        "decision:execution": (decision, go_on()),
+        "revision": revision(action("post", "shout")),
+        "action_sequence": (first, again),
+    }
+    records = await journal(replies, Desk({"post": [MISSING]}))
+    done = next(
+        n for n, r in enumerate(records) if r.body.kind == "attempt-succeeded" and r.body.task.endswith("v2.post")
+    )
+    for plans in stages(records)[:done]:
+        assert all(not ticks(plan).get("post") for plan in plans)
+    assert not ticks(PlanningProgress.from_records(records).plans[0])["post"]
+
+
+@pytest.mark.parametrize("level", [4, 5])
+async def test_a_full_replan_is_not_complete_before_it_started(level: int) -> None:
+    """When everything of the old plan but one task was done, nothing of the new one is before it ran."""
+    records = await journal(
+        {"decision:execution": (replan("full_replan", replan_level=level), go_on())}, Desk({"post": [MISSING]})
+    )
+    new = begun(records, 2)
+    assert (new.done, len(new.steps)) == (0, 2)
+    assert "*Progress: 0/2 (0%) complete |" in render_checklist([begun(records, 1), new], "r")
+
+
+async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
+    """A task whose fallback did it is done."""
+    planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
+    records = await journal({"action_sequence": planned}, Desk({"write": [MISSING]}))
+    assert ticks(PlanningProgress.from_records(records).plans[-1]) == {"write": True, "post": True}
+
+
+async def test_actions_of_one_subtask_are_told_apart() -> None:
+    """Where several actions serve a subtask, each is an item, with its purpose; the last has the subtask's text."""
+    planned: JsonObject = {
+        "actions": [action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post")]
+    }
+    plan = PlanningProgress.from_records(await journal({"action_sequence": planned})).plans[-1]
+    assert [(step.name, step.text) for step in plan.steps] == [
+        ("write-1", "Draft it"),
+        ("write", "Write it"),
+        ("post", "Post it"),
+    ]
+
+
+# Texts
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, TEXTS, st.booleans()), min_size=1, max_size=5), min_size=1, max_size=4), TEXTS
+)
+@example([[(f"a{n}", text, n % 2 == 0) for n, text in enumerate(NASTY)]], NASTY[0])
+@example([[("a", NASTY[4], False), ("b", NASTY[5], True)]], "".join(NASTY))
+def test_no_text_changes_the_form(plans: list[list[tuple[str, str, bool]]], reason: str) -> None:
+    """Whatever models write, a reader sees the same headings, boxes, blocks and marks as for plain words, and no calls."""
+    nasty = [made(n, *steps, reason=reason) for n, steps in enumerate(plans, 1)]
+    plain = [
+        made(n, *((f"t{k}", "word", s[2]) for k, s in enumerate(p)), reason="word") for n, p in enumerate(plans, 1)
+    ]
+    seen = read(render_checklist(nasty, "r--1"))
+    assert seen.shape == read(render_checklist(plain, "r--1")).shape
+    expected = [step[2] for steps in (plans[-1], *plans[:-1]) for step in steps]
+    assert seen.ticks == tuple(expected)
+    assert (seen.other, seen.commands) == ((), ())
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3))
+@example(["- [x] a"])
+def test_each_text_stays_on_its_line(texts: list[str]) -> None:
+    """A task is one line, whatever its text holds."""
+    body = render_checklist([made(1, *((f"t{n}", text, False) for n, text in enumerate(texts)))], "r")
+    assert len(body.splitlines()) == 6 + len(texts)
+
+
+def test_secrets_are_taken_out() -> None:
+    """What looks like a secret is not shown."""
+    text = render_checklist([made(1, ("a", "use password=hunter2hunter2 there", False))], "r")
+    assert "hunter2" not in text
+
+
+def test_words_are_left_as_they_are() -> None:
+    """Ordinary text, with names of files and code, is readable as it stands."""
+    words = "Rename parse_text in src/app.py (2.5 s, 100% of users), then run it"
+    assert f"- [ ] **a**: {words}\n" in render_checklist([made(1, ("a", words, False))], "r")
+
+
+@pytest.mark.parametrize("text", [":tada: is a word", "std:map:x", "mark it :+1: please"])
+def test_words_are_no_pictures(text: str) -> None:
+    """No word between colons becomes a picture, and what is seen is the text."""
+    body = render_checklist([made(1, ("a", text, False))], "r")
+    assert not re.search(r":[\w+-]+:", body.partition("**: ")[2].splitlines()[0])
+    assert text in body.replace("\u200b", "")
+
+
+# Size
+
+
+@pytest.mark.parametrize(("tasks", "plans"), [(1000, 1), (100, 12), (1000, 3), (3, 400)])
+def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
+    """A comment never exceeds what forges take; what is cut is said, the current plan last, and counts stay true."""
+    steps = [(f"task-number-{n}", "&" * 400, n % 2 == 0) for n in range(tasks)]
+    body = render_checklist([made(n, *steps, reason="<" * 500) for n in range(1, plans + 1)], "r")
+    seen = read(body)
+    assert len(body) <= MAX_COMMENT_CHARS
+    assert f"Progress: {-(-tasks // 2)}/{tasks} " in body
+    assert seen.details == (plans > 1)
+    if plans > 1:
+        assert "left out: there is no room here" in body
+    if tasks == 1000:
+        shown = len([line for line in body.splitlines() if line.startswith("- [")])
+        assert f"… and {tasks - shown} more tasks" in body or shown == tasks
+
+
+def test_old_plans_go_before_anything_of_the_current_one() -> None:
+    """Where there is no room for old plans, the current one is whole, and the newest of the old ones stays longest."""
+    plans = [made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}") for n in range(1, 6)]
+    whole = render_checklist(plans, "r")
+    for room in range(900, len(whole), 50):
+        body = render_checklist(plans, "r", room)
+        assert len(body) <= room
+        assert f"- [ ] **b**: {'x' * 200}" in body
+        assert "1 older plan left out" not in body or "### Plan 4" in body

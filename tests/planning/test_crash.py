@@ -1,0 +1,61 @@
+"""Processes that are killed in planning mode; what they leave behind is made good by those that go on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.support.coding import RIGHT
+from tests.support.planning_crash import KILLS_PER_RUN, Campaign, charged, kept, retries, story, told
+
+KILLS = 20
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """Killed again and again, a run keeps counts, budget, question and plan, does nothing twice, and ends as ever."""
+    campaign = Campaign(tmp_path, Random(20_240_229))
+    undisturbed, records = campaign.play("undisturbed", 0)
+    expected = story(records)
+    assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
+    while campaign.kills < KILLS:
+        name = f"run-{campaign.runs}"
+        said, records = campaign.play(name, min(KILLS_PER_RUN, KILLS - campaign.kills))
+        assert (said["status"], said["reason"], said["differences"]) == ("succeeded", undisturbed["reason"], [])
+        assert story(records) == story_of(expected, tmp_path / name)
+        assert told(tmp_path / name) == told(tmp_path / "undisturbed")
+        assert kept(tmp_path / name) == ["plan", "revision", "completion"]
+        followed, failed = retries(records)
+        assert followed == failed
+        assert said["calls"] == charged(records)
+        assert (tmp_path / name / "work/sums.py").read_text() == RIGHT
+        assert commits(tmp_path / name / "work") == ["Add sums"]
+    assert campaign.kills == KILLS
+
+
+def story_of(undisturbed: dict[str, object], folder: Path) -> dict[str, object]:
+    """The story of a run that works elsewhere."""
+    return {name: elsewhere(value, folder) for name, value in undisturbed.items()}
+
+
+def elsewhere(value: object, folder: Path) -> object:
+    """A value in which the folder of the undisturbed run is another."""
+    match value:
+        case str():
+            return value.replace(str(folder.parent / "undisturbed"), str(folder))
+        case dict():
+            return {key: elsewhere(item, folder) for key, item in value.items()}
+        case list():
+            return [elsewhere(item, folder) for item in value]
+        case tuple():
+            return tuple(elsewhere(item, folder) for item in value)
+    return value
+
+
+def commits(folder: Path) -> list[str]:
+    """What was committed."""
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
+    return log.stdout.splitlines()

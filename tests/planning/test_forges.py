@@ -1,0 +1,688 @@
+"""Comments of GitHub and GitLab: read in pages, written once, within limits, with errors that say what to do."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from email.utils import formatdate
+
+import httpx
+import pytest
+
+from replanning import Environment
+from replanning.errors import SettingsError
+from replanning.exporters._forge import AUTHORSHIP_MARKER, Forge, ForgeError, Marker
+from replanning.exporters.github import GitHubIssue
+from replanning.exporters.gitlab import GitLabIssue
+from replanning.testing import VirtualClock
+from tests.support.forges import FULL, TOKEN, US, FakeForge, FakeGitHub, FakeGitLab, Fault, Line, on, served
+
+FAKES = [FakeGitHub, FakeGitLab]
+both = pytest.mark.parametrize("kind", FAKES)
+
+
+@both
+async def test_comments_are_created_and_edited(kind: type[FakeForge]) -> None:
+    """A comment that is posted is there once, is edited in place, and is known as our own when it is read."""
+    fake = kind()
+    forge = on(fake)
+    fake.says("ada", "hello\r\nthere")
+    first = await forge.post("## News\n\nof today")
+    await forge.edit(first, "## News\n\nof tomorrow")
+    theirs, ours = await forge.comments()
+    assert (theirs.author, theirs.body, theirs.own, theirs.notice) == ("ada", "hello\nthere", False, False)
+    assert (ours.id, ours.author, ours.body) == (first, US, "## News\n\nof tomorrow")
+    assert (ours.own, ours.notice, ours.bot) == (True, True, False)
+    assert ours.at.tzinfo is UTC
+    assert len(fake.comments) == 2
+    assert isinstance(forge, Forge)
+
+
+@both
+async def test_over_real_http(kind: type[FakeForge]) -> None:
+    """Over a real connection, the same comments are read, written and edited, also after connections were closed."""
+    fake = kind()
+    with served(fake) as url:
+        forge = on(fake, base_url=url, transport=None)
+        fake.says("ada", "hello")
+        posted = await forge.post("one")
+        await forge.aclose()
+        await forge.edit(posted, "two")
+        assert [comment.body for comment in await forge.comments()] == ["hello", "two"]
+        assert (await forge.issue()).title == "It crashes"
+        await forge.aclose()
+
+
+@both
+async def test_many_comments(kind: type[FakeForge]) -> None:
+    """All pages are read in order; pages that have not changed cost nothing, and a page more is found."""
+    fake = kind()
+    forge = on(fake)
+    for number in range(2 * FULL):
+        fake.says("ada", f"{number}")
+    assert [comment.body for comment in await forge.comments()] == [f"{n}" for n in range(2 * FULL)]
+    before = fake.count("GET", 200)
+    assert len(await forge.comments()) == 2 * FULL
+    fake.says("ada", "more")
+    assert [comment.body for comment in await forge.comments()][-1] == "more"
+    assert fake.count("GET", 200) <= before + 2  # the page that has begun, once empty, once with one comment
+    assert fake.count("GET", 304) == 4
+
+
+@both
+async def test_nothing_new_costs_nothing(kind: type[FakeForge]) -> None:
+    """Looking again where nothing has changed is answered with 304."""
+    fake = kind()
+    forge = on(fake)
+    fake.says("ada", "hello")
+    first = await forge.comments()
+    asked = len(fake.asked)
+    assert await forge.comments() == first
+    assert [one.status for one in fake.asked[asked:]] == [304]
+
+
+# What fails
+
+
+@both
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+async def test_what_may_pass_is_tried_again(kind: type[FakeForge], status: int) -> None:
+    """A failure that may pass does not show; a wait that the forge asks for is kept."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        headers = {"retry-after": "7"} if status == 429 else {}
+        fake.faults = [Fault("GET", status, headers, path="comments"), Fault("GET", status, headers, path="notes")]
+        fake.says("ada", "hello")
+        assert len(await on(fake, clock).comments()) == 1
+        assert clock.elapsed == (7 if status == 429 else 0.5)
+
+
+@both
+@pytest.mark.parametrize("status", [0, 500, 502, 504])
+async def test_a_post_that_arrived_is_not_repeated(kind: type[FakeForge], status: int) -> None:
+    """A comment that arrived although its connection was cut, or its answer was an error, is there once."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        old = await forge.post("news")
+        fake.faults = [Fault("POST", status, done=True)]
+        new = await forge.post("news")
+    assert fake.texts() == [f"news{AUTHORSHIP_MARKER}", f"news{AUTHORSHIP_MARKER}"]
+    assert [str(one["id"]) for one in fake.comments] == [old, new]
+    assert fake.count("POST") == 2
+
+
+@both
+@pytest.mark.parametrize("status", [0, 500])
+async def test_a_post_that_did_not_arrive_is_repeated(kind: type[FakeForge], status: int) -> None:
+    """A comment that did not arrive is sent again, after it was looked for."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        fake.faults = [Fault("POST", status)]
+        posted = await on(fake, clock).post("news")
+    assert [str(one["id"]) for one in fake.comments] == [posted]
+    posts = [number for number, one in enumerate(fake.asked) if one.method == "POST"]
+    between = fake.asked[posts[0] + 1 : posts[1]]
+    assert len(posts) == 2
+    assert [one.method for one in between] == ["GET"]
+
+
+@both
+async def test_a_post_given_up_is_looked_for_later(kind: type[FakeForge]) -> None:
+    """A comment of which nobody knew whether it arrived is looked for when it is posted anew, much later."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        await forge.comments()
+        fake.faults = [Fault("POST", 0, done=True), *[Fault("GET", 500) for _ in range(4)]]
+        with pytest.raises(ForgeError, match="gave up after 5 tries") as caught:
+            await forge.post("news")
+        assert not caught.value.final
+        posted = await forge.post("news")
+    assert [str(one["id"]) for one in fake.comments] == [posted]
+    assert fake.count("POST") == 1
+
+
+@both
+async def test_a_real_connection_that_is_cut(kind: type[FakeForge]) -> None:
+    """Over a real connection that is cut after a comment has arrived, it is there once, and reading goes on as before."""
+    fake = kind()
+    with served(fake) as url:
+        environment = Environment(chance=lambda: 0.0)  # waits are short
+        async with aclosing(on(fake, base_url=url, transport=None, environment=environment)) as forge:
+            await forge.comments()
+            fake.faults = [Fault("POST", 0, done=True), Fault("GET", 429, {"retry-after": "0.01"}), Fault("GET", 0)]
+            posted = await forge.post("news")
+            assert [(one.id, one.body) for one in await forge.comments()] == [(posted, "news")]
+    assert (fake.count("POST"), len(fake.comments)) == (1, 1)
+
+
+@both
+async def test_an_edit_is_repeated(kind: type[FakeForge]) -> None:
+    """An edit whose connection was cut is made again: that does no harm."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        posted = await forge.post("one")
+        fake.faults = [Fault("PATCH", done=True), Fault("PUT")]
+        await forge.edit(posted, "two")
+    assert fake.texts() == [f"two{AUTHORSHIP_MARKER}"]
+
+
+@both
+async def test_one_deadline(kind: type[FakeForge]) -> None:
+    """A call ends within its time, retries included, and says when trying again makes sense."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock, timeout=20)
+        fake.faults = [Fault("GET", 429, {"retry-after": "90"})]
+        with pytest.raises(ForgeError, match=r"asked too often.*in 90 s.*HTTP 429, request F00D") as caught:
+            await forge.comments()
+        assert (caught.value.status, caught.value.retry_after, caught.value.final) == (429, 90, False)
+        asked = len(fake.asked)
+        with pytest.raises(ForgeError, match="as often as it lets itself be asked"):
+            await forge.comments()
+        assert (clock.elapsed, len(fake.asked)) == (0, asked)
+        await clock.sleep(90)
+        assert await forge.comments() == []
+
+
+class Silent(httpx.AsyncBaseTransport):
+    """Takes requests and never answers."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await self._clock.sleep(float("inf"))
+        raise AssertionError("it never wakes up")
+
+
+@both
+async def test_no_answer(kind: type[FakeForge]) -> None:
+    """A forge that never answers is given up at the deadline."""
+    async with VirtualClock() as clock:
+        forge = on(kind(clock.now), clock, transport=Silent(clock))
+        with pytest.raises(ForgeError, match="no answer came within 30 s"):
+            await forge.comments()
+        assert clock.elapsed == pytest.approx(30)
+
+
+async def test_the_limit_of_github() -> None:
+    """A limit that is used up is waited for, not hammered on, until the moment that GitHub has named."""
+    async with VirtualClock() as clock:
+        fake = FakeGitHub(clock.now)
+        forge = on(fake, clock)
+        await forge.comments()
+        fake.limit = 1
+        fake.says("ada", "hello")
+        await forge.comments()
+        asked = len(fake.asked)
+        with pytest.raises(ForgeError) as caught:
+            await forge.post("news")
+        assert caught.value.retry_after == pytest.approx(3600, abs=1)
+        assert len(fake.asked) == asked
+        await clock.sleep(3600)
+        fake.limit = None
+        await forge.post("news")
+
+
+@pytest.mark.parametrize("status", [403, 429])
+async def test_the_secondary_limit_of_github(status: int) -> None:
+    """Where GitHub refuses to be asked so often and does not say how long, it is left alone for a minute."""
+    async with VirtualClock() as clock:
+        fake = FakeGitHub(clock.now)
+        forge = on(fake, clock)
+        fake.faults = [Fault("POST", status, message="You have exceeded a secondary rate limit.")]
+        with pytest.raises(ForgeError, match="exceeded a secondary rate limit") as caught:
+            await forge.post("news")
+        assert caught.value.retry_after == 60
+        await clock.sleep(60)
+        await forge.post("news")
+    assert len(fake.comments) == 1
+
+
+async def test_the_limit_of_gitlab() -> None:
+    """GitLab names the moment when it may be asked again in a header of its own, and is left alone until then."""
+    async with VirtualClock() as clock:
+        fake = FakeGitLab(clock.now)
+        forge = on(fake, clock)
+        reset = {"ratelimit-remaining": "0", "ratelimit-reset": str(int(clock.now()) + 12)}
+        fake.faults = [Fault("GET", 429, reset, path="notes")]
+        assert await forge.comments() == []
+        assert clock.elapsed == 12
+
+
+@both
+async def test_a_limit_that_is_no_number(kind: type[FakeForge]) -> None:
+    """A limit that ends at a moment with a thousand digits is told as one, and does not keep the forge away for ever."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        fake.faults = [
+            Fault("GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000})
+            for lead in ("", "x-")
+        ]
+        with pytest.raises(ForgeError, match="asked too often"):
+            await forge.comments()
+        await clock.sleep(3_600)
+        fake.faults.clear()
+        assert await forge.comments() == []
+
+
+@both
+@pytest.mark.parametrize(("status", "says"), [(401, "accept the token"), (403, "let this token"), (404, "no such")])
+async def test_what_does_not_pass(kind: type[FakeForge], status: int, says: str) -> None:
+    """A refusal is an error at once that says why, where to look, and which request it was."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        fake.faults = [Fault("POST", status, message=f"not with {TOKEN}")]
+        with pytest.raises(ForgeError, match=f"{says}.*; look at {forge.name.upper()}_TOKEN") as caught:
+            await forge.post("news")
+        assert clock.elapsed == 0
+    error = caught.value
+    assert (error.status, error.final, error.request_id) == (status, True, "F00D")
+    assert error.excerpt == "not with [redacted]"
+    assert TOKEN not in f"{error!r} {error} {forge!r}"
+
+
+@both
+async def test_without_a_token(kind: type[FakeForge]) -> None:
+    """What is public is read without a token; writing says which variable is missing, and asks nobody."""
+    fake = kind()
+    fake.says("ada", "hello")
+    forge = on(fake, token="")
+    assert [comment.body for comment in await forge.comments()] == ["hello"]
+    with pytest.raises(ForgeError, match=f"{forge.name.upper()}_TOKEN must be set") as caught:
+        await forge.post("news")
+    assert caught.value.final
+    assert fake.count("POST") == 0
+
+
+@both
+async def test_tokens_are_not_written(kind: type[FakeForge]) -> None:
+    """A token that stands in a text by mistake is taken out of it before everybody can read it."""
+    fake = kind()
+    await on(fake).post(f"I used {TOKEN}")
+    assert fake.texts() == [f"I used [redacted]{AUTHORSHIP_MARKER}"]
+
+
+async def test_no_commands_to_gitlab() -> None:
+    """No line of what is written is a command to GitLab, and it is read back as it was written."""
+    fake = FakeGitLab()
+    forge = on(fake)
+    posted = await forge.post("/close\n  /assign @eve\nbut/or")
+    await forge.edit(posted, "/merge")
+    assert fake.obeyed == []
+    assert fake.texts() == [f"&#47;merge{AUTHORSHIP_MARKER}"]
+    assert [one.body for one in await forge.comments()] == ["/merge"]
+
+
+@both
+async def test_no_api(kind: type[FakeForge]) -> None:
+    """A page that is no API is told apart from one, with the address that was asked."""
+    forge = on(kind(), transport=httpx.MockTransport(lambda request: httpx.Response(200, text="<html>hello</html>")))
+    with pytest.raises(ForgeError, match=r"no JSON; is https://.* the address of its API.*<html>hello"):
+        await forge.issue()
+
+
+async def test_packed_answers() -> None:
+    """Answers come packed, and are read as they were."""
+    packed = gzip.compress(b"[" + b" " * 20_000 + b"]")
+    headers = {"content-encoding": "gzip"}
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield packed
+
+    def listed(request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "gzip"
+        return httpx.Response(200, headers=headers, content=stream())
+
+    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (httpx.Response(200, content=b"[" + b" " * 8_000_000), "larger than 8,000,000 bytes"),
+        (httpx.Response(200, content=b"[" * 100_000), "its answer is no JSON"),
+    ],
+)
+async def test_strange_answers(kind: type[FakeForge], answer: httpx.Response, says: str) -> None:
+    """An answer that is too large, or nested beyond reading, is an error and nothing worse."""
+    forge = on(kind(), transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer.content)))
+    with pytest.raises(ForgeError, match=says):
+        await forge.comments()
+
+
+async def test_broken_packing() -> None:
+    """An answer that says that it is packed, and cannot be unpacked, is an error."""
+    async with VirtualClock() as clock:
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"no gzip"
+
+        def packed(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
+
+        forge = on(FakeGitHub(clock.now), clock, transport=httpx.MockTransport(packed))
+        with pytest.raises(ForgeError, match="packed with 'gzip' and cannot be unpacked"):
+            await forge.comments()
+
+
+@pytest.mark.parametrize("link", ["<https://evil.example/x>", "<http://[>", "</next?page=x>", "<>"])
+async def test_strange_pages(link: str) -> None:
+    """A next page elsewhere, or nowhere, is not asked for."""
+
+    def listed(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        headers = {"link": f'{link}; rel="next"'} if request.url.path.endswith("comments") else {}
+        return httpx.Response(
+            200, json=[] if "comments" in request.url.path or "next" in request.url.path else {}, headers=headers
+        )
+
+    seen: list[str] = []
+    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+    assert seen[:3] == ["/user", "/repos/octo/repo/issues/12", "/repos/octo/repo/issues/12/comments"]
+    assert seen[3:] in ([], ["/next"])
+
+
+@pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
+@pytest.mark.parametrize("token", ["two words", "tökens", "a\nb"])
+def test_no_token(forge: type[GitHubIssue | GitLabIssue], token: str) -> None:
+    """What is no token is refused before it is sent, and not shown."""
+    with pytest.raises(SettingsError, match="characters that no token has") as caught:
+        forge("octo/repo#12", token=token, environ={})
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b", "http://xn--/"]
+)
+def test_no_address(forge: type[GitHubIssue | GitLabIssue], url: str) -> None:
+    """What is no address of an API is refused, with one that would do."""
+    with pytest.raises(SettingsError, match="expected something like https://") as caught:
+        forge("octo/repo#12", base_url=url, environ={})
+    assert "secret" not in str(caught.value)
+
+
+@both
+async def test_a_date_to_wait_for(kind: type[FakeForge]) -> None:
+    """A forge may name the moment from which on it can be asked again as a date."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        fake.faults = [Fault("GET", 503, {"retry-after": formatdate(clock.now() + 9, usegmt=True)})]
+        assert await on(fake, clock).comments() == []
+        assert clock.elapsed == 9
+
+
+async def test_moved() -> None:
+    """A project that has moved within the forge is followed there, and nowhere else."""
+
+    def moved(request: httpx.Request) -> httpx.Response:
+        if request.url.path.startswith("/repos/octo/repo/"):
+            return httpx.Response(301, headers={"location": f"{there}{request.url.path[17:]}"})
+        seen.append(request.url.path)
+        return httpx.Response(200, json=[] if request.url.path.endswith("comments") else {"login": US})
+
+    seen: list[str] = []
+    there = "https://api.github.com/repositories/5/"
+    forge = on(FakeGitHub(), transport=httpx.MockTransport(moved))
+    assert await forge.comments() == []
+    assert seen == ["/user", "/repositories/5/issues/12", "/repositories/5/issues/12/comments"]
+    for elsewhere in ("https://evil.example/", "http://api.github.com/", "https://evil.example:443/"):
+        there = elsewhere
+        with pytest.raises(ForgeError, match="elsewhere now, and the token is not sent on"):
+            await forge.comments()
+    assert len(seen) == 3
+
+
+async def test_the_token_of_an_app() -> None:
+    """The token of an app, as in GitHub Actions, is asked whose it is in the way that it may be."""
+    fake = FakeGitHub()
+    fake.app = True
+    forge = on(fake)
+    await forge.post("news")
+    (ours,) = await forge.comments()
+    assert (ours.own, ours.notice) == (True, True)
+
+
+# Names of issues
+
+
+@pytest.mark.parametrize(
+    ("text", "id", "variables"),
+    [
+        ("octo/repo#12", "octo/repo#12", {}),
+        ("https://github.com/octo/repo/issues/12", "octo/repo#12", {}),
+        ("https://github.com/octo/repo/pull/12/files", "octo/repo#12", {}),
+        ("https://github.com/octo/repo/issues/12#issuecomment-5", "octo/repo#12", {}),
+        ("https://git.corp/octo/repo/issues/12", "octo/repo#12", {"GITHUB_API_URL": "https://git.corp/api/v3/"}),
+    ],
+)
+def test_issues_of_github(text: str, id: str, variables: dict[str, str]) -> None:  # noqa: A002 # as it is called
+    """An issue is named in short or by its page, also on a server of one's own."""
+    forge = GitHubIssue(text, environ=variables)
+    assert (forge.id, forge.name) == (id, "github")
+    assert GitHubIssue(forge.id, environ=variables).id == id
+
+
+@pytest.mark.parametrize(
+    ("text", "id", "variables"),
+    [
+        ("group/project#12", "gitlab:group/project#12", {}),
+        ("gitlab:group/sub/project#12", "gitlab:group/sub/project#12", {}),
+        ("group/project!7", "gitlab:group/project!7", {}),
+        ("https://gitlab.com/group/sub/project/-/issues/12#note_3", "gitlab:group/sub/project#12", {}),
+        ("https://gitlab.com/group/project/-/merge_requests/7/diffs", "gitlab:group/project!7", {}),
+        ("https://git.corp/a/b/-/work_items/4", "gitlab:a/b#4", {"GITLAB_API_URL": "https://git.corp"}),
+        ("https://git.corp/a/b/-/issues/4", "gitlab:a/b#4", {"CI_API_V4_URL": "https://git.corp/api/v4"}),
+    ],
+)
+def test_issues_of_gitlab(text: str, id: str, variables: dict[str, str]) -> None:  # noqa: A002 # as it is called
+    """An issue or merge request is named in short or by its page, also on a server of one's own."""
+    forge = GitLabIssue(text, environ=variables)
+    assert (forge.id, forge.name) == (id, "gitlab")
+    assert GitLabIssue(forge.id, environ=variables).id == id
+
+
+@pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
+@pytest.mark.parametrize(
+    "text", ["", "12", "octo#12", "octo/repo#0", "octo/repo#x", "../..#1", "https://github.com/octo", "a b/c#1"]
+)
+def test_no_issues(forge: type[GitHubIssue | GitLabIssue], text: str) -> None:
+    """What names no issue is refused with what was expected."""
+    with pytest.raises(SettingsError, match=r"expected|such as https://"):
+        forge(text, environ={})
+
+
+@pytest.mark.parametrize(
+    ("forge", "text"),
+    [
+        (GitHubIssue, "https://evil.example/octo/repo/issues/12"),
+        (GitHubIssue, "https://github.com.evil.example/octo/repo/issues/12"),
+        (GitLabIssue, "https://evil.example/group/project/-/issues/12"),
+    ],
+)
+def test_tokens_stay_where_they_belong(forge: type[GitHubIssue | GitLabIssue], text: str) -> None:
+    """An address of another server is refused, with the variable that would make it ours."""
+    with pytest.raises(SettingsError, match=r"evil\.example is not served by .*; set GIT(HUB|LAB)_API_URL"):
+        forge(text, token=TOKEN, environ={})
+
+
+# What an issue wants
+
+
+@both
+async def test_an_issue(kind: type[FakeForge]) -> None:
+    """Title, text, comments and what is known of the repository become a request; our own notices are no comments."""
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        forge = on(fake, clock)
+        await forge.post("## a notice of an earlier run")
+        fake.says("eve", "Also on Tuesdays.")
+        request = await forge.issue()
+    assert request.goal.objective.startswith("Resolve ")
+    assert request.goal.objective.endswith(": It crashes")
+    assert (request.issue_id, request.title, request.text) == (forge.id, "It crashes", "Every time that I start it.")
+    (comment,) = request.comments
+    assert (comment.author, comment.text) == ("eve", "Also on Tuesdays.")
+    assert comment.at == datetime.fromtimestamp(int(clock.now()), UTC)
+    about = request.repository
+    assert (about["forge"], about["default_branch"], about["description"]) == (forge.name, "main", "A tool")
+    assert (about["files"], about["labels"], about["author"]) == (["src/", "README.md"], ["bug"], "eve")
+    assert str(about["readme"]).endswith("It does things.")
+
+
+async def test_a_pull_request_of_github() -> None:
+    """Of a pull request, reviews, what they say about lines, and the changed files are part of the request."""
+    async with VirtualClock() as clock:
+        fake = FakeGitHub(clock.now, pull=True)
+        fake.says("ada", "first")
+        await clock.sleep(1)
+        fake.lines("bob", "rename this", "a.py", 3)
+        await clock.sleep(1)
+        fake.reviewed("bob", "not yet", "CHANGES_REQUESTED")
+        fake.reviewed("cy", "", "APPROVED")
+        fake.reviewed("cy", "thinking", "PENDING")
+        request = await on(fake, clock).issue()
+    assert [c.text for c in request.comments] == ["first", "a.py:3: rename this", "Changes requested. not yet"]
+    assert request.repository["pull_request"] == {
+        "base": "main",
+        "head": "fix",
+        "changed_files": [{"path": "a.py", "status": "modified", "additions": 2, "deletions": 1}],
+    }
+
+
+async def test_more_files_than_are_told() -> None:
+    """Of many files the first are told, and that there are more."""
+    fake = FakeGitHub(pull=True)
+    fake.files = [f"f{number}" for number in range(305)]
+    about = (await on(fake).issue()).repository
+    pull, names = about["pull_request"], about["files"]
+    assert isinstance(pull, dict)
+    assert isinstance(names, list)
+    changed = pull["changed_files"]
+    assert isinstance(changed, list)
+    assert (len(names), names[0], names[-1]) == (201, "src/", "… [cut: there are more]")
+    assert (len(changed), changed[-1]) == (301, "… [cut: there are more]")
+
+
+async def test_a_merge_request_of_gitlab() -> None:
+    """Of a merge request, notes about lines and the changed files are part of the request; GitLab's own notes are not."""
+    fake = FakeGitLab()
+    fake.says("ada", "changed the title", system=True)
+    fake.says("bob", "rename this", position={"new_path": "a.py", "new_line": 3})
+    forge = GitLabIssue("group/project!7", token=TOKEN, environ={}, transport=Line(fake))
+    request = await forge.issue()
+    assert [comment.text for comment in request.comments] == ["a.py:3: rename this"]
+    assert request.repository["merge_request"] == {
+        "base": "main",
+        "head": "fix",
+        "changed_files": [{"path": "a.py", "status": "added"}, {"path": "b.py", "status": "modified"}],
+    }
+
+
+@both
+async def test_only_the_issue(kind: type[FakeForge]) -> None:
+    """What a token may not see of a repository is left out; an issue that it may not see is an error."""
+    fake = kind()
+    paths = ("contents", "readme", "tree", "README.md")
+    fake.faults = [Fault("GET", 403, path=path) for path in paths]
+    request = await on(fake).issue()
+    assert request.title == "It crashes"
+    assert not {"files", "readme"} & set(request.repository)
+    fake.faults = [Fault("GET", 404, path="issues")]
+    with pytest.raises(ForgeError, match="there is no such thing there, or this token may not see it") as caught:
+        await on(fake).issue()
+    assert caught.value.final
+
+
+# Who may say how work goes on
+
+
+@both
+@pytest.mark.parametrize(
+    ("author", "may"),
+    [
+        ("ada", True),
+        ("bob", True),
+        ("guest", False),
+        ("eve", False),
+        ("friend", True),
+        ("dependabot[bot]", False),
+        ("project_12_bot", False),
+    ],
+)
+async def test_who_may_steer(kind: type[FakeForge], author: str, may: bool) -> None:  # a parameter
+    """Members of the project and those who are trusted may steer; strangers, guests and programs may not."""
+    fake = kind()
+    forge = on(fake, trusted=["Friend"])
+    fake.says(author, "do it otherwise")
+    (comment,) = await forge.comments()
+    assert await forge.may_steer(comment) is may
+
+
+@both
+async def test_who_is_trusted_stands_in_the_environment(kind: type[FakeForge]) -> None:
+    """Further people whose word counts are named by a variable, with commas between them."""
+    fake = kind()
+    variables = {"GITHUB_TRUSTED_USERS": "eve, @Mallory", "GITLAB_TRUSTED_USERS": "eve, @Mallory"}
+    forge = on(fake, environ=variables)
+    for author in ("eve", "mallory", "trent"):
+        fake.says(author, "do it otherwise")
+    assert [await forge.may_steer(one) for one in await forge.comments()] == [True, True, False]
+
+
+@both
+async def test_the_same_account(kind: type[FakeForge]) -> None:
+    """A person with the account that we write as may steer; what we wrote ourselves may not."""
+    fake = kind()
+    forge = on(fake)
+    await forge.post("a notice")
+    fake.says(US, "do it otherwise")
+    fake.says("eve", f"I am a notice{AUTHORSHIP_MARKER}")
+    notice, person, faked = await forge.comments()
+    assert [await forge.may_steer(one) for one in (notice, person, faked)] == [False, True, False]
+    assert (person.own, person.notice) == (True, False)
+    assert not faked.notice
+
+
+@both
+async def test_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
+    """What we wrote stays a notice of ours, about the same question, when somebody writes something behind it."""
+    fake = kind()
+    forge = on(fake)
+    await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
+    fake.comments[0]["body"] += "\r\n\r\nI would say yes."
+    (comment,) = await forge.comments()
+    assert (comment.notice, comment.question, await forge.may_steer(comment)) == (True, "r.q1", False)
+    assert "I would say yes." in comment.body
+
+
+@both
+async def test_notices_of_another_account(kind: type[FakeForge]) -> None:
+    """What this program writes with the account of a member is no word of that member; what they quote of it is none."""
+    fake = kind()
+    forge = on(fake)
+    fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
+    fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
+    notice, reply = await forge.comments()
+    assert [await forge.may_steer(one) for one in (notice, reply)] == [False, True]
+
+
+async def test_members_that_cannot_be_looked_up() -> None:
+    """Where a token may not look up members, that is an error that says so, and nobody is taken for a stranger."""
+    fake = FakeGitLab()
+    forge = on(fake)
+    fake.says("ada", "do it otherwise")
+    fake.faults = [Fault("GET", 403, message="insufficient_scope", path="/members/")]
+    (comment,) = await forge.comments()
+    with pytest.raises(ForgeError, match="it does not let this token do that; look at GITLAB_TOKEN"):
+        await forge.may_steer(comment)
+    assert await forge.may_steer(comment)

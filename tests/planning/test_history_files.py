@@ -1,0 +1,338 @@
+"""The files of the planning history: what is saved and found again, among processes and after crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning.errors import SettingsError, StoreError
+from replanning.journal import SqliteStore
+from replanning.plan import JsonObject
+from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, Reflection
+from tests.support.planning import Model, replan
+from tests.support.planning_history import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
+from tests.support.resume import RUN
+
+PLAN: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}]}
+OTHER: JsonObject = {"actions": [{"task_id": "write", "tool": "shout"}]}
+REVISION: JsonObject = {"plan_revision": {"reason": "it is too quiet", "changes": ["shout"]}}
+
+
+# Saving and finding again
+
+
+def test_what_is_saved_is_found(tmp_path: Path) -> None:
+    """Plans, revisions and reflections are found again by another process, in the order in which they were saved."""
+    history = PlanningHistoryStore(tmp_path / "new", task_uuid="t", issue_id=ISSUE)
+    assert (history.has_plan(), history.get_latest_plan(), history.entries()) == (False, None, [])
+    history.save_plan(PLAN)
+    history.save_reflection({"status": "failure", "evaluation": "nobody heard it"})
+    history.save_revision(OTHER, REVISION)
+    history.save_execution({"event": "succeeded", "task_id": "write"})
+    history.save_reflection(Reflection(action_id="write", status="success", evaluation="they did"))
+    history.save_completion({"summary": {"goal_achieved": True}})
+
+    other = PlanningHistoryStore(tmp_path / "new")
+    assert other.has_plan("t")
+    lines = other.entries("t")
+    assert [(line["seq"], line["type"]) for line in lines] == [
+        (1, "plan"), (2, "reflection"), (3, "revision"), (4, "execution"), (5, "reflection"), (6, "completion")
+    ]  # fmt: skip
+    assert lines[0]["plan"] == PLAN
+    assert other.get_latest_plan("t") == lines[2]
+    assert other.get_revision_history("t") == [lines[2]]
+    assert {name: lines[2][name] for name in ("reason", "changes", "updated_plan")} == {
+        "reason": "it is too quiet", "changes": ["shout"], "updated_plan": OTHER
+    }  # fmt: skip
+    assert [line["evaluation"]["status"] for line in other.get_all_reflections("t")] == ["failure", "success"]
+    assert {line["issue_id"] for line in lines} == {ISSUE}
+
+
+def test_no_secret_is_saved(tmp_path: Path) -> None:
+    """What looks like a key is taken out of what is saved by hand, too."""
+    history = PlanningHistoryStore(tmp_path, task_uuid="t")
+    history.save_reflection({"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"})
+    assert "abcdefghijklmnop" not in (tmp_path / "t.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["../t", "a/b", ".t", ""])
+def test_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
+    """A task whose name would leave the folder, or hide in it, is refused before anything is written."""
+    with pytest.raises(StoreError, match="cannot be the id"):
+        PlanningHistoryStore(tmp_path / "in", task_uuid=name).save_plan(PLAN)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_task_must_be_named(tmp_path: Path) -> None:
+    """Where neither the store nor the call names a task, the error says what to do."""
+    with pytest.raises(SettingsError, match="say which task is meant"):
+        PlanningHistoryStore(tmp_path).has_plan()
+
+
+def test_past_executions_of_an_issue(tmp_path: Path) -> None:
+    """The tasks of an issue come in the order in which they began, with plan and outcome, without those of others."""
+    saved(tmp_path, "second", ISSUE, NOW + 100)
+    saved(tmp_path, "other", "owner/repo#1", NOW + 50)
+    saved(tmp_path, "first", ISSUE, NOW, done=False)
+    history = store_at(tmp_path)
+
+    first, second = history.get_past_executions_for_issue(ISSUE)
+    assert (first["task_uuid"], first["done"]) == ("first", False)
+    assert (second["task_uuid"], second["done"]) == ("second", True)
+    assert second["plan"] == {"actions": [{"task_id": "second"}]}
+    assert second["completion"] == {"summary": {"goal_achieved": True}, "done": True}
+    assert history.get_past_executions_for_issue("owner/repo#99") == []
+    assert history.get_past_executions_for_issue("") == []
+
+
+OPENED = """
+import sys
+from replanning.planning import PlanningHistoryStore
+store, opened = PlanningHistoryStore(sys.argv[1]), []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+print([one["task_uuid"] for one in store.get_past_executions_for_issue(sys.argv[2])])
+print(sorted(name.rpartition("/")[2] for name in opened if name.startswith(sys.argv[1]) and not name.endswith(".lock")))
+"""
+
+
+def test_other_files_are_not_read(tmp_path: Path) -> None:
+    """With its index, a history opens the files of the issue that is asked for, and no others."""
+    for number in range(20):
+        saved(tmp_path, f"t{number}", f"owner/repo#{number}", NOW + number)
+    said = subprocess.run(
+        [sys.executable, "-c", OPENED, str(tmp_path), "owner/repo#7"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said == ["['t7']", "['.index.jsonl', 't7.jsonl']"]
+
+
+def test_the_index_is_made_again(tmp_path: Path) -> None:
+    """Without its index, or with one that is torn, old, or of other files, a history gives the same answers."""
+    for number in range(3):
+        saved(tmp_path, f"t{number}", ISSUE, NOW + number)
+    index = tmp_path / ".index.jsonl"
+    whole = index.read_bytes()
+    elsewhere = whole.replace(b"#12", b"#13")
+    stale = whole + whole.replace(b'"t1"', b'"gone"')
+    for content in (b"", whole[:-9], whole.splitlines(keepends=True)[0], stale, b"\x00\xff{]\n", None):
+        index.unlink()
+        if content is not None:
+            index.write_bytes(content)
+        assert tasks_of(store_at(tmp_path), ISSUE) == ["t0", "t1", "t2"]
+        assert len(index.read_bytes()) >= len(whole)
+    index.write_bytes(elsewhere)
+    assert tasks_of(store_at(tmp_path), "owner/repo#13") == []
+    assert tasks_of(store_at(tmp_path), ISSUE) == ["t0", "t1", "t2"]
+
+
+WRITE = """
+import sys
+from replanning.planning import PlanningHistoryStore
+folder, own = sys.argv[1:]
+mine = PlanningHistoryStore(folder, task_uuid=own, issue_id="owner/repo#12")
+ours = PlanningHistoryStore(folder, task_uuid="shared", issue_id="owner/repo#12")
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(40):
+    ours.save_execution({"event": f"{own} {number}", "padding": "x" * 3000})
+    mine.save_execution({"event": f"{own} {number}"})
+"""
+
+
+def test_several_processes_at_once(tmp_path: Path) -> None:
+    """Four processes that write into one file and into their own lose no line, tear none, and number them without gaps."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITE, str(tmp_path), f"own{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        child.communicate("go\n")
+
+    lines = written(tmp_path, "shared")
+    assert [line["seq"] for line in lines] == list(range(1, 161))
+    assert {line["event"] for line in lines} == {f"own{task} {number}" for task in range(4) for number in range(40)}
+    assert sorted(tasks_of(store_at(tmp_path), ISSUE)) == ["own0", "own1", "own2", "own3", "shared"]
+
+
+# Torn files
+
+
+def cut_at(folder: Path, content: bytes, end: int) -> list[JsonObject]:
+    """What is read of a file that ends there; then a line is saved."""
+    (folder / "t.jsonl").write_bytes(content[:end])
+    history = PlanningHistoryStore(folder, task_uuid="t")
+    lines = history.entries()
+    history.save_reflection({"evaluation": "after that"})
+    assert PlanningHistoryStore(folder).entries("t")[: len(lines)] == lines
+    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {"evaluation": "after that"}
+    return lines
+
+
+@given(
+    st.lists(st.text(max_size=20), min_size=1, max_size=6),
+    st.floats(min_value=0, max_value=1),
+)
+def test_a_cut_loses_the_last_line_at_most(
+    tmp_path_factory: pytest.TempPathFactory, texts: Sequence[str], where: float
+) -> None:
+    """Wherever a file is cut off, every line before the cut is read, and what is saved after that can be read, too."""
+    folder = tmp_path_factory.mktemp("history")
+    history = PlanningHistoryStore(folder, task_uuid="t")
+    for text in texts:
+        history.save_reflection({"evaluation": text})
+    whole = history.entries()
+    content = (folder / "t.jsonl").read_bytes()
+    end = round(where * len(content))
+    before = content[:end].count(b"\n")
+
+    assert cut_at(folder, content, end)[:before] == whole[:before]
+
+
+def test_a_torn_line_does_not_lose_the_history(tmp_path: Path) -> None:
+    """Lines that are torn, empty or no JSON in the middle of a file lose themselves and nothing else."""
+    history = saved(tmp_path, "t", ISSUE, NOW)
+    first, last = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
+    junk = [first[:40] + b"\n", b"\n", b"\xff\xfe\n", b"[1, 2]\n", b'{"type": "plan"}\n', b"[" * 100_000 + b"\n"]
+    (tmp_path / "t.jsonl").write_bytes(b"".join([first, *junk, last]))
+    assert [line["type"] for line in history.entries("t")] == ["plan", "completion"]
+    assert store_at(tmp_path, NOW + 100 * DAY).prune(90)[0].task_uuid == "t"
+
+
+FOREVER = """
+import sys
+from replanning.planning import PlanningHistoryStore
+store = PlanningHistoryStore(sys.argv[1], task_uuid="t", issue_id="owner/repo#12")
+number = len(store.entries())
+while True:
+    number += 1
+    store.save_execution({"event": str(number), "padding": "x" * 50_000})
+    print(number, flush=True)
+"""
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    """A process that is killed while it writes loses no line that it had written, and the next one goes on."""
+    for kill_after in (3, 9, 17, 21):
+        child = subprocess.Popen(
+            [sys.executable, "-c", FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert child.stdout is not None
+        told = [int(line) for line, _ in zip(child.stdout, range(kill_after), strict=False)][-1]
+        os.kill(child.pid, signal.SIGKILL)
+        last = ([told] + [int(line) for line in child.stdout.read().split()])[-1]
+        child.wait()
+        child.stdout.close()
+        events = [line["event"] for line in store_at(tmp_path).entries("t")]
+        assert events[:last] == [str(number) for number in range(1, last + 1)]
+        assert len(events) <= last + 1
+    assert tasks_of(store_at(tmp_path), ISSUE) == ["t"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import anyio
+from replanning.history import SqliteStore
+from tests.support.planning_history import Freeing, solved
+from tests.support.planning import Model, replan
+
+async def main(folder):
+    desk = Freeing("post", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    await solved(Model(), folder / "history", desk=desk, store=SqliteStore(folder / "runs.db"))
+
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.anyio
+async def test_a_killed_run_is_made_whole(tmp_path: Path) -> None:
+    """A run whose process was killed, and whose file was torn at that, has all its lines once it is taken up again."""
+    root, file = Path(__file__).parents[2], tmp_path / "history" / f"{RUN}.jsonl"
+    killed = await anyio.run_process([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 2 // 3])
+
+    with closing(SqliteStore(tmp_path / "runs.db")) as store:
+        model = Model({"decision:execution": replan("retry")})
+        planning = await solved(model, tmp_path / "history", store=store, start=1_700_000_100.0)
+        PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "fresh"), journal=store).catch_up(RUN)
+    assert planning.result.status == "needs_human"  # nobody knows what the tool did
+    assert PlanningHistoryStore(tmp_path / "history").entries(RUN) == in_order(written(tmp_path / "fresh"))
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import anyio
+from replanning.events import Contained
+from replanning.history import MemoryStore
+from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
+from tests.support.planning_history import Freeing, in_order, solved, written
+from tests.support.resume import RUN
+from tests.support.planning import Model, replan
+
+folder, store = Path(sys.argv[1]), MemoryStore()
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, most))
+
+def make_room():
+    print(len(written(folder / "history")), PlanningHistoryStore(folder / "history").entries(RUN)[-1]["type"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+async def main():
+    desk = Freeing("post", make_room)
+    planning = await solved(Model(), folder / "history", desk=desk, store=store)
+    print(planning.result.status, len(planning.state.records))
+    print([record.body.error for record in store.read(RUN) if isinstance(record.body, Contained)])
+    PlanningHistoryExporter(PlanningHistoryStore(folder / "fresh"), journal=store).catch_up(RUN)
+    print(in_order(written(folder / "history")) == in_order(written(folder / "fresh")))
+
+anyio.run(main)
+"""
+
+
+def test_a_full_disk_in_the_middle(tmp_path: Path) -> None:
+    """On a disk that takes no more, whole lines stay, the run goes on and says so once, and all is written when it can be."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=root, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kept, status, troubles, same = done.stdout.splitlines()
+    assert int(kept.split()[0]) > 0
+    assert status == "succeeded 4"
+    assert troubles.count("raise the limit on the size of files") == 1
+    assert same == "True"
+
+
+@pytest.mark.anyio
+async def test_earlier_runs_are_told(tmp_path: Path) -> None:
+    """What was done about an issue before is known from the history, in a form that a request takes and keeps."""
+    await solved(Model(), tmp_path, start=NOW)
+    (past,) = store_at(tmp_path).get_past_executions_for_issue(ISSUE)
+    assert json.loads(json.dumps(past)) == past
+    assert (past["done"], past["completion"]["result"]) == (True, "succeeded")
+    assert [(one["event"], one["task_id"]) for one in past["actions"]] == [
+        ("succeeded", "write"),
+        ("succeeded", "post"),
+    ]
+    assert in_order(written(tmp_path, RUN))[0]["timestamp"] == past["started"]

@@ -1,0 +1,520 @@
+"""Who is asked whether to replan, how often, and what is put on record of it."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import anyio
+import pytest
+
+from replanning import Environment
+from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
+from replanning.llm import LLMOptions
+from replanning.plan import JsonObject
+from replanning.planning import (
+    Consideration,
+    DecisionRecord,
+    DecisionRequest,
+    Phase,
+    ReplanCause,
+    ReplanCounts,
+    ReplanLimits,
+    ReplanManager,
+    ReplanNote,
+    ReplanType,
+)
+from replanning.testing import ScriptedLLM, VirtualClock, hangs, returns, virtual_environment
+
+GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
+FETCH = ReplanCause("HTTP 503", action="fetch#1", lineage="fetch")
+GIVEN: JsonObject = {"result": "it failed"}
+
+
+class Prompts:
+    """Writes nothing, and remembers what was to be written."""
+
+    def __init__(self) -> None:
+        self.requests: list[DecisionRequest] = []
+
+    def system(self) -> str:
+        return "You plan."
+
+    def decision(self, request: DecisionRequest) -> str:
+        self.requests.append(request)
+        return f"{request.phase}: {request.refusal} {request.problem} {request.rejected_reply}"
+
+
+class Desk:
+    """A manager with a scripted model, and everything that it was asked and noted."""
+
+    def __init__(
+        self, *replies, limits: ReplanLimits | None = None, clock: VirtualClock | None = None, **others
+    ) -> None:
+        self.prompts = Prompts()
+        self.notes: list[ReplanNote] = []
+        self.clock = clock or VirtualClock()
+        environment = Environment(clock=self.clock)
+        self.llm = ScriptedLLM(list(replies), environment=virtual_environment(clock=self.clock))
+        self.manager = ReplanManager(
+            self.llm, self.prompts, limits, on_note=self.notes.append, environment=environment, **others
+        )
+
+    async def consider(self, phase: Phase = EXECUTION, cause: ReplanCause = FETCH) -> Consideration:
+        return await self.manager.consider(phase, GIVEN, cause)
+
+    async def execute(self, considered: Consideration, error: Exception | None = None, **others) -> DecisionRecord:
+        async def apply(decision) -> None:
+            self.clock.advance(2)
+            if error is not None:
+                raise error
+
+        return await self.manager.execute_replan(considered, apply, **others)
+
+    @property
+    def stages(self) -> list[str]:
+        return [note.stage for note in self.notes]
+
+
+def says(kind="partial_replan", confidence=0.9, **changes):
+    """A reply that wants something, or nothing."""
+    fields = {"replan_needed": kind != "none", "confidence": confidence, "reasoning": "so", "replan_type": kind}
+    return {"replan_decision": {**fields, **changes}}
+
+
+async def test_not_needed() -> None:
+    """Where the model finds nothing to do again the run goes on, and the decision is on record."""
+    desk = Desk(says("none", 0.7))
+    considered = await desk.consider(ACTIONS, ReplanCause())
+    assert (considered.ruling.kind, desk.manager.counts.total) == ("continue", 0)
+    (record,) = desk.manager.records
+    assert (record.result, record.executed, record.override_reason, record.confidence) == ("skipped", False, None, 0.7)
+
+
+async def test_needed_and_allowed() -> None:
+    """A replan that is wanted and allowed is carried out, with the target that it returns to."""
+    desk = Desk(says("task_redecomposition"))
+    applied = []
+
+    async def apply(decision) -> None:
+        applied.append(decision.target_phase)
+
+    considered = await desk.consider(DECOMPOSITION, ReplanCause())
+    assert considered.ruling.kind == "execute"
+    assert not desk.manager.records
+    record = await desk.manager.execute_replan(considered, apply)
+    assert (applied, record.result) == ([DECOMPOSITION], "success")
+    assert desk.manager.records == (record,)
+
+
+async def test_what_the_prompt_is_given() -> None:
+    """The prompt is given the phase, its result, the cause, what is open, what was spent and all decisions before."""
+    desk = Desk(says(), says("none"))
+    record = await desk.execute(await desk.consider())
+    await desk.consider()
+    first, second = desk.prompts.requests
+    assert (first.phase, first.prompt_data, first.cause, first.earlier_decisions) == (EXECUTION, GIVEN, FETCH, ())
+    assert ReplanType.RETRY in first.replan_types
+    assert (second.counts.total, second.earlier_decisions, second.limits) == (1, (record,), ReplanLimits())
+    assert desk.llm.requests[0].options.system == "You plan."
+
+
+async def test_options_reach_the_model() -> None:
+    """The model is asked as the manager was told to."""
+    desk = Desk(says("none"), options=LLMOptions(temperature=0, max_tokens=77))
+    await desk.consider()
+    assert (desk.llm.requests[0].options.temperature, desk.llm.requests[0].options.max_tokens) == (0, 77)
+
+
+async def test_limits_before_anybody_is_asked() -> None:
+    """Where nothing is left no model is asked; the run goes on, and the record says why."""
+    desk = Desk(limits=ReplanLimits(total=0))
+    assert not desk.manager.can_replan(EXECUTION)
+    considered = await desk.consider()
+    assert desk.llm.requests == []
+    assert considered.ruling.reason == "no model was asked: the limit of 0 replans in total is reached"
+    assert (considered.ruling.kind, considered.ruling.needs_escalation) == ("continue", False)
+    assert desk.manager.records[0].llm_decision is None
+
+
+async def test_spent_lineage_is_named_without_asking() -> None:
+    """A lineage that has used up everything ends blocked without another question to the model."""
+    desk = Desk(limits=ReplanLimits(replans_per_lineage=0, action_retries=0))
+    considered = await desk.consider()
+    assert (desk.llm.requests, considered.ruling.blocks) == ([], "fetch")
+    assert "the limit of 3 replans" not in considered.ruling.reason
+    assert "the limit of 0 retries of action 'fetch#1' is reached" in considered.ruling.reason
+
+
+async def test_ask_waits_for_the_user() -> None:
+    """An unsure replan waits for the user, and is then carried out, or put on record as declined."""
+    desk = Desk(says(confidence=0.4), says("action_regeneration", 0.4))
+    agreed = await desk.consider()
+    assert (agreed.ruling.kind, desk.stages[-1], desk.manager.counts.total) == ("ask", "awaiting_user", 0)
+    record = await desk.execute(agreed)
+    assert (record.executed, record.override_reason, desk.manager.counts.total) == (True, None, 1)
+
+    declined = desk.manager.record_decision(await desk.consider(), executed=False)
+    assert (declined.executed, declined.override_reason, declined.result) == (False, "confidence", "skipped")
+    assert desk.manager.counts.total == 1
+
+
+async def test_limit_reached_while_the_user_thinks() -> None:
+    """What the user agreed to is skipped where its limit was reached meanwhile."""
+    desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=ReplanLimits(partial_replans=1))
+    first, second = await desk.consider(), await desk.consider()
+    assert (await desk.execute(first)).executed
+    record = await desk.execute(second)
+    assert (record.executed, record.override_reason, record.result) == (False, "limit", "skipped")
+    assert desk.manager.counts.total == 1
+
+
+async def test_should_override() -> None:
+    """What would override a decision can be asked beforehand."""
+    desk = Desk(limits=ReplanLimits(partial_replans=0))
+    decision = desk.manager.parse_decision_response(json.dumps(says()), EXECUTION)
+    assert desk.manager.should_override(decision, FETCH) == "limit"
+    unsure = desk.manager.parse_decision_response(json.dumps(says("retry", 0.1)), EXECUTION)
+    assert desk.manager.should_override(unsure, FETCH) == "confidence"
+    assert desk.manager.should_override(unsure) is None
+    contradictory = decision.model_copy(update={"replan_needed": False})
+    assert desk.manager.should_override(contradictory, FETCH) is None
+    assert desk.manager.can_replan(EXECUTION, FETCH)
+    with pytest.raises(LLMResponseInvalid, match="no JSON object"):
+        desk.manager.parse_decision_response("no", EXECUTION)
+
+
+async def test_unsure_is_skipped_without_escalation() -> None:
+    """A decision that is too unsure is skipped and recorded, and the model is not asked again."""
+    desk = Desk(says(confidence=0.2))
+    considered = await desk.consider()
+    assert (considered.ruling.kind, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("skip", False, 1)
+    assert desk.manager.records[0].override_reason == "confidence"
+
+
+async def test_another_way_instead_of_a_limit() -> None:
+    """A replan that a limit forbids is told to the model, which may decide otherwise."""
+    desk = Desk(says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=0))
+    considered = await desk.consider()
+    assert considered.decision.replan_type is ReplanType.ACTION_REGENERATION
+    assert (considered.ruling.kind, considered.instead_of) == ("execute", "p1")
+    assert desk.prompts.requests[1].refusal == "the limit of 0 partial replans is reached"
+    assert [(record.replan_id, record.override_reason) for record in desk.manager.records] == [("p1", "limit")]
+
+
+async def test_one_extra_call_at_most() -> None:
+    """A model that insists is not asked a third time: a person must know."""
+    desk = Desk(says(), says(), limits=ReplanLimits(partial_replans=0))
+    considered = await desk.consider()
+    assert (considered.ruling.override, considered.ruling.needs_escalation, len(desk.llm.requests)) == (
+        "limit",
+        True,
+        2,
+    )
+    assert await desk.manager.escalate(considered, GIVEN, "again") is None
+    assert len(desk.llm.requests) == 2
+    assert [record.replan_id for record in desk.manager.records] == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("second", ["I do not know.", LLMUnavailable("busy")])
+async def test_no_alternative(second) -> None:
+    """Where the model names no other way, what it wanted stays refused; there is no repair prompt for that."""
+    desk = Desk(says(), second, limits=ReplanLimits(partial_replans=0))
+    considered = await desk.consider()
+    assert (considered.replan_id, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("p1", True, 2)
+    assert desk.stages[-1] == "idle"
+
+
+async def test_model_may_let_it_be() -> None:
+    """Told that it cannot be, the model may find that the run can go on."""
+    desk = Desk(says("goal_revision"), says("none"), limits=ReplanLimits(replans_per_lineage=0))
+    assert (await desk.consider()).ruling.kind == "continue"
+
+
+async def test_model_is_told_once() -> None:
+    """The third time the model is told that it repeats itself and asked once; later it is not asked again."""
+    limits = ReplanLimits(partial_replans=9)
+    desk = Desk(says(), says(), says(), says(), says(), limits=limits)
+    for _ in range(2):
+        await desk.execute(await desk.consider())
+    third = await desk.consider()
+    assert (third.ruling.override, len(desk.llm.requests)) == ("loop", 4)
+    assert desk.prompts.requests[3].refusal == "the same partial_replan has run 2 times for the same cause"
+    fourth = await desk.consider()
+    assert (fourth.ruling.override, len(desk.llm.requests)) == ("loop", 5)
+    assert desk.manager.counts.told == (third.ruling.fingerprint,)
+
+
+async def test_different_approach_runs() -> None:
+    """A different approach after a loop is carried out."""
+    desk = Desk(says(), says(), says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=9))
+    for _ in range(2):
+        await desk.execute(await desk.consider())
+    considered = await desk.consider()
+    assert (considered.ruling.kind, considered.decision.replan_type) == ("execute", ReplanType.ACTION_REGENERATION)
+
+
+async def test_one_repair_prompt() -> None:
+    """A reply that cannot be used is shown to the model once, with what is wrong and no more of it than fits."""
+    desk = Desk("x" * 9000, says("none"))
+    considered = await desk.consider()
+    assert considered.ruling.reason == "the model sees no need to replan"
+    repair = desk.prompts.requests[1]
+    assert (repair.rejected_reply, repair.problem[:31]) == ("x" * 4000, "the reply holds no JSON object;")
+    assert len(desk.manager.records) == 1
+
+
+async def test_no_replan_after_the_repair() -> None:
+    """Where the second reply is no better there is no replan, which is on record with the reason."""
+    desk = Desk("hm", says(confidence=85))
+    considered = await desk.consider()
+    assert (considered.decision, considered.notes, considered.ruling.kind) == (None, (), "continue")
+    (record,) = desk.manager.records
+    assert (record.llm_decision, record.confidence, record.executed) == (None, None, False)
+    assert record.error == "confidence: Input should be less than or equal to 1, got 85"
+    assert len(desk.llm.requests) == 2
+
+
+async def test_cut_off_reply() -> None:
+    """A model whose reply was cut off is told to be shorter."""
+    desk = Desk()
+    desk.llm = ScriptedLLM(
+        lambda _: desk.llm.completion("", '{"replan', LLMOptions(), output_tokens=9, finish="length")
+    )
+    desk.manager = ReplanManager(desk.llm, desk.prompts, environment=Environment(clock=desk.clock))
+    considered = await desk.consider()
+    assert considered.problem.startswith("it was cut off after 9 tokens, so it must be shorter (")
+
+
+@pytest.mark.parametrize("error", [LLMUnavailable("busy"), BudgetExceeded("no calls are left")])
+async def test_model_that_cannot_be_asked(error) -> None:
+    """A model that fails means no replan, and is not asked again at once."""
+    desk = Desk(error)
+    considered = await desk.consider()
+    assert (considered.ruling.kind, considered.problem, len(desk.llm.requests)) == ("continue", str(error), 1)
+
+
+async def test_model_that_hangs() -> None:
+    """A model that does not answer in time means no replan."""
+    async with VirtualClock() as clock:
+        considered = await Desk(hangs(), clock=clock).consider()
+    assert (considered.ruling.kind, considered.seconds) == ("continue", 30)
+
+
+async def test_failed_replan_is_told() -> None:
+    """A replan that failed is on record with its error, told to the model, and another decision may follow."""
+    desk = Desk(says(), says("full_replan"))
+    considered = await desk.consider()
+    record = await desk.execute(considered, ChangeRejected([]))
+    assert (record.result, record.executed, desk.stages[-1]) == ("failure", True, "failed")
+    other = await desk.manager.escalate(considered, GIVEN, record.error)
+    assert other is not None
+    assert (other.instead_of, other.ruling.kind) == ("p1", "execute")
+    assert desk.prompts.requests[1].refusal == record.error != ""
+    assert await desk.manager.escalate(other, GIVEN, "failed, too") is None
+
+
+async def test_failed_replans_cost() -> None:
+    """A replan that fails has spent its budget, also where its error says nothing."""
+    desk = Desk(says())
+    record = await desk.execute(await desk.consider(), RuntimeError())
+    assert (record.error, desk.manager.counts.total, desk.manager.counts.partial_replans) == ("RuntimeError", 1, 1)
+
+
+async def test_a_replan_that_comes_to_nothing_later() -> None:
+    """A replan that was carried out and of which nothing came fails on its record, in the figures, and costs no more."""
+    desk = Desk(says())
+    considered = await desk.consider()
+    with pytest.raises(ValueError, match="was not executed"):
+        desk.manager.record_failure(considered, "no plan")
+    await desk.execute(considered)
+    record = desk.manager.record_failure(considered, "no plan")
+    assert desk.manager.records == (record,)
+    assert (record.executed, record.result, record.error, desk.stages[-1]) == (True, "failure", "no plan", "failed")
+    assert (desk.manager.get_replan_statistics().failed, desk.manager.counts.total) == (1, 1)
+
+
+async def test_what_is_left_is_on_record_once() -> None:
+    """A decision that something else takes the place of is on record as not executed, and not twice."""
+    desk = Desk(says())
+    considered = await desk.consider()
+    desk.manager.record_skipped(considered)
+    desk.manager.record_skipped(considered)
+    assert [(one.executed, one.result) for one in desk.manager.records] == [(False, "skipped")]
+
+
+async def test_store_that_fails_is_not_contained() -> None:
+    """Without its journal a run cannot go on, so that error is not swallowed."""
+    desk = Desk(says())
+    considered = await desk.consider()
+    with pytest.raises(StoreError, match="full"):
+        await desk.execute(considered, StoreError("the disk is full"))
+
+
+async def test_cancelled_replan_is_no_failure() -> None:
+    """A replan that is cut off by cancellation is not on record as failed, so that it can be resumed."""
+    desk = Desk(says())
+    considered = await desk.consider()
+
+    async def apply(decision) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await desk.manager.execute_replan(considered, apply)
+    assert (desk.manager.records, desk.stages[-1]) == ((), "applying")
+
+
+async def test_nothing_to_execute() -> None:
+    """What is not to be executed cannot be, and nothing is spent."""
+    desk = Desk(says("none"), says(confidence=0.1), "?", "?")
+    for _ in range(3):
+        considered = await desk.consider()
+        with pytest.raises(ValueError, match="is not to be executed"):
+            await desk.execute(considered)
+    assert desk.manager.counts.total == 0
+
+
+async def test_question_without_replan() -> None:
+    """A question beside a decision is counted when it is decided, a clarification request when it is executed."""
+    ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
+    desk = Desk(says("none", **ask), says("clarification_request", **ask), says("none", **ask))
+    beside = await desk.consider(GOAL, ReplanCause())
+    assert (beside.ruling.questions, desk.manager.counts.clarifications) == (("Which?",), 1)
+    request = await desk.consider(GOAL, ReplanCause())
+    assert desk.manager.counts.clarifications == 1
+    await desk.execute(request)
+    assert (desk.manager.counts.clarifications, desk.manager.counts.total) == (2, 1)
+    assert (await desk.consider(GOAL, ReplanCause())).ruling.questions == ()
+
+
+async def test_question_beside_a_refused_replan() -> None:
+    """A question beside a replan that a limit forbids is asked with what is decided instead, and counted once."""
+    ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
+    desk = Desk(says(**ask), says("retry"), limits=ReplanLimits(partial_replans=0))
+    considered = await desk.consider()
+    assert (considered.ruling.kind, considered.ruling.questions) == ("execute", ("Which?",))
+    assert desk.manager.counts.clarifications == 1
+    desk = Desk(says(**ask), says("retry", **ask), limits=ReplanLimits(partial_replans=0))
+    assert (await desk.consider()).ruling.questions == ("Which?",)
+    assert desk.manager.counts.clarifications == 1
+
+
+async def test_record() -> None:
+    """A record holds what the model said in full, what counted, what came of it, and how long that took."""
+    async with VirtualClock(start=0) as clock:
+        desk = Desk(returns(says("retry", 0.6, replan_level=4, mood="calm"), after=3), clock=clock)
+        considered = await desk.consider()
+        clock.advance(100)  # waiting does not count
+        record = await desk.execute(considered)
+    assert record.model_dump(mode="json", exclude={"llm_decision"}) == {
+        "replan_id": "p1",
+        "phase": "execution",
+        "confidence": 0.6,
+        "executed": True,
+        "override_reason": None,
+        "timestamp": "1970-01-01T00:00:00.000000Z",
+        "result": "success",
+        "duration": 5.0,
+        "reason": "its confidence is 0.6, below 0.8",
+        "notes": ["replan_level was 4, but retry has level 1"],
+        "replan_type": "retry",
+        "cause": {"error": "HTTP 503", "action": "fetch#1", "lineage": "fetch"},
+        "error": "",
+        "instead_of": None,
+    }
+    assert {"replan_level": 4, "mood": "calm", "replan_type": "retry"}.items() <= record.llm_decision.items()
+    assert DecisionRecord.model_validate_json(record.model_dump_json()) == record
+
+
+async def test_every_step_is_noted_before_its_effect() -> None:
+    """Each step is noted with what is spent from then on, before anything is asked or done."""
+    desk = Desk(says("retry"))
+    considered = await desk.consider()
+
+    async def apply(decision) -> None:
+        assert (desk.notes[-1].stage, desk.notes[-1].counts.total) == ("applying", 1)
+
+    await desk.manager.execute_replan(considered, apply)
+    desk.manager.action_succeeded("fetch#1")
+    desk.manager.action_succeeded("fetch#1")
+    assert desk.stages == ["deciding", "generating", "applying", "applied", "idle"]
+    assert desk.manager.counts.retries == desk.notes[-1].counts.retries == {}
+    for note in desk.notes:
+        assert ReplanNote.model_validate_json(note.model_dump_json()) == note
+
+
+async def test_resumed_in_another_process() -> None:
+    """With the newest note a replan goes on elsewhere: counts go on, nothing is counted twice, and ids are new."""
+    desk = Desk(says(confidence=0.4))
+    waiting = Consideration.model_validate_json((await desk.consider()).model_dump_json())
+    other = Desk(says("none"), counts=ReplanCounts.model_validate_json(desk.manager.counts.model_dump_json()))
+    await other.execute(waiting)
+    assert other.manager.counts.partial_replans == 1
+
+    interrupted = Desk(says("none"), counts=other.manager.counts, records=other.manager.records)
+    await interrupted.execute(waiting, resumed=True)
+    assert interrupted.manager.counts.partial_replans == 1
+    assert (await interrupted.consider()).replan_id == "p2"
+    assert len(interrupted.manager.records) == 3
+
+
+async def test_statistics() -> None:
+    """The statistics count what was wanted, followed, overridden and how it ended."""
+    desk = Desk(says("retry", 1.0), says("none"), says(confidence=0.5), says(confidence=0.1), "?", "?")
+    empty = desk.manager.get_replan_statistics()
+    assert (empty.decisions, empty.success_rate, empty.mean_confidence) == (0, None, None)
+    await desk.execute(await desk.consider())
+    await desk.consider()
+    await desk.execute(await desk.consider(), RuntimeError("no"))
+    await desk.consider()
+    await desk.consider()
+    figures = desk.manager.get_replan_statistics()
+    assert (figures.decisions, figures.wanted, figures.executed, figures.succeeded, figures.failed) == (5, 3, 2, 1, 1)
+    assert figures.success_rate == 0.5
+    assert figures.mean_confidence == pytest.approx(1.6 / 3)
+    assert figures.by_phase == {EXECUTION: 2}
+    assert figures.by_type == {ReplanType.RETRY: 1, ReplanType.PARTIAL_REPLAN: 1}
+    assert figures.overridden == {"confidence": 1}
+    assert figures.seconds == 4
+
+
+def test_repr() -> None:
+    """A manager says who it asks and how much is spent."""
+    assert repr(Desk().manager) == "<ReplanManager scripted 0 of 10 replans>"
+
+
+async def test_by_default() -> None:
+    """A model and prompts are enough to decide."""
+    manager = ReplanManager(ScriptedLLM([says("none")]), Prompts())
+    assert (await manager.consider(REFLECTION, {})).ruling.kind == "continue"
+
+
+def nonsense(chance: Random) -> object:
+    """A reply of a model that misbehaves in one of many ways."""
+    kind, confidence = chance.choice([*ReplanType, "redo", None]), chance.choice([0, 0.3, 0.5, 0.8, 1, 85, "0.9"])
+    asks = {"clarification_needed": chance.random() < 0.5, "clarification_questions": ["Which?"]}
+    reply = says(kind, confidence, replan_level=chance.choice([None, 1, 5, 9]), **asks)
+    cut = json.dumps(reply)[: chance.randrange(60)]
+    return chance.choice([reply, reply, reply, f"Well: {json.dumps(reply)}", cut, "", LLMUnavailable("busy")])
+
+
+async def test_misbehaving_models_exceed_no_limit() -> None:
+    """Whatever dozens of models reply, limits hold and no decision costs more than three calls."""
+    for seed in range(20):
+        chance = Random(seed)
+        desk = Desk(*(nonsense(chance) for _ in range(150)))
+        for _ in range(40):
+            before = len(desk.llm.requests)
+            cause = chance.choice([FETCH, ReplanCause("no", action="build#1", lineage="build"), ReplanCause()])
+            considered = await desk.consider(chance.choice(list(Phase)), cause)
+            assert len(desk.llm.requests) - before <= 3
+            if considered.ruling.is_executable or (considered.ruling.kind == "ask" and chance.random() < 0.5):
+                await desk.execute(considered, chance.choice([None, RuntimeError("no")]))
+        counts, limits = desk.manager.counts, ReplanLimits()
+        assert counts.total <= limits.total
+        assert counts.clarifications <= limits.clarifications
+        assert max(counts.retries.values(), default=0) <= limits.action_retries
+        assert max(counts.lineages.values(), default=0) <= limits.replans_per_lineage
+        assert max(counts.causes.values(), default=0) <= limits.same_trigger
+        assert sum(record.executed for record in desk.manager.records) == counts.total

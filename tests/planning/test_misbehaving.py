@@ -1,0 +1,103 @@
+"""Planning mode with a thousand models that misbehave in every way that is known, and tools and people that do too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import anyio
+import pytest
+
+from replanning.journal import Record, RunEnded, RunPaused, dump_body
+from replanning.testing import invariant_violations
+from tests.support.limits_recount import answered, begun, exceeded, overrun, told
+from tests.support.misbehaviour import DECISIONS, REPLIES, Played, play
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SEEDS = 1_000
+BLOCK = 100
+MOST_CALLS = 150
+"""Calls of the model that no run needs, whatever becomes of it."""
+
+
+def problems(played: Played) -> list[str]:
+    """Everything that a run of a model that misbehaves did and must not do."""
+    settings, result, state = played.planning.settings, played.planning.result, played.planning.state
+    seen, calls = told(played.records), sum(played.model.asked.values())
+    found = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
+    found += invariant_violations(played.records)
+    if not result.reason:
+        found.append(f"it {result.status}, and nothing says why")
+    if not isinstance(last_word(played.records), RunEnded | RunPaused):
+        found.append("it has not come to an end")
+    if (result.status == "succeeded") != ((state.completion or {}).get("status") in ("success", "accepted")):
+        found.append(f"it {result.status}, and its summary says {state.completion}")
+    if result.status in ("succeeded", "failed", "aborted") and not {"summary", "not_judged"} & set(
+        state.completion or {}
+    ):
+        found.append(f"it {result.status}, and there is no summary: {result.reason}")
+    if state.counts.total != seen.counts["total"]:
+        found.append(f"{state.counts.total} replans are counted, and {seen.counts['total']} were done")
+    if calls > min(MOST_CALLS, 8 * (begun(played.records) + answered(played.records) + 1)):
+        found.append(f"the model was asked {calls} times")
+    return found
+
+
+def last_word(records: list[Record]) -> object:
+    """The last record that says whether the run goes on."""
+    return next((r.body for r in reversed(records) if isinstance(r.body, RunEnded | RunPaused)), None)
+
+
+def story(played: Played) -> list[tuple[int, float, str]]:
+    """A journal in full."""
+    return [(record.seq, record.at, dump_body(record.body)) for record in played.records]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> None:
+    """Whatever a model replies, no limit and no budget is exceeded, and the run comes to an end that it can state."""
+    ways: Counter[str] = Counter()
+    for seed in range(first + (anyio_backend_name == "trio"), first + BLOCK, 2):  # half of them on each loop
+        with anyio.fail_after(60):
+            played = await play(seed)
+        assert problems(played) == [], seed
+        ways += played.model.ways
+    assert len(ways) > len({*DECISIONS, *REPLIES}) / 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # where it is cut off depends on the seed alone
+async def test_no_limit_starts_anew_after_a_crash() -> None:
+    """Cut off anywhere and taken up again, what a model that misbehaves may do is no more than without that."""
+    for seed in range(3, SEEDS, 10):
+        whole = await play(seed)
+        length = Random(seed).randrange(1, len(whole.records))
+        with anyio.fail_after(60):
+            played = await play(seed, whole.records[:length])
+        settings, seen = played.planning.settings, told(played.records)
+        broken = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
+        assert broken + invariant_violations(played.records) == [], (seed, length)
+        assert played.planning.result.reason
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio wakes tasks in an order of chance, on purpose
+async def test_the_same_seed_has_the_same_journal() -> None:
+    """Whatever goes wrong, the same model with the same tools leads to the same journal, record by record."""
+    for seed in range(0, SEEDS, 10):
+        assert story(await play(seed)) == story(await play(seed)), seed
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what is reached depends on the seeds alone
+async def test_the_limits_are_reached() -> None:
+    """The models want more than they may: all limits of planning mode are come up against, and what is over is not done."""
+    names = {"clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions", "total"}
+    left, overridden = names | {"asked", "retries", "lineage", "repeats"}, set()
+    for seed in range(SEEDS):
+        played = await play(seed)
+        reached = exceeded(told(played.records), played.planning.settings, reached=True)
+        left -= {name.split(":")[0].split()[0] for name in reached}
+        overridden |= {record.override_reason for record in played.planning.state.records}
+        if not left and overridden == {None, "limit", "confidence", "loop"}:
+            return
+    assert left == set(), overridden
+    raise AssertionError(overridden)

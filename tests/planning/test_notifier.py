@@ -1,0 +1,386 @@
+"""Each notice is there once whatever comes between, checklists are edited in place, and forges that fail harm nobody."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from replanning import Settings, Task
+from replanning.decision import ExporterContext
+from replanning.exporters._forge import ForgeError, find_marker
+from replanning.exporters.notices import Notifier
+from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, RunEnded
+from replanning.plan import RunId
+from replanning.plan.types import JsonValue
+from replanning.planning import PlanningCoordinator
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from tests.support.forges import FakeGitHub, FakeGitLab, on
+from tests.support.notices import (
+    EVENTFUL,
+    RUN,
+    Issue,
+    attached,
+    carried_out,
+    marks,
+    marks_and_texts,
+    planner,
+    read,
+    whole,
+)
+from tests.support.planning import TOOLS, Desk, Model, Replies, action
+from tests.support.resume import cut
+
+pytestmark = pytest.mark.anyio
+
+
+class Late(Issue):
+    """A forge that takes its time for each comment.
+
+    Args:
+        clock: on which it takes it.
+        seconds: how long.
+    """
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, seconds
+
+    async def post(self, body: str) -> str:
+        """Write one, in the end."""
+        await self._clock.sleep(self._seconds)
+        return await super().post(body)
+
+
+# Once each
+
+
+async def test_one_checklist_comment() -> None:
+    """However often the plan changes, there is one checklist, edited in place, and each notice stands once."""
+    issue = Issue()
+    await carried_out(EVENTFUL, Notifier(issue), failing=2)
+    found = marks(issue)
+    assert len(found) == len(set(found))
+    assert [mark.kind for mark in found].count("checklist") == 1
+    seen = read(issue.body("📋 Execution Plan (Revised #1)"))
+    assert seen.ticks == (True, True, False, False)
+    assert issue.closed
+
+
+async def test_cut_off_after_any_record() -> None:
+    """Wherever a process ends, the next one goes on: in the end every comment is there, once, and says the same."""
+    records, expected = await whole()
+    for length in range(1, len(records)):
+        issue = Issue()
+        async with VirtualClock() as clock:
+            first = attached(issue, records[:length], clock)
+            for record in records[:length]:
+                await first.export(RUN, record)
+            second = attached(issue, records, clock)
+            for record in records[length:]:
+                await second.export(RUN, record)
+            await second.aclose()
+        assert marks_and_texts(issue) == marks_and_texts(expected), length
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_cut_off_within_any_request(arrived: bool) -> None:
+    """A process that ends while it writes, whether or not that arrived, leaves nothing doubled and nothing out."""
+    records, expected = await whole()
+    for number in range(expected.posts):
+        issue = Issue([*[None] * number, Killed()], effective=arrived)
+        async with VirtualClock() as clock:
+            first = attached(issue, records, clock)
+            with pytest.raises(Killed):
+                await first.export(RUN, records[-1])
+            second = attached(issue, records, clock)
+            await second.export(RUN, records[-1])
+            await second.aclose()
+        assert marks_and_texts(issue) == marks_and_texts(expected), number
+
+
+@pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
+async def test_below_issues(kind: type[FakeGitHub | FakeGitLab]) -> None:
+    """On GitHub and GitLab, too, another process goes on where one ended: each notice is there once, the plan is edited."""
+    records, expected = await whole()
+    async with VirtualClock() as clock:
+        fake = kind(clock.now)
+        for length in (len(records) * 2 // 3, len(records)):
+            notifier = attached(on(fake, clock), records[:length], clock)
+            await notifier.export(RUN, records[length - 1])
+            await notifier.aclose()
+        found = {find_marker(one.body): one.body for one in await on(fake, clock).comments()}
+    assert found == marks_and_texts(expected)
+    assert len(fake.comments) == len(found)
+    assert fake.count("POST") == len(found)
+
+
+async def test_marks_of_others_do_not_count() -> None:
+    """A person who copies a mark keeps no notice away, and no comment but our own is ever edited."""
+    records, expected = await whole()
+    issue = Issue()
+    for one in expected.kept:
+        issue.add(one.body, own=False, author="mallory")
+    before = list(issue.kept)
+    async with VirtualClock() as clock:
+        notifier = attached(issue, records, clock)
+        await notifier.export(RUN, records[-1])
+    assert issue.kept[: len(before)] == before
+    assert [one.body for one in issue.kept[len(before) :]] == [one.body for one in issue.kept if one.own]
+    assert len(issue.kept) == 2 * len(before)
+
+
+async def test_a_second_run_has_a_checklist_of_its_own() -> None:
+    """Another run about the same issue leaves the comments of the first one as they are."""
+    records, issue = await whole()
+    before = list(issue.kept)
+    async with VirtualClock():
+        notifier = Notifier(issue, edit_interval=0)
+        for record in records:
+            await notifier.export(RunId("run-2"), record)
+        await notifier.aclose()
+    assert issue.kept[: len(before)] == before
+    assert len(issue.kept) == 2 * len(before)
+
+
+async def test_a_fork_is_not_told_what_was_before_it() -> None:
+    """Of a run that was forked from another only what happens in it is told; its checklist is whole."""
+    store, issue = MemoryStore(), Issue()
+    async with VirtualClock() as clock:
+        first = planner(EVENTFUL, clock, failing=2, store=store)
+        await first.execute_with_planning(RUN)
+        revisions = [record.body.number for record in store.read(RUN) if record.body.kind == "revised"]
+        fork = first.engine.fork(RUN, revisions[-1], new_id="fork")
+        second = planner({}, clock, Notifier(issue), store=store)
+        await second.execute_with_planning(fork)
+        await second.engine.aclose()
+    assert [mark.kind for mark in marks(issue)] == ["checklist"]
+    assert read(issue.kept[0].body).details == 1
+
+
+# Edits
+
+
+def wide(count: int) -> Replies:
+    """A plan of tasks that do not depend on one another."""
+    return {
+        "task_decomposition": {"subtasks": [{"id": f"t{n}", "description": "Shout"} for n in range(count)]},
+        "action_sequence": {"actions": [action(f"t{n}", "shout") for n in range(count)]},
+    }
+
+
+async def test_a_burst_is_one_edit() -> None:
+    """Tasks that finish at once become one edit, and the comment ends up with all of them ticked."""
+    issue = Issue()
+    await carried_out(wide(12), Notifier(issue))
+    assert read(issue.body("📋")).ticks == (True,) * 12
+    assert issue.edits <= 2
+
+
+async def test_edits_keep_their_distance_and_the_last_one_arrives() -> None:
+    """Tasks that finish one after another are edited in every few seconds, and the latest state is never left out."""
+    issue = Issue()
+    store = MemoryStore()
+    seen: list[tuple[float, int]] = []
+    async with VirtualClock() as clock:
+
+        class Slow(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                seen.append((clock.elapsed, issue.edits))
+                await clock.sleep(1)
+                return "done"
+
+        environment = virtual_environment(clock=clock)
+        planning = PlanningCoordinator(
+            Settings(),
+            ScriptedLLM(Model(wide(12)), environment=environment),
+            TOOLS,
+            "Tell people",
+            work=Slow(),
+            store=store,
+            exporters=[Notifier(issue, edit_interval=4)],
+            environment=environment,
+            workers=1,
+        )
+        await planning.execute_with_planning(RUN)
+        await planning.engine.aclose()
+    assert read(issue.body("📋")).ticks == (True,) * 12
+    assert issue.edits == 4
+    assert next(edits for at, edits in seen if at >= 9) >= 1
+
+
+async def test_a_deleted_checklist_is_written_anew() -> None:
+    """When somebody deletes the checklist, the next change writes it again."""
+    records, _ = await whole()
+    issue = Issue()
+    last = next(
+        n for n, record in enumerate(records) if isinstance(record.body, PlanningNoted) and record.body.type == "plan"
+    )
+    async with VirtualClock() as clock:
+        store = cut(records[: last + 1])
+        notifier = Notifier(issue, edit_interval=0)
+        notifier.attach(ExporterContext(store, clock))
+        await notifier.export(RUN, records[last])
+        issue.kept = [one for one in issue.kept if "📋" not in one.body]
+        notifier.attach(ExporterContext(cut(records), clock))
+        await notifier.export(RUN, records[last + 1])
+    assert issue.body("📋 Execution Plan (Revised #1)")
+
+
+# Forges that fail
+
+
+async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """A forge that never works is on record once, and what was missed is said at the end; the run is as without it."""
+    down = ForgeError("api.github.com cannot be reached")
+    issue = Issue([down] * 1_000)
+    with caplog.at_level(logging.WARNING):
+        records = await carried_out(EVENTFUL, Notifier(issue), failing=2)
+    (contained,) = [record.body for record in records if isinstance(record.body, ErrorContained)]
+    assert contained.where == "exporter 'notices'"
+    assert "api.github.com cannot be reached" in contained.error
+    assert isinstance(records[-1].body, RunEnded)
+    assert records[-1].body.status == "succeeded"
+    (warning,) = [record.message for record in caplog.records]
+    assert "notices and the latest checklist could not be posted to fake" in warning
+    assert issue.kept == []
+
+
+async def test_what_was_missed_is_posted_later() -> None:
+    """What a forge did not take is posted when it works again, at the latest when the notifier is closed."""
+    _, expected = await whole()
+    for failures in (1, 2):
+        issue = Issue([ForgeError("HTTP 502", status=502)] * failures)
+        await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
+        assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+async def test_what_was_missed_is_posted_when_the_run_is_resumed() -> None:
+    """What never arrived in one process arrives in the next."""
+    records, expected = await whole()
+    issue = Issue([ForgeError("HTTP 502", status=502)] * 1_000)
+    async with VirtualClock() as clock:
+        first = attached(issue, records, clock)
+        with pytest.raises(ForgeError):
+            await first.export(RUN, records[-1])
+        with pytest.raises(ForgeError, match="could not be posted to fake: HTTP 502"):
+            await first.aclose()
+        issue.errors.clear()
+        second = attached(issue, records, clock)
+        await second.export(RUN, records[-1])
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+async def test_a_forge_is_left_alone_as_long_as_it_says() -> None:
+    """After a rate limit nothing is sent before its time is over, not even at the end; then everything is."""
+    records, expected = await whole()
+    issue = Issue([ForgeError("slow down", status=403, retry_after=60)] * 2)
+    async with VirtualClock() as clock:
+        for late in (False, True):
+            notifier = attached(issue, records, clock)
+            with pytest.raises(ForgeError):
+                await notifier.export(RUN, records[-2])
+            reads = issue.reads
+            await notifier.export(RUN, records[-1])
+            assert (issue.posts, issue.reads) == (0, reads)
+            if late:
+                clock.advance(61)
+                await notifier.aclose()
+            else:
+                with pytest.raises(ForgeError, match="could not be posted to fake: slow down"):
+                    await notifier.aclose()
+                assert (issue.posts, issue.reads) == (0, reads)
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A forge that never answers holds up the end for five seconds once, and then it is said how much is missing."""
+    async with VirtualClock() as clock:
+        planning = planner({}, clock, Notifier(Late(clock, float("inf"))))
+        assert await planning.execute_with_planning(RUN)
+        await planning.engine.aclose()
+        assert clock.elapsed == 5
+    assert "the latest checklist could not be posted to fake: it did not answer in time" in caplog.text
+
+
+async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
+    """What a slow forge has no time for while the run is closed, it takes while the notifier is closed."""
+    async with VirtualClock() as clock:
+        issue = Late(clock, 2.0)
+        planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
+        assert await planning.execute_with_planning(RUN)
+        posts = issue.posts
+        await planning.engine.aclose()
+    assert issue.posts > posts
+
+
+async def test_the_last_state_goes_first_when_a_run_ends() -> None:
+    """When much is left to be posted at the end, the checklist is brought up to date before anything else."""
+    records, expected = await whole()
+    issue = Issue()
+    async with VirtualClock() as clock:
+        await attached(issue, records, clock).export(RUN, records[-1])
+    assert marks(issue)[0].kind == "checklist"
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+@pytest.mark.parametrize("every", [0.0, 2.5])
+async def test_a_forge_that_asks_for_no_time_is_asked_again(every: float) -> None:
+    """A forge that says to try again at once is tried again, and not in an endless loop."""
+    _, expected = await whole()
+    issue = Issue([ForgeError("once more", retry_after=0)] * 3)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Where trying again is in vain, it is not tried; that nothing was posted is said at the end."""
+    gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
+    issue = Issue([gone] * 1_000)
+    await carried_out(EVENTFUL, Notifier(issue), failing=2)
+    assert len(issue.errors) == 999
+    assert "there is no issue owner/repo#12" in caplog.text
+
+
+async def test_one_notifier_for_several_engines() -> None:
+    """Engines with stores of their own may share a notifier: the past of a resumed run is found wherever it is."""
+    records, expected = await whole()
+    issue = Issue()
+    async with VirtualClock() as clock:
+        notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
+        for store in (own, other):
+            notifier.attach(ExporterContext(store, clock))
+        await notifier.export(RUN, records[-1])
+        await notifier.aclose()
+    assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+class Choosy(Issue):
+    """Does not take what has a word in it."""
+
+    async def post(self, body: str) -> str:
+        """Write a comment, or refuse it."""
+        if "Which people?" in body:
+            raise ForgeError("it does not take this text", status=422, final=True)
+        return await super().post(body)
+
+
+async def test_a_text_that_is_refused_keeps_no_other_away(caplog: pytest.LogCaptureFixture) -> None:
+    """A notice that a forge does not take is said to be missing at the end; all others are there."""
+    _, expected = await whole()
+    issue = Choosy()
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
+    assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
+    assert "1 notice could not be posted to fake: it does not take this text" in caplog.text
+
+
+async def test_a_request_that_failed_and_arrived_is_not_repeated() -> None:
+    """A comment that was written although its request failed is found, and not written again."""
+    _, expected = await whole()
+    issue = Issue([ForgeError("cut off"), None, ForgeError("cut off")], effective=True)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
+    assert marks_and_texts(issue) == marks_and_texts(expected)

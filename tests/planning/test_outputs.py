@@ -1,0 +1,489 @@
+"""What a model writes in planning mode: read strictly, and made into tasks or refused with every offender named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Goal, Plan, PlanError, ToolSpec
+from replanning.errors import LLMResponseInvalid
+from replanning.planning import (
+    Action,
+    ActionPlan,
+    CompletionReply,
+    ExecutionReply,
+    Phase,
+    Reflection,
+    ReflectionReply,
+    RequiresHumanIntervention,
+    Subtask,
+    TaskDecomposition,
+    batch_subtasks,
+    compile_action_plan,
+    merge_action_plans,
+    parse_planning,
+    parse_reply,
+    plan_problems,
+    planned_arguments,
+    revise_decomposition,
+)
+
+TOOLS = (
+    ToolSpec(name="read_file", kind="python", callable="tools:read", parameters={"path": "string"}),
+    ToolSpec(name="write_file", kind="python", callable="tools:write", parameters={"path": "string", "text": "string"}),
+    ToolSpec(name="run", kind="shell", command="{line}", resources={"cpu": 1}),
+)
+
+UNDERSTOOD = {
+    "main_objective": "the tests pass",
+    "success_criteria": ["pytest exits with 0"],
+    "constraints": ["no new dependency"],
+    "context": "Python",
+}
+SUBTASKS = [
+    {"id": "look", "description": "see what fails", "required_tools": ["run"]},
+    {"id": "docs", "description": "say it", "dependencies": []},
+    {"id": "fix", "description": "mend it", "dependencies": ["look"], "estimated_complexity": "high"},
+]
+ACTIONS = [
+    {
+        "task_id": "look",
+        "action_type": "check",
+        "tool": "run",
+        "arguments": {"line": "pytest"},
+        "purpose": "find what fails",
+        "expected_outcome": "a list of failures",
+        "fallback_strategy": "read_file: the log has it",
+    },
+    {"task_id": "fix", "tool": "read_file", "arguments": {"path": "${look.output.path}"}},
+    {"task_id": "fix", "tool": "write_file", "arguments": {"path": "a.py"}, "fallback_strategy": "ask somebody"},
+    {"task_id": "docs", "tool": "run", "arguments": {"line": "make docs"}},
+]
+
+
+def decomposition(*subtasks):
+    """A decomposition as a model writes it."""
+    return TaskDecomposition.model_validate_json(json.dumps({"reasoning": "", "subtasks": subtasks or SUBTASKS}))
+
+
+def action_plan(*actions, order=("look", "fix", "docs")):
+    """An action plan as a model writes it."""
+    return ActionPlan.model_validate_json(json.dumps({"execution_order": order, "actions": actions or ACTIONS}))
+
+
+def messages(*parts, **options):
+    """What is wrong, as a model is told it."""
+    return [str(problem) for problem in plan_problems(*parts, tools=options.pop("tools", TOOLS), **options)]
+
+
+def refusal(text, model=None, phase=Phase.GOAL_UNDERSTANDING):
+    """Why a reply is refused."""
+    with pytest.raises(LLMResponseInvalid) as caught:
+        parse_planning(text, phase) if model is None else parse_reply(text, model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_goal_is_understood_as_it_was_written(wrapped):
+    """The understanding of a goal is read with its four fields, in its envelope and by itself."""
+    reply = {"phase": "planning", "comment": "fine", "goal_understanding": UNDERSTOOD} if wrapped else UNDERSTOOD
+    found = parse_planning(f"Well: {json.dumps(reply)}", Phase.GOAL_UNDERSTANDING)
+    assert found.goal_understanding.model_dump(mode="json") == UNDERSTOOD
+    assert found.comment == ("fine" if wrapped else "")
+
+
+def test_a_decomposition_is_read_with_its_subtasks():
+    """Subtasks keep their ids, dependencies, tools and complexity, which is medium where nothing is said."""
+    found = parse_planning(
+        json.dumps({"task_decomposition": {"reasoning": "so", "subtasks": SUBTASKS}}), Phase.TASK_DECOMPOSITION
+    )
+    look, docs, fix = found.task_decomposition.subtasks
+    assert (look.required_tools, docs.estimated_complexity) == (("run",), "medium")
+    assert (fix.dependencies, fix.estimated_complexity) == (("look",), "high")
+
+
+def test_an_action_plan_is_read_with_its_actions():
+    """Actions keep the order and every field that a plan has."""
+    found = parse_planning(json.dumps({"execution_order": ["look"], "actions": ACTIONS[:1]}), Phase.ACTION_SEQUENCE)
+    assert found.action_plan.execution_order == ("look",)
+    assert found.action_plan.actions[0].model_dump(mode="json") == ACTIONS[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ({**UNDERSTOOD, "success_criteria": "yes"}, "goal_understanding.success_criteria: expected a list"),
+        ({**UNDERSTOOD, "main_objective": 7}, "goal_understanding.main_objective: expected text"),
+        ({**UNDERSTOOD, "main_objective": ""}, "must not be empty"),
+        ({**UNDERSTOOD, "goals": []}, "there is no field 'goals' here"),
+        ({**UNDERSTOOD, "context": "a\u0000b"}, "must not contain control characters"),
+        ({**UNDERSTOOD, "context": "x" * 20_001}, "at most 20000"),
+        ({"phase": "planning"}, "expected 'goal_understanding' or 'error'"),
+        ({"phase": "planning", "task_decomposition": {"subtasks": SUBTASKS}}, "expected 'goal_understanding'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(reply, said):
+    """A reply with a wrong type, a foreign field, too much text or nothing of what was asked is refused, saying what."""
+    assert said in refusal(json.dumps(reply))
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    """A model is told of every field that is wrong in the likeliest of its answers, not of the first."""
+    wrong = {"phase": "planning", "goal_understanding": {"success_criteria": 1, "constraints": 2}}
+    said = refusal(f'{{"note": 1}} and {json.dumps(wrong)} and {{"note": 2}}')
+    assert all(name in said for name in ("main_objective", "success_criteria", "constraints"))
+
+
+def test_a_reply_beyond_all_size_is_not_read():
+    """A reply of more than 200,000 characters is refused before anything is made of it."""
+    assert "at most 200000" in refusal(json.dumps(UNDERSTOOD) + " " * 200_000)
+
+
+def test_a_reflection_is_read_in_its_envelope_and_bare():
+    """A reflection has its six fields, and only three words for its status."""
+    bare = {"action_id": "fix", "status": "partial", "evaluation": "e", "issues_identified": ["i"]}
+    for reply in (bare, {"phase": "reflection", "comment": "", "reflection": bare}):
+        found = parse_reply(json.dumps(reply), ReflectionReply).reflection
+        assert found == Reflection(action_id="fix", status="partial", evaluation="e", issues_identified=("i",))
+    assert "status" in refusal(json.dumps({**bare, "status": "fine"}), ReflectionReply)
+    assert "plan_revision_needed" in refusal(json.dumps({**bare, "plan_revision_needed": "false"}), ReflectionReply)
+
+
+def test_an_execution_names_its_task_and_its_call():
+    """The reply of an execution says which task is current and which function is called with what."""
+    reply = {"phase": "execution", "current_task": "fix", "function_call": {"name": "run", "arguments": {"line": "ls"}}}
+    found = parse_reply(json.dumps(reply), ExecutionReply)
+    assert (found.current_task, found.function_call.name) == ("fix", "run")
+    assert found.function_call.arguments == {"line": "ls"}
+    assert "current_task" in refusal(json.dumps({"name": "run", "arguments": {}}), ExecutionReply)
+
+
+def test_a_revision_holds_the_updated_plan():
+    """A plan revision says why, what changes, and what the plan is now; an empty reflection is refused."""
+    plan = {"execution_order": ["look"], "actions": ACTIONS[:1]}
+    reply = {"phase": "reflection", "plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": plan}}
+    found = parse_reply(json.dumps(reply), ReflectionReply).plan_revision
+    assert (found.reason, found.changes, found.updated_action_plan.actions[0].tool) == ("r", ("c",), "run")
+    assert "expected 'reflection', 'plan_revision' or both" in refusal('{"phase": "reflection"}', ReflectionReply)
+
+
+def test_a_completion_is_done():
+    """A completion has its summary and is done; one that says that it is not done is none."""
+    summary = {"goal_achieved": True, "tasks_completed": 2, "tasks_failed": 0, "key_outcomes": ["it works"]}
+    reply = {"phase": "completion", "summary": summary, "done": True}
+    assert parse_reply(json.dumps(reply), CompletionReply).summary.model_dump(mode="json") == summary
+    assert "done" in refusal(json.dumps({**reply, "done": False}), CompletionReply)
+    assert "tasks_failed" in refusal(json.dumps({**reply, "summary": {**summary, "tasks_failed": -1}}), CompletionReply)
+
+
+def test_an_unclear_goal_may_come_with_what_can_be_inferred():
+    """An unclear goal is an answer: its questions are read, with the understanding where there is one."""
+    error = {"type": "unclear_goal", "message": "which table?", "clarification_needed": ["Which table?"]}
+    alone = parse_planning(json.dumps({"phase": "planning", "error": error}), Phase.GOAL_UNDERSTANDING)
+    both = parse_planning(
+        json.dumps({"phase": "planning", "goal_understanding": UNDERSTOOD, "error": error}), Phase.GOAL_UNDERSTANDING
+    )
+    assert alone.error.model_dump(mode="json") == both.error.model_dump(mode="json") == error
+    assert (alone.goal_understanding, both.goal_understanding.context) == (None, "Python")
+
+
+def test_what_cannot_be_decomposed_says_what_can():
+    """A goal that cannot be decomposed comes with what is possible, what is not, and another approach."""
+    error = {
+        "type": "cannot_decompose",
+        "message": "too vague",
+        "possible": ["a"],
+        "not_possible": ["b"],
+        "other_approach": "c",
+    }
+    found = parse_planning(json.dumps({"phase": "planning", "error": error}), Phase.TASK_DECOMPOSITION)
+    assert found.error.model_dump(mode="json") == error
+
+
+def test_what_takes_a_person_says_so():
+    """The end of used-up revisions reads back as it was written, with its status and the whole summary."""
+    summary = {
+        "goal_achieved": False,
+        "tasks_completed": 1,
+        "tasks_failed": 2,
+        "key_outcomes": [],
+        "revision_attempts": 2,
+        "reason": "two revisions failed",
+        "current_state": "red",
+        "recommendations": ["look at a.py"],
+    }
+    reply = {"phase": "completion", "status": "requires_human_intervention", "comment": "", "summary": summary}
+    assert parse_reply(json.dumps(reply), RequiresHumanIntervention).model_dump(mode="json") == reply
+
+
+def test_an_action_plan_becomes_a_dag():
+    """Subtasks wait for those they depend on alone, and the actions of one follow one another; its last bears its id."""
+    tasks = compile_action_plan(action_plan(), decomposition(), TOOLS)
+    assert [(task.id, task.depends_on, task.priority) for task in tasks] == [
+        ("look", (), 0),
+        ("fix-1", ("look",), 1),
+        ("fix", ("fix-1",), 2),
+        ("docs", (), 3),
+    ]
+    plan = Plan(goal=Goal(objective="g"), tools=TOOLS, resources={"cpu": 1}, tasks=tasks)
+    assert plan.task("docs").arguments == {"line": "make docs"}
+
+
+def test_a_task_keeps_what_its_action_said():
+    """Purpose, expected outcome, kind and strategy of an action are the goal, the acceptance and metadata of its task."""
+    look = compile_action_plan(action_plan(), decomposition(), TOOLS)[0]
+    assert (look.goal, look.acceptance) == ("find what fails", ("a list of failures",))
+    assert look.metadata["planning"] == {
+        "subtask": "look",
+        "action_type": "check",
+        "expected_outcome": "a list of failures",
+        "fallback_strategy": "read_file: the log has it",
+        "tool": "run",
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tool"),
+    [
+        ("read_file", "read_file"),
+        ("use `read_file` instead", "read_file"),
+        ("Use write_file with the old text", "write_file"),
+        ("read_file - the log has it", "read_file"),
+        ("run", None),
+        ("read the file again", None),
+        ("ask somebody who can read_file", None),
+        (None, None),
+    ],
+)
+def test_a_strategy_that_names_a_tool_is_a_fallback(strategy, tool):
+    """A fallback strategy that is or begins with another tool's name is declared; words are kept as words."""
+    plan = action_plan({**ACTIONS[0], "fallback_strategy": strategy}, *ACTIONS[1:])
+    found = [
+        fallback.metadata["planning"]["tool"]
+        for fallback in compile_action_plan(plan, decomposition(), TOOLS)[0].fallbacks
+    ]
+    assert found == ([tool] if tool else [])
+
+
+def test_a_fallback_takes_the_arguments_that_both_tools_have():
+    """A fallback has what it needs where the action gives it, and says what is missing where not."""
+    action = {
+        "task_id": "look",
+        "tool": "write_file",
+        "arguments": {"path": "a", "text": "b"},
+        "fallback_strategy": "read_file",
+    }
+    (task,) = compile_action_plan(action_plan(action, order=()), decomposition(SUBTASKS[0]), TOOLS)
+    assert (task.fallbacks[0].tool, task.fallbacks[0].arguments) == ("read_file", {"path": "a"})
+    (task,) = compile_action_plan(
+        action_plan({**action, "fallback_strategy": "run"}, order=()), decomposition(SUBTASKS[0]), TOOLS
+    )
+    assert (task.fallbacks[0].tool, task.fallbacks[0].metadata["planning"]["missing"]) == (None, ["line"])
+
+
+def test_arguments_that_are_not_known_are_asked_for_later():
+    """A task whose tool lacks arguments names no tool yet, and its metadata say which tool, what is known and what not."""
+    fix = compile_action_plan(action_plan(), decomposition(), TOOLS)[2]
+    assert (fix.tool, planned_arguments(fix)) == (None, {"path": "a.py"})
+    assert fix.metadata["planning"]["tool"] == "write_file"
+    assert fix.metadata["planning"]["missing"] == ["text"]
+
+
+def test_a_prefix_stands_before_every_id_and_reference():
+    """With a prefix no id is used again, and references find the tasks under their new ids; escapes stay."""
+    actions = [*ACTIONS[:1], {**ACTIONS[1], "arguments": {"path": "${look.output} $${x} ${context.y}"}}, *ACTIONS[2:]]
+    look, read, fix, _ = compile_action_plan(action_plan(*actions), decomposition(), TOOLS, prefix="n2.")
+    assert (look.id, read.id, fix.depends_on) == ("n2.look", "n2.fix-1", ("n2.fix-1",))
+    assert read.arguments == {"path": "${n2.look.output} $${x} ${context.y}"}
+
+
+def test_references_are_found_wherever_they_stand():
+    """References in lists and objects are renamed as well, and numbers stay numbers."""
+    deep = {"list": ["${look.output}", 1], "object": {"key": "see ${look.output.a}"}}
+    tool = ToolSpec(name="any", kind="python", callable="tools:any", parameters={"deep": "object"})
+    plan = action_plan(ACTIONS[0], {"task_id": "fix", "tool": "any", "arguments": {"deep": deep}}, order=())
+    _, fix = compile_action_plan(plan, decomposition(SUBTASKS[0], SUBTASKS[2]), (*TOOLS, tool), prefix="p.")
+    assert fix.arguments == {"deep": {"list": ["${p.look.output}", 1], "object": {"key": "see ${p.look.output.a}"}}}
+
+
+def test_the_steps_of_a_subtask_take_no_id_that_is_there():
+    """Where a subtask is called as a step of another would be, the step takes the next number."""
+    subtasks = decomposition({"id": "a", "description": ""}, {"id": "a-1", "description": ""})
+    runs = [{"task_id": name, "tool": "run", "arguments": {"line": "ls"}} for name in ("a", "a", "a", "a-1")]
+    tasks = compile_action_plan(action_plan(*runs, order=()), subtasks, TOOLS)
+    assert [task.id for task in tasks] == ["a-2", "a-3", "a", "a-1"]
+
+
+def test_what_is_finished_is_built_upon():
+    """Subtasks that are finished are not planned again; dependencies and references lead to the tasks that did them."""
+    plan = action_plan(*ACTIONS[1:], order=("fix", "docs"))
+    read, *_ = compile_action_plan(plan, decomposition(), TOOLS, prefix="n2.", finished={"look": "n1.look"})
+    assert (read.depends_on, read.arguments) == (("n1.look",), {"path": "${n1.look.output.path}"})
+    assert messages(decomposition(), action_plan(), finished=["look"]) == [
+        "action_plan.execution_order: 'look' is no subtask that is to be done",
+        "action_plan.actions[0].task_id: 'look' is a subtask that is finished",
+    ]
+
+
+def test_a_revised_plan_has_its_own_subtasks():
+    """A revision drops what it no longer names, keeps what is finished, and ties what is new to what stands beside it."""
+    plan = action_plan({**ACTIONS[3], "task_id": "check"}, *ACTIONS[1:3], order=("check", "fix"))
+    found = revise_decomposition(decomposition(), plan, ["look"])
+    assert [(subtask.id, subtask.dependencies) for subtask in found.subtasks] == [
+        ("look", ()),
+        ("check", ()),
+        ("fix", ("look", "check")),
+    ]
+    assert messages(found, plan, finished=["look"]) == []
+
+
+def test_large_plans_are_made_in_parts():
+    """The parts hold every subtask once, in order, and what they come to is one plan again."""
+    many = decomposition(*({"id": f"t{number}", "description": ""} for number in range(40)))
+    parts = batch_subtasks(many, 15)
+    assert [len(part) for part in parts] == [15, 15, 10]
+    plans = [action_plan(*({"task_id": name, "tool": "run"} for name in part), order=part) for part in parts]
+    assert messages(many, merge_action_plans(plans)) == []
+    assert [task.id for task in compile_action_plan(merge_action_plans(plans), many, TOOLS)] == [
+        subtask.id for subtask in many.subtasks
+    ]
+
+
+def test_everything_wrong_with_a_decomposition_is_named():
+    """Tools that are not there, ids that are there twice or nowhere, circles and a surplus are all named at once."""
+    wrong = decomposition(
+        {"id": "a", "description": "", "dependencies": ["b"], "required_tools": ["raed_file"]},
+        {"id": "b", "description": "", "dependencies": ["a", "nothing", "b"]},
+        {"id": "a", "description": ""},
+    )
+    found = "\n".join(messages(wrong, max_subtasks=2))
+    for said in (
+        "there are 3 subtasks, at most 2 are allowed",
+        "subtasks[0].required_tools: subtask 'a' requires the tool 'raed_file', which there is not; did you mean 'read_file'?",
+        "subtasks[2].id: task 'a' is there already, as subtasks[0]",
+        "subtasks[1].dependencies[1]: task 'b' depends on 'nothing'",
+        "task 'b' depends on itself",
+        "in a circle: 'a' → 'b' → 'a'",
+    ):
+        assert said in found
+
+
+def test_everything_wrong_with_an_action_plan_is_named():
+    """Unknown tools, subtasks and arguments, wrong types, gaps and what stands too often are all named at once."""
+    wrong = action_plan(
+        {"task_id": "look", "tool": "rum"},
+        {"task_id": "fix", "tool": "read_file", "arguments": {"path": 3, "mode": "r"}},
+        {"task_id": "fxi", "tool": "run", "arguments": {"line": "${look"}},
+        order=("look", "look", "fix", "nothing"),
+    )
+    found = "\n".join(messages(decomposition(), wrong))
+    for said in (
+        "actions[0].tool: the action for 'look' uses the tool 'rum', which there is not; did you mean 'run'?",
+        "actions[1].arguments: the action for 'fix': argument 'path' of tool 'read_file' is 3, expected string",
+        "tool 'read_file' has no parameter 'mode'",
+        "actions[2].task_id: 'fxi' is no subtask; did you mean 'fix'?",
+        "a ${ is not closed",
+        "there is no action for subtask 'docs'",
+        "execution_order: 'look' stands there 2 times and has 1 actions",
+        "execution_order: 'nothing' is no subtask",
+        "execution_order: 'docs' is left out",
+    ):
+        assert said in found
+    with pytest.raises(PlanError, match="no subtask") as caught:
+        compile_action_plan(wrong, decomposition(), TOOLS)
+    assert len(caught.value.problems) == len(messages(decomposition(), wrong))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("${docs.output}", "does not depend on 'docs'"),
+        ("${fix.output}", "refers to its own output|does not depend on 'fix'|circle"),
+        ("${gone.output}", "'gone' is no task of the plan"),
+    ],
+)
+def test_references_must_lead_somewhere_in_time(path, said):
+    """A reference to what is not there, or is not done before, is named, also where arguments are still missing."""
+    actions = [*ACTIONS[:2], {**ACTIONS[2], "arguments": {"path": path}}, ACTIONS[3]]
+    (problem,) = plan_problems(decomposition(), action_plan(*actions), tools=TOOLS)
+    assert any(part in str(problem) for part in said.split("|"))
+
+
+def test_without_tools_nothing_can_be_planned():
+    """Where no tool is allowed, each action is refused and the model is told that there are none."""
+    assert all(
+        "there are no tools at all" in text
+        for text in messages(decomposition(*SUBTASKS[1:2]), action_plan(ACTIONS[3], order=()), tools=())
+    )
+
+
+IDS = st.from_regex(r"[a-c](-[1-2])?", fullmatch=True)
+PLANS = st.tuples(
+    st.lists(
+        st.builds(Subtask, id=IDS, description=st.just(""), dependencies=st.lists(IDS, max_size=3).map(tuple)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(
+        st.builds(
+            Action,
+            task_id=IDS,
+            tool=st.sampled_from(["run", "read_file", "nothing"]),
+            arguments=st.dictionaries(st.sampled_from(["line", "path"]), st.sampled_from(["x", "${a.output}", 3])),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.lists(IDS, max_size=6),
+)
+
+
+@given(PLANS, st.sampled_from(["", "n."]))
+def test_a_plan_is_sound_or_its_problems_are_named(parts, prefix):
+    """Whatever a model plans, either it is refused with problems, or its tasks make a valid plan with unique ids."""
+    subtasks, actions, order = parts
+    taken = TaskDecomposition(subtasks=tuple(subtasks))
+    plan = ActionPlan(execution_order=tuple(order), actions=tuple(actions))
+    if problems := plan_problems(taken, plan, tools=TOOLS):
+        assert all(str(problem) for problem in problems)
+        return
+    tasks = compile_action_plan(plan, taken, TOOLS, prefix=prefix)
+    assert len(tasks) == len(actions)
+    assert Plan(goal=Goal(objective=""), tools=TOOLS, resources={"cpu": 1}, tasks=tasks).tasks == tasks
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["planning", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["phase", "goal_understanding", "main_objective", "error", "type", "actions", "summary", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.text() | JSON.map(json.dumps), st.sampled_from(list(Phase)[:3]))
+def test_any_reply_is_read_or_refused(text, phase):
+    """Whatever a model writes is either an output of the phase or refused with a reason, and nothing else happens."""
+    for model in (None, ExecutionReply, ReflectionReply, CompletionReply):
+        try:
+            reply = parse_planning(text, phase) if model is None else parse_reply(text, model)
+        except LLMResponseInvalid as refused:
+            said = str(refused)
+        else:
+            said = repr(reply)
+        assert said

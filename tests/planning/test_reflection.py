@@ -1,0 +1,365 @@
+"""When the model looks back at what was done, how large its answers may be, and what comes of that."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Answer, Settings, Task
+from replanning.errors import LLMUnavailable
+from replanning.journal import MemoryStore, QuestionVerdict, Usage
+from replanning.llm import Completion
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.planning import PlanningCoordinator
+from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, returns, virtual_environment
+from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, kind_of, replan, revision
+
+pytestmark = pytest.mark.anyio
+
+MISSING = FileNotFoundError("no such file: news.txt")
+
+
+def thought(status: str = "success", *, revise: bool = False) -> JsonObject:
+    """What a model thinks of an action."""
+    said: JsonObject = {"action_id": "write", "status": status, "evaluation": "so", "plan_revision_needed": revise}
+    return {"reflection": said}
+
+
+class Says(Desk):
+    """Whose tool `write` puts out what it is told to."""
+
+    def __init__(self, *outputs: JsonValue) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+
+    async def __call__(self, task: Task, context: object) -> JsonValue:
+        said = await super().__call__(task, context)
+        return self._outputs.pop(0) if task.tool == "write" and self._outputs else said
+
+
+# Reflection
+
+
+async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice() -> None:
+    """After an error the decision is asked for; where it helps, it is on record as the reflection too."""
+    model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("write", "shout"))})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
+        assert await planning.execute_with_planning()
+
+    assert "reflection" not in model.asked
+    (told,) = planning.state.reflections
+    reflection = told["reflection"]
+    assert isinstance(reflection, dict)
+    assert (reflection["action_id"], reflection["status"], reflection["plan_revision_needed"]) == (
+        "write",
+        "failure",
+        True,
+    )
+
+
+async def test_on_error_the_model_looks_back_where_its_decision_does_not_help() -> None:
+    """A decision that does not help after an error is followed by a reflection, which may have the plan revised."""
+    replies: Replies = {
+        "reflection": thought("failure", revise=True),
+        "decision:reflection": (replan("plan_revision"), go_on()),
+        "revision": revision(action("write", "shout"), action("post", "post")),
+    }
+    model, desk = Model(replies), Desk({"write": [MISSING]})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
+    assert planning.state.counts.plan_revisions == 1
+    asked = model.asked[model.asked.index("decision:execution") :]
+    assert asked[:3] == ["decision:execution", "reflection", "decision:reflection"]
+
+
+@pytest.mark.parametrize("reflection", [{"trigger_on_error": False}, {"enabled": False}])
+async def test_reflection_on_error_can_be_switched_off(reflection: JsonObject) -> None:
+    """Without reflection on errors, the decision alone counts, and nothing is on record as a reflection."""
+    settings = Settings.model_validate({"planning": {"reflection": reflection}})
+    model = Model({"reflection": thought("failure", revise=True)})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
+        assert not await planning.execute_with_planning()
+
+    assert "reflection" not in model.asked
+    assert planning.state.reflections == []
+
+
+@pytest.mark.parametrize(
+    "output", [{"ok": False}, {"isError": True, "text": "x"}, '{"error": "no paper"}', {"exit_code": 2}]
+)
+async def test_an_output_that_states_a_failure_is_unexpected(output: JsonValue) -> None:
+    """A tool that ends well and states a failure in a field is looked back at, and may be used once more."""
+    replies: Replies = {"reflection": thought("failure"), "decision:execution": (replan("retry"), go_on())}
+    model, desk = Model(replies), Says(output)
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "write", "post"]
+    assert model.asked.count("reflection") == 1
+
+
+@pytest.mark.parametrize("output", [None, "", [], "error: no paper", {"error": None, "ok": True, "exit_code": 0}, "{"])
+async def test_an_output_is_not_judged_by_its_words(output: JsonValue) -> None:
+    """Empty output and the word error in it are not unexpected: no model is asked."""
+    model = Model()
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, Says(output)).execute_with_planning()
+
+    assert not {"reflection", "decision:execution"} & set(model.asked)
+
+
+async def test_what_looked_wrong_and_is_right_costs_one_call() -> None:
+    """Where the model finds an unexpected output right, it is not asked to decide as well."""
+    planned: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
+    model = Model({"reflection": thought(), "action_sequence": planned})
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, Says({"ok": False})).execute_with_planning()
+
+    assert model.asked.count("reflection") == 1
+    assert "decision:execution" not in model.asked
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(0, 0), (1, 2), (2, 1), (3, 0)])
+async def test_every_so_many_actions(interval: int, expected: int) -> None:
+    """The model looks back every so many actions, never before the first, and never with an interval of 0."""
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": interval}}})
+    model = Model({"reflection": thought()})
+    async with VirtualClock() as clock:
+        assert await coordinator(model, clock, settings=settings).execute_with_planning()
+
+    assert model.asked.count("reflection") == expected
+    assert model.asked.count("decision:execution") == expected
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+async def test_every_so_many_actions_at_once(interval: int) -> None:
+    """Actions that end at once, while the model looks at others, are counted one by one."""
+    names = [f"s{number}" for number in range(6)]
+    subtasks: list[JsonValue] = [{"id": name, "description": name} for name in names]
+    planned: list[JsonValue] = [action(name, "write") for name in names]
+    replies: Replies = {
+        "task_decomposition": {"subtasks": subtasks},
+        "action_sequence": {"actions": planned},
+        "reflection": thought(),
+    }
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": interval}}})
+    script = Model(replies)
+
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+
+        def slow(prompt: str) -> LLMReply:
+            return returns(script(prompt), after=5)
+
+        class Steady(Desk):
+            async def __call__(self, task: Task, context: object) -> JsonValue:
+                await clock.sleep(1)
+                return await super().__call__(task, context)
+
+        planning = PlanningCoordinator(
+            settings, ScriptedLLM(slow, environment=environment), TOOLS, "Tell", work=Steady(), environment=environment
+        )
+        assert await planning.execute_with_planning()
+
+    assert script.asked.count("reflection") == 6 // interval
+
+
+async def test_a_reflection_that_fails_is_passed_over() -> None:
+    """A reflection that cannot be read is on record with why, and the run goes on."""
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
+    async with VirtualClock() as clock:
+        planning = coordinator(Model({"reflection": "I would rather not."}), clock, settings=settings)
+        assert await planning.execute_with_planning()
+
+    assert ["error" in one for one in planning.state.reflections] == [True, True]
+
+
+async def test_after_an_interruption_no_reflection_is_asked_for_twice() -> None:
+    """A run that was cut off after a reflection goes on from it."""
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
+    store, model = MemoryStore(), Model({"reflection": thought("failure")})
+    async with VirtualClock() as clock:
+        first = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings, store=store)
+        assert not await first.execute_with_planning("r")
+        assert first.result.status == "needs_human"
+        second = coordinator(model, clock, settings=settings, store=store)
+        await second.execute_with_planning("r")
+
+    assert model.asked.count("reflection") == 1
+
+
+# Asking a person in the midst of the execution
+
+EACH = Settings.model_validate({"judge_on": "every_action"})
+
+
+@pytest.mark.parametrize(("verdict", "used"), [("approve", ["write", "shout"]), ("reject", ["write", "post"])])
+async def test_an_unsure_replan_after_an_action_needs_a_person(verdict: QuestionVerdict, used: list[str]) -> None:
+    """A replan of little confidence after an action that succeeded is asked about; what comes after it waits for that."""
+    unsure = replan("partial_replan", confidence=0.4)
+    replies: Replies = {"decision:execution": (unsure, go_on()), "revision": revision(action("post", "shout"))}
+    desk, gate = Desk(), ScriptedGate([Answer(verdict, by="eve")])
+    async with VirtualClock() as clock:
+        planning = coordinator(Model(replies), clock, desk, settings=EACH, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == used
+    assert planning.state.counts.total == (verdict == "approve")
+    (record,) = [record for record in planning.state.records if record.replan_type == "partial_replan"]
+    assert record.executed is (verdict == "approve")
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_question_after_an_action_is_asked(answered: bool) -> None:
+    """A question that comes up in the midst of the execution is asked before it goes on, or assumed where nobody answers."""
+    asks = go_on(clarification_needed=True, clarification_questions=["Which paper?"])
+    model = Model({"decision:execution": (asks, go_on())})
+
+    gate = ScriptedGate([Answer("approve", by="eve", comment="the yellow one")]) if answered else None
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=EACH, gate=gate)
+        assert await planning.execute_with_planning()
+        assert clock.elapsed == (0 if answered else pytest.approx(1800))
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert ("the yellow one" if answered else "nobody answered: Which paper?") in model.prompts[-1]
+
+
+async def test_an_unsure_retry_of_what_succeeded_is_not_done() -> None:
+    """What succeeded is not done again because the model is not sure; that is on record, and the run goes on."""
+    model = Model({"decision:execution": (replan("retry", confidence=0.4), go_on())})
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=EACH)
+        assert await planning.execute_with_planning()
+
+    assert [tool for _, tool in desk.used] == ["write", "post"]
+    assert [record.executed for record in planning.state.records if record.replan_type == "retry"] == [False]
+
+
+# How large answers may be
+
+
+async def limits(model: Model, settings: Settings | None = None, max_tokens: int = 2000) -> dict[str, set[int | None]]:
+    """The most tokens that each kind of answer may have."""
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        llm = ScriptedLLM(model, environment=environment, max_tokens=max_tokens)
+        planning = PlanningCoordinator(
+            settings or Settings(), llm, TOOLS, "Tell people", work=Desk(), environment=environment
+        )
+        assert await planning.execute_with_planning()
+    found: dict[str, set[int | None]] = {}
+    for one in llm.requests:
+        found.setdefault(kind_of(one.prompt), set()).add(one.options.max_tokens)
+    return found
+
+
+async def test_the_service_is_told_how_long_an_answer_may_be() -> None:
+    """An answer that makes a plan may have 2000 tokens and a reflection 500; less, where settings say so."""
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
+    found = await limits(Model({"reflection": thought()}), settings)
+    short = {"reflection": {500}, "completion": {500}}
+    assert found == {kind: short.get(kind, {2000}) for kind in found}
+    assert set(short) < set(found)
+
+    found = await limits(Model({"reflection": thought()}), settings, max_tokens=300)
+    assert set().union(*found.values()) == {300}
+
+
+async def test_an_answer_that_was_cut_off_is_to_be_shorter() -> None:
+    """A model whose answer was cut off is told that, and not only that its JSON is broken."""
+    script, seen = Model(), list[str]()
+
+    def model(prompt: str) -> LLMReply:
+        seen.append(prompt)
+        cut = Completion('{"goal_understanding": {"main_obj', "x", "x-1", 10, 2000, Usage(calls=1), finish="length")
+        return cut if len(seen) == 1 else script(prompt)
+
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        llm = ScriptedLLM(model, environment=environment)
+        planning = PlanningCoordinator(Settings(), llm, TOOLS, "Tell people", work=Desk(), environment=environment)
+        assert await planning.execute_with_planning()
+
+    assert "cut off after 2000 tokens, so it must be shorter" in seen[1]
+
+
+async def test_a_large_plan_is_asked_for_in_parts() -> None:
+    """The actions of many subtasks are asked for part by part, each part with what was planned before, as one plan."""
+    names = [f"s{number}" for number in range(40)]
+    subtasks: JsonValue = [
+        {"id": name, "description": name, "dependencies": names[:i][-1:]} for i, name in enumerate(names)
+    ]
+    parts: list[list[str]] = []
+    script = Model({"task_decomposition": {"subtasks": subtasks}})
+
+    def model(prompt: str) -> JsonValue:
+        if kind_of(prompt) != "action_sequence":
+            return script(prompt)
+        inner = prompt.split("<part>\n")[1].split("</part>", maxsplit=1)[0]
+        parts.append([line.strip('"') for line in inner.splitlines() if line])
+        assert len(parts) == 1 or "<action_plan>" in prompt
+        wrong = len(parts) == 2
+        return {"actions": [action(name, "nothing" if wrong else "write") for name in parts[-1]]}
+
+    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 0}}})
+    async with VirtualClock() as clock:
+        desk = Desk()
+        planning = coordinator(model, clock, desk, settings=settings)
+        assert await planning.execute_with_planning()
+
+    assert [len(part) for part in parts] == [15, 15, 15, 10]
+    assert parts[0] + parts[2] + parts[3] == names
+    assert [task for task, _ in desk.used] == names
+
+
+async def test_an_action_refers_to_those_of_earlier_parts() -> None:
+    """What was planned in an earlier part can be referred to by what waits for it, and by nothing else."""
+    names = [f"s{number}" for number in range(20)]
+    subtasks: JsonValue = [
+        {"id": name, "description": name, "dependencies": ["s0"] * (name == "s19")} for name in names
+    ]
+    script, refused = Model({"task_decomposition": {"subtasks": subtasks}}), list[str]()
+
+    def model(prompt: str) -> JsonValue:
+        if kind_of(prompt) != "action_sequence":
+            return script(prompt)
+        if '"s0"' in prompt.partition("<part>")[2]:
+            return {"actions": [action("s0", "write"), *(action(name, "write") for name in names[:15])]}
+        refused.append(prompt.partition("<rejected>")[2])
+        read = "${s1.output}" if len(refused) == 1 else "${s0-1.output}, ${s0.output}"
+        last = action("s19", "write", arguments={"text": read})
+        return {"actions": [*(action(name, "write") for name in names[15:19]), last]}
+
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert await planning.execute_with_planning()
+
+    assert "task 's19' refers to ${s1.output} and does not depend on 's1'" in refused[1]
+    assert planning.result.outputs["s19"] == "news, news"
+
+
+async def test_a_model_that_cannot_be_asked_ends_a_large_plan() -> None:
+    """A part that cannot be planned ends the phase with the reason, and nothing was executed."""
+    subtasks: JsonValue = [{"id": f"s{number}", "description": ""} for number in range(16)]
+    script, desk = Model({"task_decomposition": {"subtasks": subtasks}}), Desk()
+
+    def model(prompt: str) -> JsonValue:
+        if kind_of(prompt) == "action_sequence":
+            raise LLMUnavailable("busy")
+        return script(prompt)
+
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk)
+        assert not await planning.execute_with_planning()
+
+    assert desk.used == []
+    assert planning.result.reason

@@ -1,0 +1,246 @@
+"""Whole runs of planning mode with real parts: a model over HTTP, tools that are programs, a git repository."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
+from replanning.decision import Exporter
+from replanning.exporters.notices import FileNotifier
+from replanning.plan import JsonObject
+from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
+from replanning.providers.openai import OpenAIProvider
+from replanning.testing import (
+    LLMRequest,
+    LLMServerReply,
+    ScriptedGate,
+    ScriptedLLMServer,
+    VirtualClock,
+    invariant_violations,
+)
+from replanning.tools import ToolExecutor
+from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
+from tests.support.planning import Desk, Model, Replies, go_on, replan, revision, summary
+from tests.support.planning import coordinator as scripted
+
+pytestmark = pytest.mark.anyio
+
+CHECKED = re.compile(r"^- \[(.)\] \*\*(\w+)\*\*", re.MULTILINE)
+
+
+@asynccontextmanager
+async def over_http(
+    script: Callable[[LLMRequest], LLMServerReply],
+    specs: Sequence[ToolSpec],
+    objective: str,
+    gate: ScriptedGate | None = None,
+    exporters: Sequence[Exporter] = (),
+) -> AsyncIterator[PlanningCoordinator]:
+    """Planning mode with a model that is asked over HTTP, and real tools."""
+    plan = Plan.model_validate({"goal": {"objective": objective}, "tools": specs})
+    with ScriptedLLMServer(script) as server:
+        model = OpenAIProvider(base_url=f"{server.url}/v1", api_key="any")
+        async with model, ToolExecutor(plan) as work:
+            planning = PlanningCoordinator(
+                Settings(), model, specs, objective, work=work, gate=gate, exporters=exporters
+            )
+            yield planning
+            await planning.engine.aclose()
+
+
+def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[PlanningCoordinator]:
+    """Planning mode on files of a folder, with a scripted model."""
+    specs = [tool.model_copy(update={"cwd": str(folder)}) for tool in FILES]
+    script = Model(replies)
+    return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
+
+
+def commits(folder: Path) -> list[str]:
+    """What was committed."""
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
+    return log.stdout.splitlines()
+
+
+async def test_a_coding_task(tmp_path: Path) -> None:
+    """A test is written, fails, passes and is committed, past a question, a bad decomposition, a locked index and a bug."""
+    folder = repository(tmp_path / "work")
+    coder, gate = Coder(folder), ScriptedGate([Answer("approve", by="eve", comment="any numbers")])
+    history = PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "history"))
+    exporters = [FileNotifier(tmp_path / "notices.md"), history]
+    async with over_http(coder, tools(folder), OBJECTIVE, gate, exporters) as planning:
+        assert await planning.execute_with_planning("r")
+
+    result, state = planning.result, planning.state
+    assert result.status == "succeeded"
+    assert (folder / "sums.py").read_text() == RIGHT
+    assert commits(folder) == ["Add sums"]
+    assert [question.text.count(QUESTION) > 0 for question in gate.questions] == [True]
+    assert [one.answer for one in state.clarified] == ["any numbers"]
+    done = [(str(record.replan_type), record.result) for record in state.records if record.executed]
+    assert done == [("task_redecomposition", "success"), ("partial_replan", "success"), ("retry", "success")]
+    assert [(plan.number, plan.kept) for plan in state.plans] == [(1, ()), (2, ("test", "red", "code"))]
+    errors = [record.cause.error for record in state.records if record.executed and record.cause.error]
+    assert [LOCKED in error for error in errors] == [False, True]
+    assert (state.counts.total, state.counts.clarifications) == (3, 1)
+    assert result.spent.calls == len(coder.asked)
+    assert invariant_violations(list(planning.engine.store.read(result.run))) == []
+    right_notices((tmp_path / "notices.md").read_text(encoding="utf-8"))
+    right_history(history.history.entries("r"))
+
+
+def right_notices(told: str) -> None:
+    """What people were told: each thing once, and the checklist in one place, as it is at the end."""
+    counts = {
+        title: told.count(f"## {title}") for title in ("❓ Clarification Needed", "🔄 Plan Revision Decided", "📋")
+    }
+    assert counts == {"❓ Clarification Needed": 1, "🔄 Plan Revision Decided": 3, "📋": 1}
+    assert QUESTION in told
+    assert COARSE in told
+    now, _, before = told[told.index("## 📋") :].partition("<summary>📜 Previous Plan History</summary>")
+    ticked = ["test", "red", "code", "repair", "green", "commit"]
+    assert CHECKED.findall(now) == [("x", name) for name in ticked]
+    assert CHECKED.findall(before) == [("x", "test"), ("x", "red"), ("x", "code"), (" ", "green"), (" ", "commit")]
+    assert "*Progress: 6/6 (100%) complete | Revision: #1" in now
+    assert "the program is wrong" in now
+
+
+def right_history(lines: Sequence[JsonObject]) -> None:
+    """What is kept of the run: the plan, its revision, what was executed and decided, and the end."""
+    assert all({"type", "timestamp", "task_uuid", "issue_id", "seq"} <= set(line) for line in lines)
+    kinds = [str(line["type"]) for line in lines]
+    assert (kinds.count("plan"), kinds.count("revision"), kinds.count("completion")) == (1, 1, 1)
+    attempts = [(line["event"], line["attempt"]) for line in lines if "attempt" in line]
+    ok, failed = "succeeded", "failed"
+    assert attempts == [
+        *((ok, "test#1"), (ok, "red#1"), (ok, "code#1"), (failed, "green#1")),
+        *((ok, "v2.repair#1"), (ok, "v2.green#1"), (failed, "v2.commit#1"), (ok, "v2.commit#2")),
+    ]
+    assert kinds[-1] == "completion"
+    decided = [line for line in lines if line["type"] == "replan_decision" and line["executed"]]
+    assert [line["replan_type"] for line in decided] == ["task_redecomposition", "partial_replan", "retry"]
+    (revised,) = [line for line in lines if line["type"] == "revision"]
+    assert "the program is wrong" in str(revised["reason"])
+    assert revised["changes"]
+    assert "repair" in str(revised["updated_plan"])
+
+
+async def test_everything_waits_for_a_phase_that_is_done_again() -> None:
+    """Actions are planned again after a question about them was answered: nothing is judged before they were executed."""
+    unclear = go_on(clarification_needed=True, clarification_questions=["Which?"])
+    model = Model({"decision:action_sequence": (unclear, replan("action_regeneration"), go_on())})
+    desk, gate = Desk(), ScriptedGate([Answer("approve", by="eve", comment="the first")])
+    async with VirtualClock() as clock:
+        planning = scripted(model, clock, desk, gate=gate)
+        assert await planning.execute_with_planning()
+
+    assert desk.used == [("write", "write"), ("post", "post")]
+    assert model.asked[-2:] == ["completion", "decision:reflection"]
+
+
+# The workflows that are wanted to work, with real tools and a model that is asked over HTTP
+
+FILES = (
+    ToolSpec(
+        name="write",
+        kind="shell",
+        command="printf %s {text} > {path}",
+        parameters={"path": "string", "text": "string"},
+        description="Write a file",
+    ),
+    ToolSpec(name="read", kind="shell", command="cat {path}", parameters={"path": "string"}, description="Read a file"),
+)
+
+
+def planned(*actions: JsonObject) -> Replies:
+    """A plan of these actions, one after the other, each a subtask."""
+    names = [str(action["task_id"]) for action in actions]
+    parts = [subtask(name, *names[max(0, place - 1) : place]) for place, name in enumerate(names)]
+    return {"task_decomposition": {"subtasks": [*parts]}, "action_sequence": {"actions": [*actions]}}
+
+
+async def test_workflow_simple_task(tmp_path: Path) -> None:
+    """A simple task is understood, planned and executed: the file is there, and its content is the output."""
+    replies = planned(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
+    async with working(tmp_path, replies) as planning:
+        assert await planning.execute_with_planning()
+
+    output = planning.result.outputs["look"]
+    assert isinstance(output, dict)
+    assert output["stdout"] == "bread"
+    assert (planning.state.counts.total, len(planning.state.plans)) == (0, 1)
+
+
+async def test_workflow_file_not_found_recovery(tmp_path: Path) -> None:
+    """A file that is to be read is missing: the model replans what follows, which writes it first, and the goal is reached."""
+    mended = revision(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
+    replies: Replies = {
+        **planned(use("look", "read", path="note.txt")),
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": mended,
+    }
+    async with working(tmp_path, replies) as planning:
+        assert await planning.execute_with_planning()
+
+    (record,) = [record for record in planning.state.records if record.executed]
+    assert "note.txt: No such file" in record.cause.error
+    assert (str(record.replan_type), record.result) == ("partial_replan", "success")
+    assert (tmp_path / "note.txt").read_text() == "bread"
+
+
+async def test_workflow_two_revisions_then_success(tmp_path: Path) -> None:
+    """Two reflections find that something is missing, each revision adds it, and the third finds the goal achieved."""
+    replies: Replies = {
+        **planned(use("note", "write", path="a.txt", text="a")),
+        "decision:reflection": (replan("plan_revision"), replan("plan_revision"), go_on()),
+        "revision": (
+            revision(use("more", "write", path="b.txt", text="b")),
+            revision(use("rest", "write", path="c.txt", text="c")),
+        ),
+        "completion": (summary(achieved=False), summary(achieved=False), summary()),
+    }
+    async with working(tmp_path, replies) as planning:
+        assert await planning.execute_with_planning()
+
+    assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["a.txt", "b.txt", "c.txt"]
+    assert planning.state.counts.plan_revisions == 2
+    assert planning.state.completion is not None
+    assert planning.state.completion["status"] == "success"
+
+
+async def test_save_and_load_plan(tmp_path: Path) -> None:
+    """A plan that was only made is saved, loaded as the same plan, and carried out without a model."""
+    replies = planned(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
+    async with working(tmp_path, replies) as planning:
+        plan = await planning.make_plan()
+    assert plan is not None
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml(), encoding="utf-8")
+    loaded = Plan.load(tmp_path / "plan.yaml")
+    assert loaded == plan
+    assert not (tmp_path / "note.txt").exists()
+    async with ToolExecutor(loaded) as work:
+        result = await ReplanningEngine([]).execute(loaded, work)
+    assert result.status == "succeeded"
+    assert (tmp_path / "note.txt").read_text() == "bread"
+
+
+async def test_revision_history(tmp_path: Path) -> None:
+    """Every plan of a run is on record in its order, with the reason that it replaced the one before, and what it kept."""
+    replies: Replies = {
+        **planned(use("note", "write", path="a.txt", text="a")),
+        "decision:reflection": (replan("plan_revision", issues_found=["b is missing"]), go_on()),
+        "revision": revision(use("more", "write", path="b.txt", text="b")),
+    }
+    async with working(tmp_path, replies) as planning:
+        assert await planning.execute_with_planning()
+
+    first, second = planning.state.plans
+    assert (first.number, first.reason, first.kept) == (1, "", ())
+    assert (second.number, second.kept, second.tasks["more"]) == (2, ("note",), "v2.more")
+    assert "b is missing" in second.reason

@@ -1,0 +1,340 @@
+"""Bridges over facts: what is changed and what is left alone, substitution chains, verdicts, and the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, open_run
+from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask
+from replanning.journal import AlternativesConsidered, ContextChanged, DecisionMade
+from replanning.live import PlanView
+from replanning.providers._planner.bridge import find_repairs
+from replanning.providers._planner.domain import Domain, reachable_actions
+from replanning.providers._planner.search import Target, find_cheapest_path
+from replanning.providers.repair import RepairProvider
+from replanning.testing import VirtualClock
+from tests.support.runs import Proposer, environment
+from tests.support.world import Event, Outcome, play
+
+RESEARCH = """
+goal: {objective: a report}
+tools:
+  - {name: search, parameters: {topic: string}, produces: [links]}
+  - {name: fetch, needs: [links], produces: [pages]}
+  - {name: crawl, cost: 4, needs: [links], produces: [dump]}
+  - {name: split, cost: 1, needs: [dump], produces: [pages]}
+  - {name: archive, cost: 9, needs: [links], produces: [pages]}
+  - {name: summarise, needs: [pages], produces: [summary]}
+  - {name: read-all, needs: [dump], produces: [summary]}
+  - {name: write, needs: [summary, style], produces: [report]}
+  - {name: print}
+tasks:
+  - {id: search, tool: search, arguments: {topic: bees}}
+  - {id: fetch, tool: fetch, depends_on: [search]}
+  - {id: summarise, tool: summarise, depends_on: [fetch]}
+  - {id: write, tool: write, depends_on: [summarise]}
+  - {id: print, tool: print, depends_on: [write]}
+"""
+
+
+async def outcome_of(plan: Plan | str, *events: Event, **settings: object) -> Outcome:
+    """How a run ends in a world in which these events happen."""
+    made = Plan.parse(plan) if isinstance(plan, str) else plan
+    async with VirtualClock() as clock:
+        chosen = Settings.model_validate({"cooldown": 0, **settings})
+        return await play(made, ReplanningEngine(["repair"], environment=environment(clock), settings=chosen), events)
+
+
+@pytest.mark.parametrize(
+    ("down", "used"),
+    [
+        (["fetch"], ["search", "archive", "summarise", "write", "print"]),
+        (["fetch", "archive"], ["search", "crawl", "split", "summarise", "write", "print"]),
+        (["summarise"], ["search", "fetch", "crawl", "read-all", "write", "print"]),
+        (["fetch", "archive", "split"], ["search", "crawl", "read-all", "write", "print"]),
+    ],
+)
+async def test_substitution_chains(down: list[str], used: list[str]) -> None:
+    """Where a tool goes down, other tools, or a chain of them, give what it would have given."""
+    for after in (0, 1):
+        outcome = await outcome_of(RESEARCH, Event(after, down=down))
+        assert (outcome.status, outcome.inapplicable) == ("succeeded", []), after
+        assert [outcome.tools[task] for task in outcome.done] == used
+
+
+@pytest.mark.parametrize("down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]])
+async def test_outage_without_substitute(down: list[str]) -> None:
+    """Where no chain gives the same, that is proven and said, and the run does not pretend."""
+    outcome = await outcome_of(RESEARCH, Event(0, down=down))
+    assert outcome.status in ("failed", "needs_human")
+    assert any(verdict.startswith("proven-unreachable") for verdict in outcome.verdicts)
+    assert outcome.added == []
+
+
+async def test_failing_tool_is_not_used_again() -> None:
+    """A use of a tool that has failed is not proposed again, and its substitute stands in its lineage."""
+    plan = Plan.parse(RESEARCH)
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(["repair"], environment=environment(clock))
+
+        async def work(task: Task, context: object) -> str:
+            if task.tool in ("fetch", "archive"):
+                raise ValueError("gone")
+            return task.id
+
+        result = await engine.execute(plan, work)
+    assert result.status == "succeeded"
+    assert result.outputs["fetch"] == "fetch~4"
+
+
+TWO = """
+goal: {objective: both, facts: [done(a), done(b)]}
+facts: [raw(a), raw(b)]
+objects: {a: thing, b: thing}
+tools:
+  - {name: cut, parameters: {x: thing}, requires: ["raw({x})"], adds: ["cut({x})"], removes: ["raw({x})"]}
+  - {name: glue, parameters: {x: thing}, requires: ["cut({x})", "warm({x})"], adds: ["done({x})"]}
+  - {name: heat, parameters: {x: thing}, adds: ["warm({x})"]}
+  - {name: pack, requires: [done(a), done(b)], adds: [packed]}
+tasks:
+  - {id: heat-a, tool: heat, arguments: {x: a}}
+  - {id: cut-a, tool: cut, arguments: {x: a}, depends_on: [heat-a]}
+  - {id: glue-a, tool: glue, arguments: {x: a}, depends_on: [cut-a]}
+  - {id: heat-b, tool: heat, arguments: {x: b}}
+  - {id: cut-b, tool: cut, arguments: {x: b}, depends_on: [heat-b]}
+  - {id: glue-b, tool: glue, arguments: {x: b}, depends_on: [cut-b]}
+  - {id: pack, tool: pack, depends_on: [glue-a, glue-b]}
+"""
+
+
+async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[Alternative], PlanView]:
+    """What the provider proposes once these tasks are done and these facts have ceased."""
+    async with open_run(Plan.parse(plan)) as run:
+        for task in done:
+            run.succeeded(run.started(task))
+        run.observe(ceased=ceased)
+        view = PlanView(run.live)
+        standing = view.strips_problem().feasibility()
+        tasks = view.strips_problem().tasks_related_to_stuck(standing)
+        trigger = ContextChanged(tasks=tasks, facts=standing.unmet_facts())
+        found = await RepairProvider().propose(ReplanRequest((trigger,), view, 3, 1e12))
+        run.pause()
+        return found, view
+
+
+async def test_other_branches_stay_as_they_are() -> None:
+    """A repair of one branch names no task of another, which goes on beside it."""
+    found, _ = await proposals(TWO, "heat-a", "cut-a", ceased=["warm(a)"])
+    (first, *_) = found
+    (change,) = first.changes
+    assert isinstance(change, AddTask)
+    assert (change.task.tool, change.task.arguments, change.before) == ("heat", {"x": "a"}, ("glue-a",))
+    for alternative in found:
+        assert not any(getattr(change, "task_id", "").endswith("-b") for change in alternative.changes)
+
+
+async def test_trigger_names_one_branch_only() -> None:
+    """What the loss of a fact concerns is its branch: only that is held while a way on is looked for."""
+    async with open_run(Plan.parse(TWO)) as run:
+        run.succeeded(run.started("heat-a"))
+        run.observe(ceased=["warm(a)"])
+        world = PlanView(run.live).strips_problem()
+        assert world.tasks_related_to_stuck(world.feasibility()) == ("cut-a", "glue-a")
+        run.pause()
+
+
+async def test_both_branches_at_once() -> None:
+    """Trouble in two branches is repaired together, each by changes of its own."""
+    found, view = await proposals(TWO, "heat-a", "heat-b", ceased=["warm(a)", "warm(b)"])
+    first = found[0]
+    assert [change.task.arguments for change in first.changes if isinstance(change, AddTask)] == [
+        {"x": "a"},
+        {"x": "b"},
+    ]
+    assert [task.task.tool for task in view.unfinished()].count("heat") == 0
+
+
+async def test_superfluous_tasks_go() -> None:
+    """What has come about by itself is not done again: its tasks go, and what waited for them goes on."""
+    plan = TWO.replace("requires: [done(a), done(b)]", "requires: [done(a), done(b), quiet]")
+    async with open_run(Plan.parse(plan.replace("facts: [raw(a), raw(b)]", "facts: [raw(a), raw(b), quiet]"))) as run:
+        run.succeeded(run.started("heat-a"))
+        run.observe(holds=["done(a)"], ceased=["raw(a)", "warm(a)"])
+        view = PlanView(run.live)
+        trigger = ContextChanged(tasks=("cut-a", "glue-a"), facts=("raw(a)",))
+        first = (await RepairProvider().propose(ReplanRequest((trigger,), view, 3, 1e12)))[0]
+        assert [change.task_id for change in first.changes if isinstance(change, RemoveTask)] == ["cut-a", "glue-a"]
+        (rest,) = [change for change in first.changes if isinstance(change, ModifyTask)]
+        assert (rest.task_id, rest.fields) == ("pack", {"depends_on": ["glue-b", "heat-a"]})
+        run.live.apply(first.changes)
+        assert PlanView(run.live).strips_problem().feasibility().valid
+        run.pause()
+
+
+CHOICES = """
+goal: {objective: go, facts: [there]}
+facts: [here, path]
+tools:
+  - {name: walk, cost: 1, requires: [here, path], adds: [half]}
+  - {name: walk-on, cost: 1, requires: [half], adds: [there]}
+  - {name: clear, cost: 50, adds: [path]}
+  - {name: detour, cost: 2, requires: [here], adds: [around]}
+  - {name: detour-on, cost: 2, requires: [around], adds: [there]}
+tasks:
+  - {id: one, tool: walk}
+  - {id: two, tool: walk-on, depends_on: [one]}
+"""
+
+
+async def test_distinct_ways() -> None:
+    """The repair with the fewest changes, the cheapest, and the plan anew stand beside one another with their costs."""
+    found, _ = await proposals(CHOICES, ceased=["path"])
+    assert [alternative.reason.split(":")[0] for alternative in found] == [
+        "repair with the fewest changes",
+        "repair at the least cost",
+    ]
+    assert [alternative.expected_cost for alternative in found] == [50, 4]
+    assert [type(change) for change in found[0].changes] == [AddTask]
+
+
+async def test_same_inputs_give_the_same() -> None:
+    """Asked twice, the provider says the same, word for word."""
+    for plan, done, ceased in ((TWO, ("heat-a",), ["warm(a)"]), (CHOICES, (), ["path"])):
+        one, _ = await proposals(plan, *done, ceased=ceased)
+        other, _ = await proposals(plan, *done, ceased=ceased)
+        assert one == other
+
+
+@pytest.mark.parametrize("bound", [1, 5, 40])
+def test_bounds_hold(bound: int) -> None:
+    """A search looks at no more states than it may, and then says that it does not know."""
+    tools = Plan.parse(COUNTER).tools
+    facts = ["at(0)", *(f"next({n},{n + 1})" for n in range(59))]
+    actions = reachable_actions(facts, Domain(tools, dict.fromkeys(map(str, range(60)), "number"), {})).actions
+    found = find_cheapest_path(facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy_nodes=bound)
+    assert found.nodes <= bound + 1
+    assert found.actions is None
+    assert not found.conclusive
+
+
+COUNTER = """
+goal: {objective: count}
+objects: {"0": number, "1": number}
+tools:
+  - {name: step, parameters: {a: number, b: number}, requires: ["at({a})", "next({a},{b})"], adds: ["at({b})"], removes: ["at({a})"]}
+tasks: []
+"""
+
+
+async def test_event_loop_is_not_held() -> None:
+    """While a long search goes on, the event loop has its turns."""
+    rings = 7
+    pegs = ["left", "middle", "right"]
+    document = hanoi(rings, pegs)
+    turns = 0
+
+    async def beat() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with open_run(Plan.model_validate(document)) as run, anyio.create_task_group() as group:
+        group.start_soon(beat)
+        await anyio.lowlevel.checkpoint()
+        view = PlanView(run.live)
+        trigger = ContextChanged(facts=("on(r0,right)",))
+        before = turns
+        found = await find_repairs(ReplanRequest((trigger,), view, 3, 1e12))
+        assert turns > before + 10
+        assert len(found) == 1
+        group.cancel_scope.cancel()
+        run.pause()
+
+
+def hanoi(rings: int, pegs: list[str]) -> dict[str, object]:
+    """The tower of Hanoi without a plan yet: short to state and long to solve."""
+    names = [f"r{number}" for number in range(rings)]
+    smaller = [f"smaller({one},{other})" for i, one in enumerate(names) for other in [*names[i + 1 :], *pegs]]
+    stacked = [f"on({one},{other})" for one, other in zip(names, [*names[1:], pegs[0]], strict=True)]
+    move = {
+        "name": "move",
+        "parameters": {"ring": "thing", "a": "thing", "b": "thing"},
+        "requires": ["on({ring},{a})", "clear({ring})", "clear({b})", "smaller({ring},{b})"],
+        "adds": ["on({ring},{b})", "clear({a})"],
+        "removes": ["on({ring},{a})", "clear({b})"],
+    }
+    return {
+        "goal": {"objective": "move the tower", "facts": [*stacked[:-1], f"on({names[-1]},{pegs[2]})"]},
+        "objects": dict.fromkeys([*names, *pegs], "thing"),
+        "facts": [*smaller, *stacked, f"clear({names[0]})", f"clear({pegs[1]})", f"clear({pegs[2]})"],
+        "tools": [move],
+    }
+
+
+# Proposals of others
+
+
+def proposing(*tools: str) -> Proposer:
+    """A provider that proposes to do these instead of the first task concerned."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        ids = [f"new-{number}" for number in range(len(tools))]
+        tasks = tuple(
+            Task(id=new, tool=tool, depends_on=tuple(ids[n - 1 : n]) if n else ())
+            for n, (new, tool) in enumerate(zip(ids, tools, strict=True))
+        )
+        return [Alternative(changes=(ReplaceTask(task_id="one", tasks=tasks),), reason="model", confidence=0.8)]
+
+    return Proposer(propose, "model")
+
+
+async def considered(*tools: str) -> tuple[str, str, str]:
+    """With a model that proposes these tools before `repair`: what was said against it, who won, how the run ended."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([proposing(*tools), "repair"], environment=environment(clock))
+        outcome = await play(Plan.parse(CHOICES), engine, [Event(0, ceased=["path"])])
+    (asked,) = [body for body in outcome.records if isinstance(body, AlternativesConsidered)]
+    (decided,) = [body for body in outcome.records if isinstance(body, DecisionMade)]
+    (model,) = [c.rejected for c in asked.candidates if c.alternative.source == "model"]
+    return model, asked.candidates[decided.chosen or 0].alternative.source, outcome.status
+
+
+async def test_invalid_proposal_is_rejected_and_completed() -> None:
+    """A model's proposal that could not be carried out is rejected with the reason, and `repair` completes it."""
+    why, source, status = await considered("walk")
+    assert why == "the plan could not be carried out: task 'new-0' needs path, which would not hold"
+    assert (source, status) == ("model+repair", "succeeded")
+
+
+async def test_proposal_that_misses_the_goal() -> None:
+    """A proposal after which the rest of the plan lacks what it needs is rejected too."""
+    why, source, status = await considered("detour")
+    assert why == "the plan could not be carried out: task 'two' needs half, which would not hold"
+    assert (source, status) == ("repair", "succeeded")
+
+
+async def test_valid_proposal_is_kept() -> None:
+    """A model's proposal that holds goes before the repair, although it changes more."""
+    assert await considered("clear", "walk") == ("", "model", "succeeded")
+
+
+async def test_goal_that_is_lost_at_the_end() -> None:
+    """A goal that is lost when nothing is left to do is reached again by new tasks at the end."""
+    plan = Plan(
+        goal=Goal(objective="x", facts=("there", "half")),
+        facts=("here", "path"),
+        tools=Plan.parse(CHOICES).tools,
+        tasks=(Task(id="one", tool="walk"), Task(id="wait", tool="clear", depends_on=("one",))),
+    )
+    outcome = await outcome_of(plan, Event(1, ceased=["half"], holds=["around"]))
+    assert (outcome.status, outcome.reached) == ("succeeded", True)
+
+
+async def test_harmless_facts() -> None:
+    """Facts that come, or go where nothing needs them any more, cause nothing."""
+    outcome = await outcome_of(CHOICES, Event(0, holds=["snow"]), Event(1, ceased=["path", "snow"]))
+    assert (outcome.status, outcome.triggers) == ("succeeded", [])

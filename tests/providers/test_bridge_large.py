@@ -1,0 +1,118 @@
+"""Bridges over facts in large plans: what they take."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from functools import partial
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from replanning import ReplanRequest, Task
+from replanning.journal import ContextChanged, FactsObserved
+from replanning.live import PlanView
+from replanning.providers._planner.bridge import repair_problems
+from replanning.providers._planner.domain import Domain, reachable_actions
+from replanning.providers._planner.search import solve
+from tests.support.live import Kept, kept, tool
+
+LACKING = "part(600)"
+
+
+def line(length: int) -> Kept:
+    """Steps one after another, of which each needs something of its own that is there from the start."""
+    go = tool("go", requires=["at({a})", "way({a},{b})", "part({b})"], adds=["at({b})"], removes=["at({a})"])
+    steps = [
+        Task(id=f"t{n}", tool="go", arguments={"a": str(n), "b": str(n + 1)}, depends_on=(f"t{n - 1}",) if n else ())
+        for n in range(length)
+    ]
+    own = [fact for n in range(length) for fact in (f"way({n},{n + 1})", f"part({n + 1})")]
+    make = tool("make", parameters={"b": "any"}, adds=["part({b})"])
+    return kept(*steps, tools=[go, make], facts=["at(0)", *own])
+
+
+def trouble(length: int) -> ReplanRequest:
+    """What is asked when something that a step needs is lost."""
+    plan = line(length)
+    plan.fold(FactsObserved((), (LACKING,)))
+    trigger = ContextChanged(tasks=tuple(f"t{n}" for n in range(length)), facts=(LACKING,))
+    return ReplanRequest((trigger,), PlanView(plan.live), 3, 1e12)
+
+
+@pytest.mark.parametrize("length", [700, 1_100])
+async def test_turns_of_the_event_loop(length: int) -> None:
+    """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
+    turns = 0
+
+    async def beat() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    request = trouble(length)
+    async with anyio.create_task_group() as group:
+        group.start_soon(beat)
+        await anyio.lowlevel.checkpoint()
+        before = turns
+        assert [problem async for problem in repair_problems(request)]
+        found = turns - before
+        group.cancel_scope.cancel()
+    assert found == 0 if length < 1_000 else found >= 5
+
+
+@pytest.mark.parametrize("first", ["at({a})", "part({b})"])
+def test_uses_of_tools(first: str) -> None:
+    """The work of finding the uses of a tool grows with the plan, not with its square, where its needs hang together."""
+
+    def calls(length: int) -> int:
+        count = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        needs = dict.fromkeys([first, "at({a})", "part({b})", "way({a},{b})"])
+        go = tool("go", requires=list(needs), adds=["at({b})"])
+        facts = [f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")]
+        sys.setprofile(counted)
+        found = reachable_actions(facts, Domain((go,), {}, {}))
+        sys.setprofile(None)
+        assert len(found.actions) == length
+        return count
+
+    assert calls(400) < 2.5 * calls(200)
+
+
+async def test_memory() -> None:
+    """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
+    (problem,) = [problem async for problem in repair_problems(trouble(800))]
+    tracemalloc.start()
+    solution = solve(problem)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (action,) = solution.repairs[0].actions
+    assert action.adds == (LACKING,)
+    assert peak < 10e6
+
+
+async def test_search_that_is_not_wanted_any_more() -> None:
+    """A long search in a thread ends when whoever asked has been cancelled, such as at the deadline of the provider."""
+    looked = 0
+
+    with anyio.CancelScope() as scope:
+
+        def look() -> None:
+            nonlocal looked
+            looked += 1
+            anyio.from_thread.run_sync(scope.cancel)
+            anyio.from_thread.check_cancelled()
+
+        (problem,) = [problem async for problem in repair_problems(trouble(700))]
+        await anyio.to_thread.run_sync(partial(solve, problem, check_cancelled=look))
+    assert scope.cancelled_caught
+    assert looked == 1

@@ -1,0 +1,312 @@
+"""Whatever the domain, the plan and the trouble: no repair that is offered is refused, or fails a judge of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from replanning import (
+    Alternative,
+    Goal,
+    Plan,
+    PlanRun,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    ToolSpec,
+    open_run,
+)
+from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
+from replanning.journal import ContextChanged, ResourceChanged, TaskFailed
+from replanning.live import PlanView
+from replanning.providers._planner.domain import ToolAction
+from replanning.providers._planner.search import Target, find_cheapest_path
+from replanning.providers.repair import RepairProvider
+from replanning.testing import VirtualClock
+from tests.support.runs import environment
+
+FACTS = [f"f{number}" for number in range(7)]
+one = st.lists(st.sampled_from(FACTS), max_size=1).map(tuple)
+few = st.lists(st.sampled_from(FACTS), max_size=2, unique=True).map(tuple)
+
+
+@st.composite
+def domains(draw: st.DrawFn) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
+    """Ground tools over a few facts, and what holds at first."""
+    tools = tuple(
+        ToolSpec(
+            name=f"t{number}",
+            requires=draw(few | one),
+            adds=draw(st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True).map(tuple)),
+            removes=draw(one),
+            cost=float(draw(st.integers(1, 3))),
+        )
+        for number in range(draw(st.integers(4, 9)))
+    )
+    return tools, frozenset(draw(st.lists(st.sampled_from(FACTS), max_size=3, unique=True)))
+
+
+def after(tool: ToolSpec, facts: frozenset[str]) -> frozenset[str] | None:
+    """The judge: what holds after a use of a tool; None where it cannot be used."""
+    return (facts - set(tool.removes)) | set(tool.adds) if facts.issuperset(tool.requires) else None
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A plan that can be carried out one task after another, with dependencies between some of them."""
+    tools, facts = draw(domains())
+    tasks: list[Task] = []
+    now = facts
+    for number in range(draw(st.integers(1, 6))):
+        able = [tool for tool in tools if after(tool, now) is not None]
+        if not able:
+            break
+        tool = draw(st.sampled_from(able))
+        now = after(tool, now) or now
+        earlier = [task.id for task in tasks]
+        chosen = draw(st.lists(st.sampled_from(earlier), max_size=2, unique=True)) if earlier else []
+        tasks.append(Task(id=f"s{number}", tool=tool.name, depends_on=tuple(chosen)))
+    assume(tasks)
+    reached = [fact for fact in sorted(now) if draw(st.booleans())]
+    goal = Goal(objective="test", facts=tuple(reached))
+    in_a_row = draw(st.booleans())
+    return Plan(goal=goal, facts=tuple(sorted(facts)), tools=tools, tasks=tuple(tasks), sequential=in_a_row)
+
+
+def carried_out(plan: Plan, done: set[str], facts: frozenset[str]) -> tuple[frozenset[str], list[str]]:
+    """Carry out what is left of a plan document, one task after another as soon as it can be: the end, and what is left."""
+    tools = {tool.name: tool for tool in plan.tools}
+    left = [task for task in sorted(plan.tasks, key=lambda task: task.priority) if task.id not in done]
+    finished = set(done)
+    while True:
+        able = [
+            task
+            for task in left
+            if finished.issuperset(task.depends_on) and after(tools[task.tool or ""], facts) is not None
+        ]
+        if not able:
+            return facts, [task.id for task in left]
+        task = able[0]
+        facts = after(tools[task.tool or ""], facts) or frozenset()
+        left.remove(task)
+        finished.add(task.id)
+
+
+async def troubled(
+    plan: Plan, steps: int, ceased: Sequence[str], down: str | None, *, fail: bool, goal: Sequence[str] | None
+) -> None:
+    """Let something happen to a run, and judge all that is offered then."""
+    async with open_run(plan) as run:
+        truth = _done(run, plan, steps)
+        now = (truth - set(ceased)) if truth is not None else frozenset()
+        run.observe(ceased=ceased)
+        assert frozenset(run.live.facts) == now
+        tasks = tuple(entry.id for entry in run.live if entry.state != "DONE")
+        triggers: list[object] = [ContextChanged(tasks=tasks, facts=tuple(ceased))]
+        if goal is not None:
+            run.change_goal(facts=goal)
+            triggers.append(ContextChanged(tasks=tasks, facts=tuple(f for f in goal if f not in now), goal=True))
+        if down is not None:
+            run.change_resource(down, available=False)
+            triggers.append(ResourceChanged(tasks=tasks, name=down, available=False))
+        ready = [entry.id for entry in run.live if entry.state == "READY"]
+        if fail and ready:
+            run.failed(run.started(ready[0]), ValueError("broken"))
+            triggers.append(TaskFailed(tasks=(ready[0],)))
+        view = PlanView(run.live)
+        whole, near = (
+            set(world.feasibility().unmet_facts())
+            for world in (view.strips_problem(), view.strips_problem(facts=ceased))
+        )
+        assert near.intersection(ceased) == whole.intersection(ceased)
+        request = ReplanRequest(tuple(triggers), view, 3, 1e12)  # type: ignore[arg-type] # triggers of three kinds
+        offered = await RepairProvider().propose(request)
+        assert offered == await RepairProvider().propose(request)
+        for alternative in offered:
+            if alternative.reason.startswith(("repair", "plan anew")):
+                _judge(run, alternative, now)
+        run.pause()
+
+
+def _done(run: PlanRun, plan: Plan, steps: int) -> frozenset[str] | None:
+    """Carry out the first tasks, in the order of the plan."""
+    tools = {tool.name: tool for tool in plan.tools}
+    facts: frozenset[str] | None = frozenset(plan.facts or ())
+    for task in plan.tasks[:steps]:
+        run.succeeded(run.started(task.id))
+        facts = after(tools[task.tool or ""], facts or frozenset())
+    return facts
+
+
+def _judge(run: PlanRun, alternative: Alternative, now: frozenset[str]) -> None:
+    """Whether the live plan takes it, and what it leaves can be carried out and reaches the goal."""
+    assert run.live.check(alternative.changes) == ()
+    done = {entry.id for entry in run.live if entry.state in ("DONE", "RUNNING")}
+    gone = {c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask)}
+    document = _changed(run.plan, alternative.changes)
+    end, left = carried_out(document, done | gone, now)
+    assert left == [], (alternative, left)
+    assert end.issuperset(run.plan.goal.facts), (alternative, end)
+    down = {tool.name for tool in run.live.tools.values() if not tool.available}
+    assert not [t for c in alternative.changes if isinstance(c, ReplaceTask) for t in c.tasks if t.tool in down]
+
+
+def _changed(plan: Plan, changes: Sequence[PlanChange]) -> Plan:
+    """The plan document after changes, made without the library's own machinery."""
+    tasks = {task.id: task for task in plan.tasks}
+    stands_for: dict[str, str] = {}
+    for change in changes:
+        if isinstance(change, AddTask):
+            tasks[change.task.id] = change.task
+            for waiting in change.before:
+                tasks[waiting] = _waiting(tasks[waiting], change.task.id)
+        elif isinstance(change, ModifyTask):
+            tasks[change.task_id] = tasks[change.task_id].model_copy(
+                update={"depends_on": tuple(change.fields["depends_on"])}  # type: ignore[arg-type] # they change nothing else
+            )
+        elif isinstance(change, ReplaceTask):
+            old = tasks.pop(change.task_id)
+            own = {task.id for task in change.tasks}
+            for task in change.tasks:
+                root = own.isdisjoint(task.depends_on)
+                tasks[task.id] = _waiting(task, *old.depends_on) if root else task
+            stands_for[change.task_id] = change.tasks[-1].id
+        elif isinstance(change, RemoveTask):
+            tasks.pop(change.task_id)
+    now = [
+        task.model_copy(update={"depends_on": tuple(stands_for.get(dep, dep) for dep in task.depends_on)})
+        for task in tasks.values()
+    ]
+    return plan.model_copy(update={"tasks": tuple(now)})
+
+
+def _waiting(task: Task, *others: str) -> Task:
+    return task.model_copy(update={"depends_on": tuple(dict.fromkeys([*task.depends_on, *others]))})
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(
+    plan=plans(),
+    steps=st.integers(0, 4),
+    ceased=st.lists(st.sampled_from(FACTS), max_size=3, unique=True),
+    data=st.data(),
+)
+def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data: st.DataObject) -> None:
+    """A repair that is offered is taken by the live plan, can be carried out, and reaches the goal."""
+    down = data.draw(st.none() | st.none() | st.sampled_from([tool.name for tool in plan.tools]))
+    fail = data.draw(st.sampled_from([False, False, True]))
+    goal = data.draw(st.none() | st.lists(st.sampled_from(FACTS), max_size=2, unique=True))
+    trouble = partial(troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal)
+    anyio.run(trouble)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(
+    plan=plans(), steps=st.integers(0, 6), goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True)
+)
+def test_goal_changed_at_run_time(plan: Plan, steps: int, goal: list[str]) -> None:
+    """A run whose goal is changed succeeds where breadth-first search finds a way, and only with what the goal asks."""
+    anyio.run(retargeted, plan, steps, goal)
+
+
+async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
+    """Change the goal of a run while one of its tasks is under way, the last one included, and judge its end."""
+    tools = {tool.name: tool for tool in plan.tools}
+    facts, able = frozenset(plan.facts or ()), False
+    number = min(steps, len(plan.tasks) - 1)
+    async with VirtualClock() as clock:
+        chosen = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
+        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
+        async with engine.open(plan) as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    follows = after(tools[task.tool or ""], facts)
+                    assert follows is not None, f"{task.id} cannot be done"
+                    facts = follows
+                    if number == 0:
+                        run.change_goal(facts=goal)
+                        able = _breadth_first(plan.tools, facts, frozenset(goal)) is not None
+                    number -= 1
+    done = run.result.status == "succeeded"
+    assert run.plan.goal.facts == tuple(goal)
+    assert done == able, run.result.reason
+    assert not done or facts.issuperset(goal)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(
+    plan=plans(),
+    steps=st.integers(0, 4),
+    ceased=st.lists(st.sampled_from(FACTS), max_size=2, unique=True),
+    picks=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    chained=st.booleans(),
+)
+def test_no_completion_fails(plan: Plan, steps: int, ceased: list[str], picks: list[int], chained: bool) -> None:
+    """A completion of whatever another provider proposes is taken, can be carried out, and keeps most of what was new."""
+    proposed = [plan.tools[pick % len(plan.tools)].name for pick in picks]
+    anyio.run(completing, plan, min(steps, len(plan.tasks) - 1), ceased, proposed, chained)
+
+
+async def completing(plan: Plan, steps: int, ceased: Sequence[str], tools: Sequence[str], chained: bool) -> None:
+    """Let facts cease, propose these tools for the rest of the plan, and judge what is made of that."""
+    async with open_run(plan) as run:
+        now = (_done(run, plan, steps) or frozenset()) - set(ceased)
+        run.observe(ceased=ceased)
+        left = [entry.id for entry in run.live if entry.state != "DONE"]
+        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
+        for number, tool in enumerate(tools):
+            before = (f"w{number - 1}",) if chained and number else ()
+            changes.append(AddTask(task=Task(id=f"w{number}", tool=tool, depends_on=before)))
+        proposed = Alternative(changes=tuple(changes), reason="written", source="model")
+        trigger = ContextChanged(tasks=tuple(left), facts=tuple(ceased))
+        request = ReplanRequest((trigger,), PlanView(run.live), 3, 1e12)
+        found = await RepairProvider().complete(request, proposed, "")
+        assert found == await RepairProvider().complete(request, proposed, "")
+        if found is not None:
+            _judge(run, found, now)
+            assert found.source in ("model+repair", "repair+model")
+            run.apply(found.changes)
+            there = [task.id for task in run.plan.tasks if task.id not in plan_ids(plan)]
+            kept = [task for task in there if task.startswith("w") and "~" not in task]
+            assert 2 * len(kept) >= len(there)
+            assert kept
+        run.pause()
+
+
+def plan_ids(plan: Plan) -> set[str]:
+    """The ids of a plan's tasks."""
+    return {task.id for task in plan.tasks}
+
+
+@settings(max_examples=100, deadline=None)
+@given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
+def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]) -> None:
+    """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""
+    tools, facts = domain
+    actions = [
+        ToolAction(tool.name, {}, tool.requires, tool.adds, tuple(f for f in tool.removes if f not in tool.adds), 1)
+        for tool in tools
+    ]
+    found = find_cheapest_path(facts, [Target(goal, 0)], actions)
+    best = _breadth_first(tools, facts, goal)
+    assert found.conclusive
+    assert (None if found.actions is None else len(found.actions)) == best
+    greedy = find_cheapest_path(facts, [Target(goal, 0)], actions, nodes=0)
+    assert (greedy.actions is None) == (best is None)
+
+
+def _breadth_first(tools: Sequence[ToolSpec], facts: frozenset[str], goal: frozenset[str]) -> int | None:
+    seen, layer, depth = {facts}, [facts], 0
+    while layer:
+        if any(state >= goal for state in layer):
+            return depth
+        following = {new for state in layer for tool in tools if (new := after(tool, state)) is not None}
+        layer = [state for state in following if state not in seen]
+        seen.update(layer)
+        depth += 1
+    return None

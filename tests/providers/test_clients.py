@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from replanning.errors import LLMRefusal, LLMRequestRejected, LLMResponseInvalid
+from replanning.llm import LLMOptions
+from replanning.providers.anthropic import AnthropicProvider
+from replanning.providers.github_copilot import GitHubCopilotProvider
+from replanning.providers.ollama import OllamaProvider
+from replanning.providers.openai import OpenAIProvider
+from tests.support.llm_clients import City, Network, client, fails, said
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+EXCHANGES = DATA / "provider_exchanges_open.jsonl.gz"
+DESCRIPTION = DATA / "specs" / "openai-openapi.json.gz"
+
+recorded = pytest.mark.skipif(not EXCHANGES.is_file(), reason=f"there are no recorded exchanges: {EXCHANGES}")
+described = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=f"there is no description of the API: {DESCRIPTION}")
+
+
+def exchanges(api: str, *, status: int = 200, stream: bool = False) -> Iterator[dict[str, Any]]:
+    """What was recorded of an API."""
+    with gzip.open(EXCHANGES, "rt") as lines:
+        for exchange in map(json.loads, lines):
+            if (exchange["api"], exchange["status"], exchange["stream"]) == (api, status, stream):
+                yield exchange
+
+
+def replayed(exchange: dict[str, Any]) -> Network:
+    """A network that answers what was recorded."""
+    response = exchange["response"]
+    if isinstance(response, str):
+        return Network(httpx.Response(200, text=response, headers={"content-type": "text/event-stream"}))
+    return Network(httpx.Response(exchange["status"], json=response, headers={"x-request-id": "req_1"}))
+
+
+def openai_text(message: dict[str, Any]) -> str:
+    """What a recorded message says."""
+    calls = [call["function"]["arguments"] for call in message.get("tool_calls") or []]
+    return "\n".join(calls) if calls else message["content"]
+
+
+@pytest.mark.integration
+@recorded
+@pytest.mark.parametrize("api", ["openai.chat", "ollama.openai"])
+async def test_recorded_chats(api) -> None:
+    """Every recorded chat is read: what was said or given to tools, by which model, how it ended, what it used."""
+    seen = 0
+    for exchange in exchanges(api):
+        raw = exchange["response"]
+        answer = await client(OpenAIProvider, replayed(exchange)).complete_detailed("well?")
+        choice, used = raw["choices"][0], raw["usage"]
+        assert answer.text == openai_text(choice["message"])
+        assert (answer.model, answer.request_id) == (raw["model"], "req_1")
+        assert (answer.input_tokens, answer.output_tokens) == (used["prompt_tokens"], used["completion_tokens"])
+        assert answer.usage.tokens == used["total_tokens"]
+        assert answer.finish == ("length" if choice["finish_reason"] == "length" else "stop")
+        seen += 1
+    assert seen == {"openai.chat": 445, "ollama.openai": 2}[api]
+
+
+@pytest.mark.integration
+@recorded
+async def test_recorded_messages() -> None:
+    """Every recorded message of Anthropic is read likewise; what it remembered counts as sent."""
+    seen = 0
+    for exchange in exchanges("anthropic.messages"):
+        raw = exchange["response"]
+        answer = await client(AnthropicProvider, replayed(exchange)).complete_detailed("well?")
+        tools = [
+            json.dumps(block["input"], ensure_ascii=False) for block in raw["content"] if block["type"] == "tool_use"
+        ]
+        words = "".join(block["text"] for block in raw["content"] if block["type"] == "text")
+        used = raw["usage"]
+        assert answer.text == ("\n".join(tools) or words)
+        assert answer.model == raw["model"]
+        remembered = used["cache_creation_input_tokens"] + used["cache_read_input_tokens"]
+        assert answer.input_tokens == used["input_tokens"] + remembered
+        assert answer.output_tokens == used["output_tokens"]
+        assert answer.finish == ("length" if raw["stop_reason"] == "max_tokens" else "stop")
+        seen += 1
+    assert seen == 90
+
+
+@pytest.mark.integration
+@recorded
+async def test_recorded_streams() -> None:
+    """Answers that come in pieces, as nobody asked, are put together; without their end they are none."""
+    for kind, api, count in ((OpenAIProvider, "openai.chat", 15), (AnthropicProvider, "anthropic.messages", 10)):
+        found = list(exchanges(api, stream=True))
+        assert len(found) == count
+        for exchange in found:
+            raw = exchange["response"]
+            answer = await client(kind, replayed(exchange)).complete_detailed("well?")
+            assert (answer.text, answer.output_tokens) == streamed(raw)
+            assert answer.text
+            assert answer.finish == "stop"
+            ended = "message_delta" if kind is AnthropicProvider else '"finish_reason":"'
+            cut = exchange | {"response": raw[: raw.index(ended)]}
+            with pytest.raises(LLMResponseInvalid):
+                await client(kind, replayed(cut)).complete_detailed("well?")
+
+
+def streamed(raw: str) -> tuple[str, int]:
+    """The text and the tokens of a recorded stream, read in another way than the clients do."""
+    events = [json.loads(line[5:]) for line in raw.splitlines() if line.startswith("data:") and line != "data: [DONE]"]
+    if "choices" in events[0]:
+        deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls") or []]
+        by_tool = groupby(sorted(calls, key=lambda call: call["index"]), key=lambda call: call["index"])
+        tools = ["".join(call["function"]["arguments"] for call in group) for _, group in by_tool]
+        words = "".join(delta.get("content") or "" for delta in deltas)
+        return "\n".join(tools) or words, events[-1]["usage"]["completion_tokens"]
+    used = {event["index"] for event in events if event.get("content_block", {}).get("type") == "tool_use"}
+    deltas = [event for event in events if event["type"] == "content_block_delta"]
+    given = "".join(event["delta"].get("partial_json", "") for event in deltas if event["index"] in used)
+    words = "".join(event["delta"].get("text", "") for event in deltas)
+    tokens = next(event["usage"]["output_tokens"] for event in events if event["type"] == "message_delta")
+    return json.dumps(json.loads(given)) if given else words, tokens
+
+
+@pytest.mark.integration
+@recorded
+async def test_recorded_errors() -> None:
+    """Every recorded error is one of a request that is not taken, and says what the service said; none is repeated."""
+    found = [*exchanges("openai.chat", status=400), *exchanges("openai.chat", status=404)]
+    assert len(found) == 5
+    for exchange in found:
+        network = replayed(exchange)
+        with pytest.raises(LLMRequestRejected) as caught:
+            await client(OpenAIProvider, network).complete("well?")
+        error = caught.value
+        assert (error.status, error.request_id) == (exchange["status"], "req_1")
+        assert error.excerpt == exchange["response"]["error"]["message"]
+        assert len(network.requests) == 1
+
+
+@pytest.mark.integration
+@recorded
+async def test_recorded_embeddings() -> None:
+    """Every recorded embedding is read, packed as they are, and its numbers are those of a direction."""
+    seen = 0
+    for exchange in exchanges("openai.embeddings"):
+        vector = await client(OpenAIProvider, replayed(exchange)).embed("well?")
+        assert len(vector) == 1536
+        assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-3)
+        seen += 1
+    assert seen == 19
+
+
+@pytest.mark.integration
+@recorded
+async def test_recorded_descriptions_of_models() -> None:
+    """What Ollama says about a model is no answer of one, and is not taken for it."""
+    found = list(exchanges("ollama.native"))
+    assert len(found) == 2
+    for exchange in found:
+        with pytest.raises(LLMResponseInvalid, match="message: Field required"):
+            await client(OllamaProvider, replayed(exchange)).complete("well?")
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (OpenAIProvider, {"choices": [{"message": {"content": None, "refusal": "I won't."}, "finish_reason": "stop"}]}),
+        (OpenAIProvider, {"choices": [{"message": {"content": "I won't."}, "finish_reason": "content_filter"}]}),
+        (AnthropicProvider, {"content": [{"type": "text", "text": "I won't."}], "stop_reason": "refusal"}),
+    ],
+)
+async def test_refusals(kind, answer) -> None:
+    """A model that declines is told from one that answers, in each of the ways in which services say so."""
+    network = Network(said(kind, **answer))
+    with pytest.raises(LLMRefusal, match=f"{kind.name}: the model declined: I won't.") as caught:
+        await client(kind, network).complete_json("well?", City)
+    assert len(network.requests) == 1
+    assert caught.value.provider == kind.name
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "finish"),
+    [
+        (OpenAIProvider, {"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]}, "length"),
+        (OpenAIProvider, {"choices": [{"message": {"content": "x"}, "finish_reason": "new"}]}, "other"),
+        (OpenAIProvider, {"choices": [{"message": {"content": "x"}}], "usage": None, "model": None}, "other"),
+        (AnthropicProvider, {"stop_reason": "max_tokens"}, "length"),
+        (AnthropicProvider, {"stop_reason": "model_context_window_exceeded"}, "length"),
+        (AnthropicProvider, {"stop_reason": "pause_turn", "usage": None}, "other"),
+        (OllamaProvider, {"done_reason": "length"}, "length"),
+        (OllamaProvider, {"done_reason": "load", "eval_count": None, "prompt_eval_count": None}, "other"),
+    ],
+)
+async def test_how_answers_end(kind, answer, finish) -> None:
+    """An answer says how it ended; where nothing is counted, what it used is estimated from above."""
+    completion = await client(kind, Network(said(kind, "x", **answer))).complete_detailed("well?")
+    assert (completion.text, completion.finish) == ("x", finish)
+    assert completion.output_tokens >= 1
+    assert completion.input_tokens >= len("well?")
+
+
+async def test_content_in_parts() -> None:
+    """A message in parts says what its parts of text say, and not what the model thought."""
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "fo"},
+        {"type": "text", "text": "ur"},
+    ]
+    answer: dict[str, Any] = {"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]}
+    assert await client(OpenAIProvider, Network(said(OpenAIProvider, **answer))).complete("2 + 2?") == "four"
+
+
+@cache
+def description() -> dict[str, Any]:
+    """OpenAI's own description of its API."""
+    with gzip.open(DESCRIPTION, "rt") as file:
+        return json.load(file)
+
+
+def objections(schema: str, instance: object) -> list[str]:
+    """What OpenAI's description of its API finds wrong with a request."""
+    validator = Draft202012Validator(description() | {"$ref": f"#/components/schemas/{schema}"})
+    return [error.message for error in validator.iter_errors(instance)]
+
+
+@pytest.mark.integration
+@described
+@pytest.mark.parametrize("kind", [OpenAIProvider, GitHubCopilotProvider])
+async def test_requests_fit_the_published_description(kind) -> None:
+    """Every request that is sent to OpenAI or those like it is one by OpenAI's own description of its API."""
+    odd = fails(400, "'temperature', 'max_tokens' and 'messages[0].role' are not supported")
+    vector = httpx.Response(200, json={"data": [{"embedding": [0.5]}]})
+    network = Network(odd, odd, odd, odd, said(kind, '{"name": "Ulm"}'), said(kind), vector)
+    model = client(kind, network)
+    assert await model.complete_json("Which?", City, LLMOptions(system="be brief")) == City(name="Ulm")
+    assert await model.complete("2 + 2?", LLMOptions(temperature=0, max_tokens=1)) == "four"
+    assert await model.embed("a wheel") == [0.5]
+    *chats, embedding = network.bodies
+    assert len(chats) == 6
+    assert [found for chat in chats for found in objections("CreateChatCompletionRequest", chat)] == []
+    assert objections("CreateEmbeddingRequest", embedding) == []
+    wrong = chats[0] | {"temperature": "warm", "messages": []}
+    assert len(objections("CreateChatCompletionRequest", wrong)) >= 2

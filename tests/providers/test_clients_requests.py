@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field, NonNegativeInt, create_model
+
+from replanning import Environment
+from replanning.errors import LLMError, LLMRequestRejected
+from replanning.llm import LLMOptions, Price, PriceTable
+from replanning.plan import JsonObject
+from replanning.providers._proposals import schema_name, strict_schema
+from replanning.providers.anthropic import AnthropicProvider
+from replanning.providers.github_copilot import GitHubCopilotProvider
+from replanning.providers.ollama import OllamaProvider
+from replanning.providers.openai import OpenAIProvider
+from replanning.testing import ScriptedLLMServer
+from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
+
+ULM = '{"name": "Ulm", "people": 126000}'
+USER = {"role": "user", "content": "Which?"}
+
+
+class Place(City):
+    """Another shape."""
+
+
+async def sent(provider: Any, network: Network, **options) -> httpx.Request:
+    """The request for an answer."""
+    await provider.complete("Which?", LLMOptions(**options))
+    return network.requests[-1]
+
+
+async def test_openai() -> None:
+    """OpenAI is asked for a chat completion, with the model, temperature and limit that were configured."""
+    network = Network(said(OpenAIProvider))
+    request = await sent(client(OpenAIProvider, network, model="gpt-4o", temperature=0.9, max_tokens=70), network)
+    assert str(request.url) == "https://api.openai.com/v1/chat/completions"
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    expected = {"model": "gpt-4o", "temperature": 0.9, "max_completion_tokens": 70, "messages": [USER]}
+    assert network.bodies == [expected]
+    await sent(client(OpenAIProvider, network), network, system="be brief", temperature=0.0, model="m", max_tokens=3)
+    messages = [{"role": "system", "content": "be brief"}, USER]
+    assert network.bodies[1] == {"model": "m", "temperature": 0.0, "max_completion_tokens": 3, "messages": messages}
+
+
+async def test_compatible_servers() -> None:
+    """A compatible server is asked with the older name of the limit, where it is, and needs no key."""
+    network = Network(said(OpenAIProvider))
+    model = OpenAIProvider(base_url="http://localhost:8000/v1/", transport=network, environ={})
+    assert model.unavailable_reason() == ""
+    request = await sent(model, network)
+    assert str(request.url) == "http://localhost:8000/v1/chat/completions"
+    assert "authorization" not in request.headers
+    assert network.bodies[0] == {"model": "gpt-4.1-mini", "temperature": 0.3, "max_tokens": 2000, "messages": [USER]}
+
+
+async def test_github_copilot() -> None:
+    """GitHub Copilot is asked as OpenAI is, at its own place or another one, and needs its token."""
+    network = Network(said(GitHubCopilotProvider))
+    request = await sent(client(GitHubCopilotProvider, network), network)
+    assert str(request.url) == "https://api.githubcopilot.com/v1/chat/completions"
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert set(network.bodies[0]) == {"model", "temperature", "max_tokens", "messages"}
+    elsewhere = GitHubCopilotProvider(environ={"GITHUB_COPILOT_BASE_URL": "https://copilot.example/api"})
+    assert (elsewhere.base_url, elsewhere.unavailable_reason()) == (
+        "https://copilot.example/api",
+        "GITHUB_COPILOT_TOKEN is not set",
+    )
+
+
+async def test_anthropic() -> None:
+    """Anthropic is asked for a message, with its version, and no warmer than it can be."""
+    network = Network(said(AnthropicProvider))
+    request = await sent(client(AnthropicProvider, network), network, system="be brief")
+    assert str(request.url) == "https://api.anthropic.com/v1/messages"
+    assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (KEY, "2023-06-01")
+    assert "authorization" not in request.headers
+    asked = {"model": "claude-sonnet-4-5", "max_tokens": 2000, "messages": [USER], "temperature": 0.3}
+    assert network.bodies == [asked | {"system": "be brief"}]
+    await sent(client(AnthropicProvider, network, temperature=1.8), network)
+    assert network.bodies[1] == asked | {"temperature": 1.0}
+
+
+async def test_ollama() -> None:
+    """Ollama is asked in its own way, in one piece, and to read as much as there is to read."""
+    network = Network(said(OllamaProvider))
+    request = await sent(OllamaProvider(transport=network, environ={}), network, system="be brief")
+    assert str(request.url) == "http://127.0.0.1:11434/api/chat"
+    messages = [{"role": "system", "content": "be brief"}, USER]
+    options = {"temperature": 0.3, "num_predict": 2000}
+    assert network.bodies == [{"model": "llama3.2", "stream": False, "options": options, "messages": messages}]
+    await OllamaProvider(transport=network, environ={}).complete("word " * 3000)
+    assert network.bodies[1]["options"] == options | {"num_ctx": 16384}
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
+        (":8080", "http://127.0.0.1:8080"),
+        ("gpu.example", "http://gpu.example:11434"),
+        ("gpu.example:80/ollama/", "http://gpu.example/ollama"),
+        ("https://gpu.example", "https://gpu.example"),
+        ("http://[::1]:9000/", "http://[::1]:9000"),
+        ("", "http://127.0.0.1:11434"),
+    ],
+)
+def test_ollama_host(given, address) -> None:
+    """Where Ollama is may be said in each of the forms that Ollama itself takes."""
+    assert OllamaProvider(environ={"OLLAMA_HOST": given}).base_url == address
+    assert OllamaProvider(base_url=given, environ={}).base_url == address
+
+
+async def test_whether_ollama_is_there() -> None:
+    """Ollama is available when it answers; the others are when they have a key."""
+    with ScriptedLLMServer() as server:
+        async with OllamaProvider(environ=server.environ()) as model:
+            assert await model.is_available()
+        environ = server.environ()
+    async with OllamaProvider(environ=environ) as model:
+        assert model.unavailable_reason() == ""
+        assert not await model.is_available()
+    assert not await OllamaProvider(base_url="ftp://somewhere", environ={}).is_available()
+    assert await OpenAIProvider(environ=environ).is_available()
+    assert not await OpenAIProvider(environ={}).is_available()
+
+
+def test_what_ollama_costs() -> None:
+    """A model of one's own costs nothing, unless it is said what it costs."""
+    assert OllamaProvider(environ={}).estimate("?", LLMOptions()).unpriced is False
+    priced = OllamaProvider(environ={}, prices=PriceTable({"llama3.2": Price(1, 1)}))
+    assert priced.estimate("?", LLMOptions()).money > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [
+        (OpenAIProvider, "OPENAI_API_KEY"),
+        (AnthropicProvider, "ANTHROPIC_API_KEY"),
+        (GitHubCopilotProvider, "GITHUB_COPILOT_TOKEN"),
+    ],
+)
+async def test_keys(kind, variable) -> None:
+    """A key comes as an argument or by its variable; without one the client says which, and asks nothing."""
+    network = Network(said(kind))
+    assert kind(environ={variable: KEY}).unavailable() == kind(KEY, environ={}).unavailable() == ""
+    assert kind(environ={variable: f" {KEY}\n"}).unavailable() == ""
+    model = kind(transport=network, environ={})
+    assert model.unavailable() == f"{variable} is not set"
+    with pytest.raises(LLMRequestRejected, match=f"{kind.name}: {variable} is not set"):
+        await model.complete("Which?")
+    for wrong in (f"{KEY} # mine", f"{KEY}\n{KEY}", "schlüssel"):
+        model = kind(wrong, transport=network, environ={})
+        with pytest.raises(LLMRequestRejected, match="has characters that no key has") as caught:
+            await model.complete("Which?")
+        assert wrong not in str(caught.value)
+    assert network.requests == []
+
+
+NO_ADDRESSES = "api.openai.com:x http:// http://h:x http://h:65536 http://xn--/ file:///etc/passwd http://u:secret@h/"
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("url", [*NO_ADDRESSES.split(), "http://h/?x=1", "http://h/?"])
+async def test_wrong_addresses(kind, url) -> None:
+    """An address that cannot be asked is told before anything is sent, without the login that it may hold."""
+    network = Network(said(kind))
+    model = kind(KEY, base_url=url, transport=network, environ={})
+    if model.unavailable() == "" and kind is OllamaProvider:
+        return  # it takes more forms
+    with pytest.raises(LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
+        await model.complete("Which?")
+    assert "secret" not in str(caught.value)
+    assert network.requests == []
+
+
+async def test_shapes() -> None:
+    """An answer of a shape is asked for by each service's own means."""
+    for kind in CLIENTS:
+        answer: dict[str, Any] = {}
+        if kind is AnthropicProvider:
+            answer = {"content": [{"type": "tool_use", "id": "t", "name": "answer", "input": json.loads(ULM)}]}
+        network = Network(said(kind, ULM, **answer))
+        assert await client(kind, network).complete_json("Which?", City) == City(name="Ulm", people=126000)
+        body = network.bodies[0]
+        schema = City.model_json_schema()
+        if kind is AnthropicProvider:
+            assert body["tools"] == [{"name": "answer", "description": "Give the answer.", "input_schema": schema}]
+            assert body["tool_choice"] == {"type": "tool", "name": "answer"}
+        elif kind is OllamaProvider:
+            assert body["format"] == schema
+        else:
+            form = {"name": "City", "schema": strict_schema(City), "strict": True}
+            assert body["response_format"] == {"type": "json_schema", "json_schema": form}
+
+
+@pytest.mark.parametrize(
+    ("kind", "objection", "hint"),
+    [
+        (OpenAIProvider, fails(400, "response_format is not known here"), "response_format"),
+        (OpenAIProvider, fails(422, "bad grammar"), "response_format"),
+        (AnthropicProvider, fails(400, "tool_choice: this model cannot be forced to use a tool"), "tools"),
+        (OllamaProvider, fails(400, "invalid format"), "format"),
+    ],
+)
+async def test_services_without_shapes(kind, objection, hint) -> None:
+    """A schema that a service does not take is told in words, and from then on at once; other schemas are not."""
+    network = Network(objection, said(kind, f"Here: {ULM}"))
+    model = client(kind, network)
+    for _ in range(2):
+        assert (await model.complete_json("Which?", City)).name == "Ulm"
+    first, second, third = network.bodies
+    assert hint in first
+    assert hint not in second
+    assert second == third
+    words = json.dumps(second["messages"]) + str(second.get("system"))
+    assert "It must fit this JSON Schema" in words
+    await model.complete_json("Which?", City, LLMOptions(model="another"))
+    await model.complete_json("Which?", Place)
+    assert hint in network.bodies[3]
+    assert hint in network.bodies[4]
+
+
+async def test_models_with_one_temperature() -> None:
+    """A model that takes no temperature is asked without one, and from then on at once."""
+    for kind, text in (
+        (OpenAIProvider, "Unsupported value: 'temperature' does not support 0.3 with this model."),
+        (AnthropicProvider, "`temperature` is deprecated for this model."),
+    ):
+        network = Network(fails(400, text), said(kind))
+        model = client(kind, network)
+        assert [await model.complete("2 + 2?") for _ in range(2)] == ["four", "four"]
+        assert ["temperature" in body for body in network.bodies] == [True, False, False]
+
+
+async def test_names_of_the_limit() -> None:
+    """A model that knows the limit of tokens by its other name is told that."""
+    network = Network(
+        fails(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."), said(OpenAIProvider)
+    )
+    model = OpenAIProvider(KEY, base_url="https://mine.example/v1", transport=network, environ={})
+    assert await model.complete("2 + 2?") == "four"
+    assert ["max_tokens" in body for body in network.bodies] == [True, False]
+    assert network.bodies[1]["max_completion_tokens"] == 2000
+
+
+async def test_models_without_a_system() -> None:
+    """What a model is told about its role comes before the question, where it takes no messages of a system."""
+    text = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
+    network = Network(fails(400, text), said(OpenAIProvider))
+    await sent(client(OpenAIProvider, network), network, system="be brief")
+    assert network.bodies[1]["messages"] == [{"role": "user", "content": "be brief\n\nWhich?"}]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_objections_to_something_else(kind) -> None:
+    """What is refused for another reason is refused; no feature is given up for it in the calls after that."""
+    network = Network(fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM))
+    model = client(kind, network)
+    with pytest.raises(LLMRequestRejected, match="the prompt is too long"):
+        await model.complete_json("Which?", City)
+    tries = len(network.requests)
+    assert tries == (2 if issubclass(kind, OpenAIProvider) else 1)  # where an objection to a schema has many names
+    network.script = (said(kind, ULM),)
+    await model.complete_json("Which?", City)
+    assert network.bodies[tries] == network.bodies[0]
+
+
+async def test_embeddings() -> None:
+    """Embeddings are asked of the models for them, or of the one that is named; Anthropic has none."""
+    network = Network(httpx.Response(200, json={"data": [{"embedding": [0.5, 1]}], "usage": {"prompt_tokens": 2}}))
+    assert await client(OpenAIProvider, network).embed("a wheel") == [0.5, 1.0]
+    assert str(network.requests[0].url) == "https://api.openai.com/v1/embeddings"
+    assert network.bodies == [{"model": "text-embedding-3-small", "input": "a wheel"}]
+    network = Network(httpx.Response(200, json={"embeddings": [[0.5, 1]], "prompt_eval_count": 2}))
+    assert await client(OllamaProvider, network).embed("a wheel", LLMOptions(model="minilm")) == [0.5, 1.0]
+    assert str(network.requests[0].url) == "http://127.0.0.1:11434/api/embed"
+    assert network.bodies == [{"model": "minilm", "input": "a wheel"}]
+    with pytest.raises(LLMError, match="anthropic: it offers no embeddings"):
+        await client(AnthropicProvider, network).embed("a wheel")
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [[], {"embedding": []}, {"embedding": "AAAA"}, {"embedding": "~"}, {"embedding": ["a"]}, {"embedding": None}],
+)
+async def test_wrong_embeddings(vector) -> None:
+    """What is no vector is not taken for one."""
+    network = Network(httpx.Response(200, json={"data": [vector] if vector else []}))
+    with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
+        await client(OpenAIProvider, network).embed("a wheel")
+    network = Network(httpx.Response(200, content=b'{"data": [{"embedding": [NaN, 1]}]}'))
+    with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
+        await client(OpenAIProvider, network).embed("a wheel")
+
+
+def test_environment_of_the_process(monkeypatch) -> None:
+    """What is not given comes from the environment of the process; what is given goes before it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    assert OpenAIProvider().base_url == "http://localhost:1/v1"
+    assert OpenAIProvider(base_url="http://localhost:2/v1").base_url == "http://localhost:2/v1"
+    assert OpenAIProvider(model="gpt-4o", environment=Environment()).model == "gpt-4o"
+    assert repr(OpenAIProvider()) == "<OpenAIProvider openai gpt-4.1-mini>"
+
+
+# Strict schemas
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"] = "leaf"
+    size: NonNegativeInt | None = None
+
+
+class Tree(BaseModel):
+    kind: Literal["tree"] = "tree"
+    branches: list[Tree | Leaf] = Field(min_length=1, description="What grows on it.")
+    default: str = Field("none", min_length=3, title="Anything")
+
+
+class Free(BaseModel):
+    tree: Tree
+    arguments: JsonObject
+
+
+def test_strict_schemas() -> None:
+    """A strict schema says the same in less: every member is required, no other may stand there."""
+    schema = strict_schema(Tree)
+    assert schema is not None
+    tree = schema["$defs"]["Tree"]
+    assert schema == {"$ref": "#/$defs/Tree", "$defs": schema["$defs"]}
+    assert tree["required"] == ["kind", "branches", "default"]
+    assert tree["additionalProperties"] is False
+    assert tree["properties"]["default"] == {"type": "string"}
+    assert tree["properties"]["branches"]["items"] == {"anyOf": [{"$ref": "#/$defs/Tree"}, {"$ref": "#/$defs/Leaf"}]}
+    assert tree["properties"]["branches"]["description"] == "What grows on it."
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], tuple[()], Free, dict[Literal["a"], int]],
+)
+def test_what_no_strict_schema_says(annotation) -> None:
+    """A shape in which anything may stand is not told strictly, and told all the same."""
+    model = create_model("Answer[x]", value=(annotation, ...))
+    assert strict_schema(model) is None
+    assert schema_name(model) == "Answer_x_"
+
+
+shapes = st.recursive(
+    st.sampled_from([int, str, bool, Literal["a"], Leaf]),
+    lambda inner: inner.map(list.__class_getitem__) | inner.map(lambda shape: shape | None),
+    max_leaves=4,
+)
+
+
+@given(shapes, st.data())
+def test_strict_schemas_leave_room_for_all(shape, data) -> None:
+    """Whatever the shape can be can be said under its strict schema."""
+    model = create_model("Answer", value=(shape, ...), other=(shape, Field(title="default")))
+    strict = strict_schema(model)
+    assert strict is not None
+    Draft202012Validator.check_schema(strict)
+    answer = model(value=data.draw(st.from_type(shape)), other=data.draw(st.from_type(shape)))
+    Draft202012Validator(strict).validate(answer.model_dump(mode="json"))

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import gzip
+import logging
+from email.utils import formatdate
+from functools import partial
+
+import anyio
+import httpx
+import pytest
+
+from replanning import Environment
+from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
+from replanning.llm import LLMOptions
+from replanning.providers.openai import OpenAIProvider
+from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock, hangs
+from replanning.testing.clock import EPOCH
+from tests.support.llm_clients import CLIENTS, KEY, Endless, Network, client, fails, said
+
+FOUR = said(OpenAIProvider)
+
+
+def openai(network: Network, **kwargs):
+    """OpenAI's client on this network."""
+    return client(OpenAIProvider, network, **kwargs)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+async def test_what_may_pass_is_tried_again(kind, status) -> None:
+    """A failure of the service that may pass does not show, after a wait."""
+    async with VirtualClock() as clock:
+        network = Network(fails(status), said(kind), clock=clock)
+        assert await client(kind, network).complete("2 + 2?") == "four"
+        assert network.moments == [0, 0.5]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("status", [301, 307, 308, 400, 401, 402, 403, 404, 405, 413, 422])
+async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
+    """What the service does not take is an error at once, and no redirect is followed."""
+    network = Network(fails(status, "that is wrong", location="https://elsewhere.example/"))
+    with pytest.raises(LLMRequestRejected, match=rf"{kind.name}: .*HTTP {status}.*: that is wrong") as caught:
+        await client(kind, network).complete("2 + 2?")
+    assert (caught.value.status, len(network.requests)) == (status, 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("All connection attempts failed"),
+        httpx.ConnectTimeout(""),
+        httpx.ReadError(""),
+        httpx.WriteError("Broken pipe"),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+    ],
+)
+async def test_lost_connections(error) -> None:
+    """A connection that is not made or is lost is made anew, and in the end the error says what it was."""
+    async with VirtualClock() as clock:
+        network = Network(error, FOUR, clock=clock)
+        assert await openai(network).complete("2 + 2?") == "four"
+        network = Network(error, clock=clock)
+        with pytest.raises(LLMUnavailable) as caught:
+            await openai(network).complete("2 + 2?")
+    assert network.moments == [0, 0.5, 1.5, 3.5, 7.5]
+    lines = str(caught.value)
+    assert lines.startswith("openai: api.openai.com cannot be reached; gave up after 5 tries: ")
+    assert lines.endswith(f"{type(error).__name__}: {error}".removesuffix(": "))
+    assert caught.value.__cause__ is error
+
+
+async def test_sent_to_no_host() -> None:
+    """A service that sends us to what cannot be the name of a host fails like one that cannot be reached."""
+    async with VirtualClock() as clock:
+        network = Network(fails(307, location="https://xn--/"), FOUR, clock=clock)
+        assert await openai(network).complete("2 + 2?") == "four"
+        assert network.moments == [0, 0.5]
+
+
+async def test_waits_are_spread_by_chance() -> None:
+    """The wait doubles each time, and chance makes it half as long or half as long again."""
+    for factor, moments in ((0.5, [0, 0.25, 0.75, 1.75, 3.75]), (1.5, [0, 0.75, 2.25, 5.25, 11.25])):
+        async with VirtualClock() as clock:
+            network = Network(fails(500), clock=clock)
+            environment = Environment(clock=clock, chance=partial(float, factor - 0.5))
+            model = OpenAIProvider(KEY, transport=network, environ={}, environment=environment)
+            with pytest.raises(LLMUnavailable):
+                await model.complete("2 + 2?")
+            assert network.moments == moments
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait"),
+    [
+        ({"retry_after": "7"}, 7),
+        ({"retry_after": "1.5"}, 1.5),
+        ({"retry_after_ms": "2500"}, 2.5),
+        ({"retry_after": formatdate(EPOCH + 20, usegmt=True)}, 20),
+        ({"retry_after": formatdate(EPOCH + 20)}, 20),
+        ({"retry_after": "0"}, 0.5),
+        ({"retry_after": "-5"}, 0.5),
+        ({"retry_after": "nan"}, 0.5),
+        ({"retry_after": "soon"}, 0.5),
+        ({"retry_after": ""}, 0.5),
+        ({"retry_after": formatdate(EPOCH - 20, usegmt=True)}, 0.5),
+        ({"retry_after": "Mon, 99 Foo 2023 99:99:99 GMT"}, 0.5),
+    ],
+)
+async def test_the_service_says_when(headers, wait) -> None:
+    """A service that wants to be left alone for so long, or until then, is; what it says wrongly does not count."""
+    async with VirtualClock() as clock:
+        network = Network(fails(429, **headers), FOUR, clock=clock)
+        assert await openai(network).complete("2 + 2?") == "four"
+        assert network.moments == [0, wait]
+
+
+@pytest.mark.parametrize("wait", ["31", "inf", "1e308", formatdate(EPOCH + 3600, usegmt=True)])
+async def test_no_wait_beyond_the_deadline(wait) -> None:
+    """Where the next try would come too late, the error comes at once and says so."""
+    async with VirtualClock() as clock:
+        network = Network(fails(503, "overloaded", retry_after=wait), clock=clock)
+        with pytest.raises(LLMUnavailable, match=r"is too late, only 30 s are left \(HTTP 503\): overloaded"):
+            await openai(network).complete("2 + 2?")
+        assert (clock.elapsed, len(network.requests)) == (0, 1)
+        with pytest.raises(LLMUnavailable, match=r"only 0\.4 s are left"):
+            await openai(Network(fails(503), clock=clock)).complete("?", LLMOptions(deadline=clock.now() + 0.4))
+
+
+async def test_a_service_that_says_it_is_no_use() -> None:
+    """A service that says that asking again does not help, such as without money, is not asked again."""
+    network = Network(fails(429, "You exceeded your current quota", x_should_retry="false"))
+    with pytest.raises(LLMUnavailable, match=r"asking again does not help, it says .*exceeded your current quota"):
+        await openai(network).complete("2 + 2?")
+    assert len(network.requests) == 1
+
+
+@pytest.mark.parametrize("script", [(None,), (fails(500), None), (fails(429, retry_after="29.9"), None)])
+async def test_one_deadline_for_all_tries(script) -> None:
+    """However many tries there are, they end at the one deadline, and the request that is under way is given up."""
+    async with VirtualClock() as clock:
+        network = Network(*script, clock=clock)
+        with pytest.raises(LLMTimeout, match="openai: no answer came within 30 s"):
+            await openai(network).complete("2 + 2?")
+        assert clock.elapsed == pytest.approx(30, abs=1e-6)
+        assert network.abandoned == 1
+
+
+async def test_cancelled_while_it_waits() -> None:
+    """Whoever cancels a call cancels its request, and the wait for the next."""
+    for script in ((None,), (fails(503, retry_after="20"), None)):
+        async with VirtualClock() as clock:
+            network = Network(*script, clock=clock)
+            async with anyio.create_task_group() as group:
+                group.start_soon(openai(network).complete, "2 + 2?")
+                await clock.sleep(3)
+                group.cancel_scope.cancel()
+            assert (clock.elapsed, network.abandoned, len(network.requests)) == (3, len(script) % 2, 1)
+
+
+async def test_endless_answers() -> None:
+    """An answer that does not end is left where it is too large for any, and its connection is closed."""
+    for status, error in ((200, LLMResponseInvalid), (400, LLMRequestRejected)):
+        endless = Endless()
+        network = Network(httpx.Response(status, stream=endless))
+        with pytest.raises(error):
+            await openai(network).complete("2 + 2?")
+        assert (endless.closed, endless.sent) == (True, 9_000_000)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>log in first</html>"),
+        httpx.Response(200, content=b'{"choices": [{"mess'),
+        httpx.Response(200, content=b"[" * 100_000),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json={"choices": [], "content": None, "message": None}),
+        httpx.Response(200, json={"choices": [1], "content": [1], "message": 1}),
+        httpx.Response(200, json={"choices": [{"message": {"content": 1}}], "content": "", "message": {"content": 1}}),
+        httpx.Response(204),
+        httpx.Response(200, content=b"\xff\xfe", headers={"content-type": "application/json"}),
+        httpx.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}),
+        httpx.Response(200, text="data: {", headers={"content-type": "text/event-stream"}),
+    ],
+    ids=range(12),
+)
+async def test_broken_answers(kind, answer) -> None:
+    """What no such service answers is an error that says so, whatever it is, and is not asked for again."""
+    network = Network(answer)
+    with pytest.raises(LLMResponseInvalid, match=f"{kind.name}: its answer is "):
+        await client(kind, network).complete("2 + 2?")
+    assert len(network.requests) == 1
+
+
+async def test_negative_usage() -> None:
+    """A service cannot give tokens back."""
+    for usage in ({"prompt_tokens": -5}, {"completion_tokens": -1}, {"prompt_tokens": "many"}):
+        with pytest.raises(LLMResponseInvalid, match=r"usage.*_tokens: Input should be"):
+            await openai(Network(said(OpenAIProvider, usage=usage))).complete("2 + 2?")
+
+
+async def test_packed_answers() -> None:
+    """An answer may come packed, and it is an error where it cannot be unpacked, or is far larger than it looked."""
+
+    def packed(data: bytes) -> Network:
+        headers = {"content-encoding": "gzip"}
+        return Network(lambda _: httpx.Response(200, headers=headers, stream=httpx.ByteStream(data)))
+
+    assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
+    whole = gzip.compress(FOUR.content)
+    for data in (b"not zip", whole[:-1], whole[: len(whole) // 2], whole + gzip.compress(b"more")):
+        with pytest.raises(LLMResponseInvalid, match="packed with 'gzip' and cannot be unpacked"):
+            await openai(packed(data)).complete("2 + 2?")
+    with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
+        await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_keys_are_not_shown(kind, caplog) -> None:
+    """The key is sent, and stands in no error, no log and no picture of the client, also where a service repeats it."""
+    caplog.set_level(logging.DEBUG)
+    for status in (401, 500):
+        network = Network(fails(status, f"Incorrect API key provided: {KEY}. Or is it x-api-key: {KEY}?"))
+        model = client(kind, network, timeout=0.1)
+        with pytest.raises(LLMError, match="Incorrect API key provided") as caught:
+            await model.complete("2 + 2?")
+        sent = " ".join(network.requests[0].headers.values())
+        shown = f"{caught.value!r} {caught.value} {vars(caught.value)} {model!r} {caplog.text}"
+        assert KEY in sent
+        assert KEY not in shown
+
+
+@pytest.mark.parametrize("header", ["x-request-id", "request-id"])
+async def test_what_errors_keep(header) -> None:
+    """An error keeps the status, the id of the request and what the service said, without secrets and cut short."""
+    body = {"type": "error", "error": {"type": "invalid", "message": "token=ghp_" + "4f9c" * 9 + " is bad. " * 99}}
+    network = Network(httpx.Response(400, json=body, headers={header: "req_7"}))
+    with pytest.raises(LLMRequestRejected) as caught:
+        await openai(network).complete("2 + 2?")
+    error = caught.value
+    assert (error.provider, error.status, error.request_id, len(error.excerpt)) == ("openai", 400, "req_7", 300)
+    assert error.excerpt.startswith("token=[redacted] is bad.")
+    assert "(HTTP 400, request req_7)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "m"}}, "m"),
+        ({"error": "m"}, "m"),
+        ({"message": "m"}, "m"),
+        ({"detail": "m"}, "m"),
+        ({"detail": [{"loc": ["x"]}]}, "[{'loc': ['x']}]"),
+        ("m", "m"),
+        ({"x": 1}, "{'x': 1}"),
+        ([], "[]"),
+    ],
+)
+async def test_forms_of_complaints(body, message) -> None:
+    """What a service says is wrong is found in each of the usual forms."""
+    with pytest.raises(LLMRequestRejected) as caught:
+        await openai(Network(httpx.Response(405, json=body))).complete("2 + 2?")
+    assert caught.value.excerpt == message
+
+
+def test_several_event_loops() -> None:
+    """One client serves several event loops one after another, and within each of them keeps its connection."""
+    with ScriptedLLMServer(["one", "two", "three", "four"]) as server:
+        model = OpenAIProvider(environ=server.environ())
+
+        async def twice() -> list[str]:
+            async with model:
+                return [await model.complete("next?"), await model.complete("next?")]
+
+        assert anyio.run(twice) + anyio.run(twice, backend="trio") == ["one", "two", "three", "four"]
+        first, second, third, fourth = (request.connection for request in server.requests)
+        assert first == second != third == fourth
+
+
+async def test_a_real_server_that_cuts() -> None:
+    """A connection that a real server cuts, before or within its answer, is made anew."""
+    with ScriptedLLMServer([ServerReply.cut(), ServerReply.cut(keep=30), "four"]) as server:
+        environment = Environment(chance=lambda: -0.49)  # hardly any wait, since this time is real
+        async with OpenAIProvider(environ=server.environ(), environment=environment) as model:
+            assert await model.complete("2 + 2?") == "four"
+        assert len(server.requests) == 3
+
+
+async def test_a_real_server_that_says_too_much() -> None:
+    """What a real server sends beyond all measure is left, and the connection with it."""
+    with ScriptedLLMServer([ServerReply.raw(b" " * 20_000_000), "four"]) as server:
+        async with OpenAIProvider(environ=server.environ()) as model:
+            with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
+                await model.complete("2 + 2?")
+            assert await model.complete("2 + 2?") == "four"
+        first, second = (request.connection for request in server.requests)
+        assert first != second
+
+
+async def test_a_real_server_that_waits() -> None:
+    """Who is not waited for any more notices: its connection is closed."""
+    with ScriptedLLMServer([hangs()]) as server:
+        model = OpenAIProvider(environ=server.environ())
+        async with anyio.create_task_group() as group:
+            group.start_soon(model.complete, "2 + 2?")
+            await server.until(lambda server: server.requests)
+            group.cancel_scope.cancel()
+        await server.until(lambda server: server.requests[0].abandoned)
+        await model.aclose()
+
+
+async def test_calls_at_once() -> None:
+    """Calls that begin at the same time share their connections, also the first ones."""
+    with ScriptedLLMServer(lambda request: request.prompt) as server:
+        answers: list[str] = []
+
+        async def ask(number: int) -> None:
+            answers.append(await model.complete(str(number)))
+
+        async with OpenAIProvider(environ=server.environ()) as model, anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(ask, number)
+        assert sorted(answers) == ["0", "1", "2", "3", "4"]
+        await server.until(lambda server: server.connections == 0)
+
+
+async def test_closing_twice() -> None:
+    """A client can be closed at any time, and asked again afterwards."""
+    model = openai(Network(FOUR))
+    await model.aclose()
+    assert await model.complete("2 + 2?") == "four"
+    await model.aclose()
+    await model.aclose()
+    assert await model.complete("2 + 2?") == "four"

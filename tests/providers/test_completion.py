@@ -1,0 +1,155 @@
+"""What another provider proposes: kept where it is valid, completed where it is a good beginning, replaced where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning.changes import AddTask, PlanChange, RemoveTask, ReplaceTask
+from replanning.history import ReplanHistory, why_report
+from replanning.journal import AlternativesConsidered, Candidate
+from replanning.live import TaskState
+from replanning.testing import VirtualClock, invariant_violations
+from tests.support.runs import Proposer, alternative, environment
+from tests.support.world import Event, Outcome, play
+
+TEA = """
+goal: {objective: tea, facts: [tea, clean]}
+tools:
+  - {name: fill, adds: [water]}
+  - {name: boil, requires: [water], adds: [hot]}
+  - {name: fetch, adds: [leaves]}
+  - {name: brew, requires: [hot, leaves], adds: [tea], removes: [clean]}
+  - {name: wash, adds: [clean]}
+  - {name: stir}
+facts: [clean]
+tasks:
+  - {id: fill, tool: fill}
+  - {id: boil, tool: boil, depends_on: [fill]}
+  - {id: fetch, tool: fetch}
+  - {id: brew, tool: brew, depends_on: [boil, fetch]}
+  - {id: wash, tool: wash, depends_on: [brew]}
+"""
+
+
+def instead(*tools: str) -> Proposer:
+    """A model that puts these steps in the place of all that is left."""
+
+    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+        left = [task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING]
+        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
+        for number, tool in enumerate(tools):
+            before = (f"m{number - 1}",) if number else ()
+            changes.append(AddTask(task=Task(id=f"m{number}", tool=tool, depends_on=before)))
+        return [alternative(*changes, reason="as the model says")]
+
+    return Proposer(propose, "model")
+
+
+async def outcome_of(provider: object, *events: Event, text: str = TEA) -> Outcome:
+    """How a run goes on in which water runs dry, with one provider beside `repair`."""
+    async with VirtualClock() as clock:
+        settings = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
+        engine = ReplanningEngine([provider, "repair"], environment=environment(clock), settings=settings)  # type: ignore[list-item]  # providers of every kind
+        return await play(Plan.parse(text), engine, events)
+
+
+def considered(outcome: Outcome) -> list[Candidate]:
+    """The candidates of the first replan."""
+    return list(next(body for body in outcome.records if isinstance(body, AlternativesConsidered)).candidates)
+
+
+COLD = Event(2, ceased=["water", "hot"])
+
+
+async def test_valid_is_kept() -> None:
+    """A proposal that can be carried out is taken as it is."""
+    outcome = await outcome_of(instead("fill", "boil", "fetch", "brew", "stir", "wash"), COLD)
+    assert outcome.status == "succeeded"
+    assert outcome.done[2:] == ["m0", "m1", "m2", "m3", "m4", "m5"]
+    assert not any("+" in candidate.alternative.source for candidate in considered(outcome))
+
+
+async def test_gap_is_bridged() -> None:
+    """A step that cannot be taken is led up to, and the model's other steps are kept."""
+    outcome = await outcome_of(instead("boil", "stir", "fetch", "brew", "wash"), COLD)
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "stir", "fetch", "brew", "wash"]
+    best, *others = considered(outcome)
+    assert best.alternative.source == "model+repair"
+    assert best.alternative.reason.startswith("as the model says; completed by a repair")
+    (rejected,) = [c for c in others if c.alternative.source == "model"]
+    assert rejected.rejected.startswith("the plan could not be carried out: task 'm0' needs water")
+
+
+async def test_beginning_is_gone_on_with() -> None:
+    """A proposal that stops short of the goal is gone on with."""
+    outcome = await outcome_of(instead("fill", "boil", "fetch"), COLD)
+    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "fetch", "brew", "wash"]
+    assert considered(outcome)[0].alternative.source == "model+repair"
+
+
+async def test_wrong_tail_is_left_out() -> None:
+    """A completion that leaves out what spoils the goal is one to choose from, ranked like other repairs."""
+    text = TEA.replace("{name: wash, adds", "{name: wash, requires: [tea], adds")
+    text = text.replace("{name: stir}", "{name: spill, adds: [floor], removes: [tea]}")
+    text = text.replace("{name: fetch, adds", "{name: fetch, requires: [once], removes: [once], adds")
+    text = text.replace("facts: [clean]", "facts: [clean, once]")
+    outcome = await outcome_of(instead("fill", "boil", "fetch", "brew", "wash", "spill"), COLD, text=text)
+    assert (outcome.status, outcome.reached) == ("succeeded", True)
+    (completed,) = [c for c in considered(outcome) if c.alternative.source == "repair+model"]
+    assert not completed.rejected
+    new = [change.task.tool for change in completed.alternative.changes if isinstance(change, AddTask)]
+    assert new == ["fill", "boil", "fetch", "brew", "wash"]
+
+
+async def test_hopeless_is_replaced() -> None:
+    """A proposal of which less would be left than had to be added is not completed; the plan is repaired instead."""
+    outcome = await outcome_of(instead("stir"), COLD)
+    assert outcome.status == "succeeded"
+    assert {c.alternative.source for c in considered(outcome) if not c.rejected} == {"repair"}
+
+
+async def test_sub_plan_is_completed() -> None:
+    """A sub-plan that takes the place of a task is completed as well, and stands for that task then."""
+
+    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+        parts = (Task(id="again", tool="boil"), Task(id="look", tool="stir", depends_on=("again",)))
+        return [alternative(ReplaceTask(task_id="boil", tasks=parts))]
+
+    outcome = await outcome_of(Proposer(propose, "model"), Event(1, ceased=["water"]))
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert considered(outcome)[0].alternative.source == "model+repair"
+    assert {"again", "look"} <= set(outcome.done)
+
+
+async def test_history_says_so() -> None:
+    """Why a plan was changed shows the completion, and what was wrong with the proposal; the journal keeps every promise."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine([instead("boil", "fetch", "brew", "wash"), "repair"], environment=environment(clock))
+        outcome = await play(Plan.parse(TEA), engine, [COLD])
+        (info,) = engine.store.runs()
+        history = ReplanHistory.of(engine.store, info.run)
+        records = list(engine.store.read(info.run))
+    assert outcome.status == "succeeded"
+    (event,) = history.events
+    text = why_report(history, event)
+    assert "model+repair" in text
+    assert "rejected: the plan could not be carried out" in text
+    assert invariant_violations(records) == []
+
+
+async def test_failing_completer_is_contained() -> None:
+    """A provider that fails at completing is noted, and the others' proposals are used."""
+
+    class Broken(Proposer):
+        async def complete(self, request: ReplanRequest, proposed: Alternative, reason: str) -> Alternative | None:
+            raise ValueError("no idea")
+
+    async with VirtualClock() as clock:
+        providers = [instead("boil", "fetch"), Broken(lambda request: [], "broken"), "repair"]
+        engine = ReplanningEngine(providers, environment=environment(clock))  # type: ignore[arg-type]  # providers of every kind
+        outcome = await play(Plan.parse(TEA), engine, [COLD])
+    assert outcome.status == "succeeded"
+    notes = next(body.notes for body in outcome.records if isinstance(body, AlternativesConsidered))
+    assert notes == ("broken failed: ValueError('no idea')",)

@@ -1,0 +1,332 @@
+"""What a language model is shown of a plan: the right things, within its size, as data, without secrets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Goal, Plan, ReplanRequest, Task, ToolSpec, open_run
+from replanning.journal import TaskFailed
+from replanning.llm import encode_data, truncate_value
+from replanning.plan import JsonObject, TaskId
+from replanning.plan.redaction import Redactor
+from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder
+from tests.plan.test_redaction import BY_NAME, BY_SHAPE
+from tests.support.models import PLAN, candidate, played, replaced, reply
+
+RICH = """
+goal: {objective: Ship the release, success_criteria: [it can be installed]}
+context: {region: north}
+resources: {cpu: 4}
+budget: {calls: 9}
+tools:
+  - {name: get, kind: shell, command: "get --key {env:KEY}", adds: [here]}
+  - {name: make, kind: shell, command: "make {out}", capability: build, adds: [built], requires: [here]}
+  - {name: cmake, kind: shell, command: "cmake {out}", parameters: {out: string}, capability: build, adds: [built], available: false}
+  - {name: wipe, kind: shell, command: "wipe", dangerous: true, description: Deletes everything}
+facts: [quiet]
+tasks:
+  - {id: fetch, tool: get}
+  - {id: build, tool: make, arguments: {out: dist}, depends_on: [fetch], fallbacks: [{tool: cmake, arguments: {out: x}}]}
+  - {id: ship, tool: get, depends_on: [build], goal: bring it to people}
+"""
+
+
+def sections(prompt: str) -> dict[str, list[Any]]:
+    """The data of a prompt by kind."""
+    found: dict[str, list[Any]] = {}
+    values: list[Any] = []
+    for line in prompt.splitlines():
+        if line.startswith("</"):
+            continue
+        if line.startswith("<"):
+            values = found[line.strip("<>")] = []
+        elif line.startswith(("{", '"', "[")) and found and not line.startswith(('{"candidates', '{"kind', '"$')):
+            values.append(json.loads(line))
+    return found
+
+
+async def shown(text: str = RICH, broken: str = "build", **parts: object) -> dict[str, list[Any]]:
+    """What a model is shown at last when a task has failed."""
+    found = await played([reply()] * 5, text, broken={broken: 9}, **parts)  # type: ignore[arg-type]
+    return sections(found.prompts[-1])
+
+
+def prompts_of(plan: Plan, failed: str, size: int = 24_000, redactor: Redactor | None = None) -> tuple[str, str]:
+    """The first prompt about a task of a plan of which nothing has run yet, and the one after a rejection."""
+
+    async def written() -> tuple[str, str]:
+        async with open_run(plan) as run:
+            trigger = TaskFailed(tasks=(TaskId(failed),), message=plan.goal.objective)
+            request = ReplanRequest((trigger,), run.view, 3, 0.0)
+            prompts = await PromptBuilder.for_request(request, size, (redactor or Redactor()).value)
+            rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
+            return prompts.initial_prompt(), prompts.retry_prompt(rejected)
+
+    return anyio.run(written)
+
+
+@pytest.mark.anyio
+async def test_a_model_is_shown_all_that_a_replanner_needs():
+    """Goal, failure, state, results, tools with their availability, facts, limits and context are told, the rest is not."""
+    found = await shown(outputs={"fetch": {"sha": "abc"}})
+    (task,) = found["tasks"]
+    assert found["goal"] == [{"objective": "Ship the release", "success_criteria": ["it can be installed"]}]
+    assert [(what["what"], what["tasks"]) for what in found["happened"]] == [("task-failed", ["build"])]
+    assert task == {
+        "id": "build",
+        "state": "FAILED",
+        "tool": "make",
+        "arguments": {"out": "dist"},
+        "depends_on": ["fetch"],
+        "error": {"kind": "error", "type": "RuntimeError", "message": "it is broken"},
+        "attempts": 1,
+        "waited_for_by": ["ship"],
+        "fallbacks": [{"tool": "cmake", "arguments": {"out": "x"}}],
+        "free_id": "build~2",
+    }
+    assert [(other["id"], other["state"]) for other in found["around"]] == [("fetch", "DONE"), ("ship", "PENDING")]
+    assert found["results"] == [{"task": "fetch", "output": {"sha": "abc"}}]
+    assert [(tool["name"], tool["available"]) for tool in found["tools"]] == [
+        ("make", True),
+        ("cmake", False),
+        ("get", True),
+        ("wipe", True),
+    ]
+    assert found["tools"][0]["parameters"] == {"out": "any"}
+    assert found["tools"][3]["dangerous"] is True
+    assert sorted(found["facts"]) == ["here", "quiet"]
+    assert found["limits"][0]["resources"] == {"cpu": 4.0}
+    assert found["limits"][0]["budget"] == {"calls": 9}
+    assert found["context"] == [{"region": "north"}]
+    assert "--key" not in json.dumps(found)
+
+
+@pytest.mark.anyio
+async def test_a_model_is_shown_what_was_tried_and_decided_before():
+    """What was applied before, how it went, what was rejected and why stand in the next prompt, and the task's lineage too."""
+    way = reply(
+        candidate(replaced("build", "cmake"), reason="other tool"), candidate(replaced("build", "rm"), reason="rm")
+    )
+    found = await played([way, reply()], PLAN, broken={"build": 9, "new": 9}, cooldown=0)
+    seen = sections(found.prompts[1])
+    earlier = {
+        next(name for name in ("considered", "decided", "changed", "worked") if name in one): one
+        for one in seen["earlier"]
+    }
+    assert earlier["decided"]["decided"] == "execute"
+    assert earlier["worked"]["worked"] is False
+    assert earlier["changed"]["changed"][0]["kind"] == "replace"
+    assert "there is no tool 'rm'" in earlier["considered"]["considered"][1]["rejected"]
+    assert seen["tasks"][0]["replaced_in_vain"][0]["id"] == "build"
+
+
+@pytest.mark.anyio
+async def test_without_tasks_the_stuck_ones_are_shown():
+    """When nothing can go on, and no task is named, a model is shown the tasks that are stuck."""
+    found = await shown(PLAN, triggers=["goal-unreachable"], approval={"always_for": []})
+    assert [task["id"] for task in found["tasks"]] == ["build"]
+
+
+@pytest.mark.anyio
+async def test_the_nearest_tasks_are_shown_of_a_long_plan():
+    """Of a long plan only what stands nearest to the failure is looked at, and the counts say how much there is."""
+    tasks = "".join(f"- {{id: t{n}, depends_on: [{f't{n - 1}' if n else ''}]}}\n" for n in range(1, 2_000))
+    plan = f"goal: {{objective: test}}\ntasks:\n- {{id: t0}}\n{tasks}"
+    found = await shown(plan, "t500")
+    near = [int(task["id"][1:]) for task in found["around"] if "id" in task]
+    assert near[:4] == [499, 501, 498, 502]
+    assert len(near) < MAX_TASKS
+    assert found["limits"][0]["tasks"]["PENDING"] == 1_499
+
+
+def test_work_grows_with_what_is_shown_not_with_the_plan():
+    """A prompt about a plan a hundred times as long calls about as many functions."""
+
+    def calls(length: int) -> int:
+        plan = Plan.model_validate(
+            {
+                "goal": {"objective": "test"},
+                "tasks": [{"id": f"t{n}", "depends_on": [f"t{n - 1}"] if n else []} for n in range(length)],
+            }
+        )
+        count = 0
+
+        def counted(frame: object, event: str, value: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        async def written() -> None:
+            async with open_run(plan) as run:
+                request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
+                sys.setprofile(counted)
+                (await PromptBuilder.for_request(request, 24_000, Redactor().value)).initial_prompt()
+                sys.setprofile(None)
+
+        anyio.run(written)
+        return count
+
+    assert calls(60_000) <= 1.1 * calls(600)
+
+
+def long_plan(fill: int) -> Plan:
+    """A plan with much of everything, whose texts are so long."""
+    text = "word " * (fill // 5)
+    return Plan.model_validate(
+        {
+            "goal": {"objective": text, "success_criteria": [text] * 3, "facts": [f"g{n}({text})" for n in range(3)]},
+            "context": {f"k{n}": text for n in range(30)},
+            "facts": [f"f{n}({text})" for n in range(200)],
+            "tools": [{"name": f"tool{n}", "description": text} for n in range(50)],
+            "tasks": [
+                {"id": f"t{n}", "tool": f"tool{n}", "goal": text, "arguments": {"a": [text] * 5}} for n in range(50)
+            ],
+        }
+    )
+
+
+@pytest.mark.parametrize("size", [MIN_PROMPT_CHARS, 9_000, 24_000, 60_000])
+@pytest.mark.parametrize("fill", [10, 400, 4_000])
+def test_a_prompt_is_never_longer_than_its_size(size, fill):
+    """Whatever there is to say, prompts fit; the goal, what happened and the task concerned are still in them."""
+    for prompt in prompts_of(long_plan(fill), "t7", size):
+        assert len(prompt) <= size
+        found = sections(prompt)
+        assert "objective" in found["goal"][0]
+        assert found["happened"][0]["what"] == "task-failed"
+        assert found["tasks"][0]["id"] == "t7"
+
+
+def test_what_is_cut_first_is_what_the_documentation_says():
+    """With less room, kinds of data disappear in the stated order, and where something is missing a line says how much."""
+    whole = sections(prompts_of(long_plan(100), "t7", 200_000)[0])
+    gone: list[str] = []
+    for size in range(80_000, MIN_PROMPT_CHARS, -2_000):
+        found = sections(prompts_of(long_plan(100), "t7", size)[0])
+        for name in whole:
+            marks = [value["cut"] for value in found[name] if isinstance(value, dict) and "cut" in value]
+            left = len(found[name]) - len(marks)
+            assert marks == ([f"{len(whole[name]) - left} more of these"] if left < len(whole[name]) else [])
+            if left == 0 and name not in gone:
+                gone.append(name)
+    assert gone == [name for name in CUT_ORDER if name in gone]
+    assert gone[:2] == ["context", "facts"]
+
+
+@pytest.mark.anyio
+async def test_a_long_value_is_cut_where_it_is_marked():
+    """A long output is shown as far as there is room, and says at its end how long it was."""
+    found = await shown(PLAN, outputs={"fetch": {"log": "x" * 50_000, "code": 3}})
+    text = json.dumps(found["results"][0], ensure_ascii=False)
+    assert "… [cut: " in text
+    assert len(text) < 2_000
+    assert found["results"][0]["output"]["code"] == 3
+
+
+hostile = st.text(
+    st.sampled_from(
+        [
+            *"ab<>&/\"'{}[]:\n\r\t \\",
+            "\u2028",
+            "\u202e",
+            "\ud800",
+            "\U000e0041",
+            "é",
+            "\0",
+            "\x1b",
+        ]
+    ),
+    max_size=40,
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | hostile,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(hostile, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_data_cannot_leave_its_line(value):
+    """Whatever a value holds, its JSON stands on one line, without tags or hidden characters, and reads back the same."""
+    text = encode_data(truncate_value(value, 10_000))
+    assert text.isprintable()
+    assert not set("<>&") & set(text)
+    assert len(text.splitlines()) == 1
+    if "[cut: a number" not in text:
+        assert json.loads(text) == json.loads(json.dumps(value))
+
+
+@given(values, st.integers(0, 300))
+def test_what_is_trimmed_fits(value, room):
+    """What is left of a value is not much longer than its room, and is marked where something is missing."""
+    text = encode_data(truncate_value(value, room))
+    assert len(text) <= room + 600
+    if len(text) > len(encode_data(truncate_value(value, 10_000))):
+        assert "cut: " in text
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_what_is_nested_too_deep_is_marked(opening, closing):
+    """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
+    assert "cut" not in encode_data(truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000))
+    told = encode_data(truncate_value(json.loads(opening * 21 + "1" + closing * 21), 10_000))
+    assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
+
+
+@given(hostile, hostile, st.integers(MIN_PROMPT_CHARS, 30_000))
+def test_no_text_forges_a_tag(one, other, size):
+    """Whatever the texts of a plan hold, every tag stands once and every line between them is one value."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": clear(one)},
+            "context": {one: [other, {other: one}]},
+            "tasks": [{"id": "a", "arguments": {one: other}, "goal": clear(other)}, {"id": "b", "depends_on": ["a"]}],
+        }
+    )
+    for prompt in prompts_of(plan, "a", size):
+        assert len(prompt) <= size
+        tags = [line for line in prompt.splitlines() if line.startswith("<")]
+        assert len(set(tags)) == len(tags)
+        assert prompt.count("<") == len(tags) == prompt.count(">")
+        assert prompt.replace("\n", "").isprintable()
+
+
+def clear(text: str) -> str:
+    """A text without what a plan file may not hold."""
+    return "".join(c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff").replace("${", "")
+
+
+@pytest.mark.parametrize("secret", [*((text, text) for text in BY_SHAPE), *BY_NAME], ids=lambda secret: secret[1][:16])
+def test_no_secret_is_in_a_prompt(secret):
+    """A secret in any text of a plan is taken out before a prompt is written, also where the text is cut."""
+    text, hidden = secret
+    said = clear(text.replace("\n", " "))
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": said, "success_criteria": ["x" * 900 + " " + said]},
+            "context": {"note": text, "log": ["y" * 350 + " " + text]},
+            "tools": [{"name": "t", "description": said}],
+            "tasks": [{"id": "a", "tool": "t", "goal": said, "arguments": {"text": text}, "name": said}],
+        }
+    )
+    for prompt in prompts_of(plan, "a"):
+        assert hidden not in prompt
+        assert encode_data(hidden).strip('"') not in prompt
+        assert "[redacted]" in prompt
+
+
+def test_secrets_known_by_value_are_taken_out():
+    """What the client knows to be secret is in no prompt, whatever it looks like."""
+    plan = Plan(
+        goal=Goal(objective="say bluebird"),
+        tools=(ToolSpec(name="t"),),
+        tasks=(Task(id="a", tool="t", goal="bluebird"),),
+    )
+    for prompt in prompts_of(plan, "a", redactor=Redactor(values=["bluebird"])):
+        assert "bluebird" not in prompt

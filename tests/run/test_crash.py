@@ -1,0 +1,265 @@
+"""Processes that are killed, suspended or race while they run a plan; what they leave behind is made good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
+from replanning.errors import RunOwned, StoreError
+from replanning.journal import AttemptStarted, MemoryStore, ProcessStarted, Record, RunResumed, SqliteStore
+from replanning.orchestrators import SwarmOrchestrator
+from replanning.tools import ToolExecutor
+from tests.support.crash import RUN, STORES, campaign, journal, spin, started, text
+from tests.support.resume import cut, through
+from tests.support.runs import plan
+
+PATIENCE = 20.0
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised on Linux alone")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """These tests are about processes: one event loop will do."""
+    return "asyncio"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "kills"), [("sqlite", 26), ("jsonl", 8)])
+def test_killed_at_any_moment(kind: str, kills: int, tmp_path: Path) -> None:
+    """Killed again and again at moments of chance, a run loses and repeats nothing, and ends as if nothing had been."""
+    tally = campaign(kind, kills, 20_240_229, tmp_path)
+    assert tally.kills == kills
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_race_to_resume(kind: str, tmp_path: Path) -> None:
+    """Of two processes that resume the same run at the same time one gets it, and the other is told which."""
+    with started(kind, tmp_path) as process:
+        process.go()
+        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
+        process.kill()
+        process.finish()
+    with started(kind, tmp_path) as one, started(kind, tmp_path) as other:
+        one.ready()
+        other.ready()
+        one.go()
+        other.go()
+        said = {process.process.pid: process.finish() for process in (one, other)}
+    ((winner, result),) = [(pid, end) for pid, end in said.items() if end is not None and "status" in end]
+    (refusal,) = [end["refused"] for end in said.values() if end is not None and "refused" in end]
+    assert result["status"] == "succeeded"
+    assert f"run 'run-1' is owned by process {winner} on " in refusal
+    assert sum(isinstance(record.body, RunResumed) for record in journal(kind, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
+    """A process that was suspended until another had its run writes nothing when it wakes, and ends paused, saying why."""
+    with started(kind, tmp_path, lease="0.2") as process:
+        process.go()
+        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
+        suspend(process)
+        with closing(STORES[kind](tmp_path / "history")) as store:
+            store.release(taken_over(store, process))
+        with started(kind, tmp_path) as heir:
+            heir.go()
+            inherited = heir.finish()
+        whole = list(map(text, journal(kind, tmp_path)))
+        process.process.send_signal(signal.SIGCONT)
+        said = process.finish()
+    assert inherited is not None
+    assert said is not None
+    assert (inherited["status"], said["status"]) == ("succeeded", "paused")
+    assert "another process has taken the run over: run 'run-1' is no longer owned under lease 1" in said["reason"]
+    assert list(map(text, journal(kind, tmp_path))) == whole
+
+
+def suspend(process):
+    """Stop a process where it is."""
+    process.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED)
+
+
+def taken_over(store, process):
+    """Take the run of a process that is suspended; one that holds the file locked is suspended a little later."""
+    while True:
+        try:
+            return patiently(lambda: store.acquire(RUN, "another", Environment().clock.now(), 30.0))
+        except StoreError as error:
+            if isinstance(error, RunOwned) or "kept the file locked" not in str(error):
+                raise
+            process.process.send_signal(signal.SIGCONT)
+            spin(0.01)
+            suspend(process)
+
+
+def patiently(acquire):
+    """Try to get a run until its lease has ended."""
+    end = time.perf_counter() + PATIENCE
+    while True:
+        try:
+            return acquire()
+        except RunOwned:
+            assert time.perf_counter() < end
+
+
+# Processes that tools started
+
+HANGS = """
+import sys, anyio
+from replanning import Plan, ReplanningEngine
+from replanning.history import SqliteStore
+from replanning.orchestrators import SwarmOrchestrator
+from replanning.tools import ToolExecutor
+
+async def main():
+    plan = Plan.load(sys.argv[1])
+    engine = ReplanningEngine(store=SqliteStore(sys.argv[2]))
+    await engine.attach(SwarmOrchestrator(ToolExecutor(plan))).run(plan, run_id="run-1")
+
+anyio.run(main)
+"""
+
+
+def hanging(folder: Path) -> Plan:
+    """A command that starts a process which outlives it; when it is run again, it says whether that one still lives."""
+    command = """
+        if [ -e pid ]; then
+            case "$(cut -d' ' -f3 /proc/$(cat pid)/stat 2>/dev/null)" in ''|Z|X) echo gone;; *) echo alive;; esac
+            exit
+        fi
+        mkfifo never
+        (exec 3<>never; read -r line <&3) & echo $! >new
+        mv new pid
+        wait
+    """
+    tool = {"name": "hang", "kind": "shell", "command": command, "cwd": str(folder)}
+    tasks = [{"id": "a", "tool": "hang", "idempotent": True}]
+    return Plan.model_validate({"goal": {"objective": "x"}, "tools": [tool], "tasks": tasks})
+
+
+def killed_as_soon_as(command: list[str], pid: Path) -> int:
+    """Kill a program once there is a file with the number of a process; gives the number."""
+    with subprocess.Popen(command) as process:
+        end = time.perf_counter() + PATIENCE
+        while not pid.exists():
+            assert process.poll() is None
+            assert time.perf_counter() < end
+        process.kill()
+    return int(pid.read_text())
+
+
+@LINUX
+@pytest.mark.parametrize("also_its_parent", [False, True])
+async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -> None:
+    """What a tool started and a killed process left running is gone before the task is run again."""
+    document = hanging(tmp_path)
+    (tmp_path / "plan.json").write_text(document.model_dump_json())
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "plan.json"), str(tmp_path / "history.db")]
+    grandchild = killed_as_soon_as(command, tmp_path / "pid")
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
+        (noted,) = [record.body for record in store.read(RUN) if isinstance(record.body, ProcessStarted)]
+        if also_its_parent:
+            os.kill(noted.group, signal.SIGKILL)
+        os.kill(grandchild, 0)
+        assert os.getpgid(grandchild) == noted.group
+        engine = ReplanningEngine(store=store)
+        result = await engine.attach(SwarmOrchestrator(ToolExecutor(document))).resume(RUN)
+    assert result.outputs["a"]["stdout"] == "gone"
+
+
+@contextmanager
+def process_of(key: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which works for an attempt."""
+    environ = {**os.environ, "REPLANNING_IDEMPOTENCY_KEY": key}
+    with subprocess.Popen(["tail", "-f", "/dev/null"], env=environ, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def noting(group: int) -> list[Record]:
+    """The journal of a run that was cut off after it had noted a process group."""
+    store = MemoryStore()
+    async with ReplanningEngine([], store=store).open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.context.record_process(group)
+    return list(store.read(RUN))[:3]
+
+
+def noted_as(records: list[Record], born: float = 1.0, host: str = "") -> list[Record]:
+    """The same journal, as if another process had been noted under this number."""
+    *first, noted = records
+    assert isinstance(noted.body, ProcessStarted)
+    return [*first, noted._replace(body=replace(noted.body, born=born, host=host or noted.body.host))]
+
+
+async def goes_on(records: list[Record]) -> None:
+    """Resume the run with this journal."""
+    async with ReplanningEngine([], store=cut(records)).resume(RUN) as run:
+        assert await through(run) == ["a"]
+    assert run.live.entry("a").state is TaskState.DONE
+
+
+@LINUX
+async def test_known_by_its_birth() -> None:
+    """A process group that was noted is killed, whatever its environment says."""
+    with process_of("unknown") as process:
+        await goes_on(await noting(process.pid))
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+@LINUX
+@pytest.mark.parametrize("key", [f"{RUN}/a", f"{RUN}/a#continued-2"])
+async def test_known_by_its_key(key: str) -> None:
+    """A process group whose first process is another by now is killed if somebody in it works for the attempt."""
+    with process_of(key) as process:
+        await goes_on(noted_as(await noting(process.pid), born=1.0))
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [(f"{RUN}/b", {}), ("run-2/a", {}), (f"{RUN}/a2", {}), (f"{RUN}/a", {"host": "elsewhere"})],
+)
+async def test_others_are_left_alone(key: str, changes: dict[str, str]) -> None:
+    """A process that only has the number of one that was noted, or has it on another machine, is not touched."""
+    with process_of(key) as process:
+        await goes_on(noted_as(await noting(process.pid), 1.0, **changes))
+        assert process.poll() is None
+
+
+@LINUX
+async def test_finished_work_keeps_its_processes() -> None:
+    """What an attempt that succeeded left running on purpose is not killed by a resume, nor by a fork."""
+    with process_of(f"{RUN}/a") as process:
+        store = MemoryStore()
+        engine = ReplanningEngine([], store=store)
+
+        async def work(task: Task, context: TaskContext) -> None:
+            context.record_process(process.pid)
+
+        async with engine.open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    await work(task, attempt.context)
+                    run.pause()
+        async with engine.resume(RUN) as run:
+            assert await through(run) == ["b"]
+        async with engine.resume(engine.fork(RUN, 0)) as run:
+            assert await through(run) == ["a", "b"]
+        assert process.poll() is None
+    assert len([body for body in (r.body for r in store.read(RUN)) if isinstance(body, AttemptStarted)]) == 2

@@ -1,0 +1,178 @@
+"""A coding task in a git repository: its tools, and a model that does it with everything that may go wrong on the way.
+
+The model answers from the prompt alone, so that it says the same to a process that takes the work up again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from replanning import TaskContext, ToolSpec
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.testing import LLMRequest, LLMServerReply
+from tests.support.planning import go_on, kind_of, replan, revision, summary
+
+OBJECTIVE: Final = "Write sums.add, test first"
+TEST: Final = """
+import unittest, sums
+class T(unittest.TestCase):
+    def test(self):
+        self.assertEqual(sums.add(2, 3), 5)
+"""
+WRONG: Final = "def add(a, b):\n    return a - b\n"
+RIGHT: Final = "def add(a, b):\n    return a + b\n"
+QUESTION: Final = "Integers only?"
+COARSE: Final = "the work is one lump"
+LOCKED: Final = "the index is locked"
+_USUAL: Final[JsonObject] = {
+    "completion": summary(),
+    "reflection": {"reflection": {"action_id": "x", "status": "success"}},
+}
+
+
+def write(context: TaskContext, folder: str, name: str, content: str) -> str:
+    """Write a file, and note which attempt did."""
+    note(folder, context.attempt_id)
+    (Path(folder) / name).write_text(content, encoding="utf-8")
+    return f"{name} was written"
+
+
+def note(folder: str, attempt: str) -> None:
+    """Append a line to the account of effects, whole or not at all."""
+    file = os.open(Path(folder) / ".effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, f"{attempt}\n".encode())
+    finally:
+        os.close(file)
+
+
+def repository(folder: Path) -> Path:
+    """An empty git repository."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    (folder / ".git/info/exclude").write_text(".effects\n.tried\n__pycache__\n")
+    return folder
+
+
+def tools(folder: Path) -> tuple[ToolSpec, ...]:
+    """A Python function that writes files, and commands: tests, which must fail or pass, and a commit.
+
+    The first commit fails, as if somebody else were using the repository.
+    """
+    shell: JsonObject = {"kind": "shell", "cwd": str(folder)}
+    noted = "echo $REPLANNING_IDEMPOTENCY_KEY >>.effects"
+    check = f"{sys.executable} -B -m unittest -q test_sums"
+    locked = f"[ -e .tried ] || {{ touch .tried; echo '{LOCKED}' >&2; exit 3; }}"
+    author = "-c user.name=a -c user.email=a@b"
+    add = "rm -f .git/index.lock; git add test_sums.py sums.py"  # one that was killed may have left its lock
+    made: list[JsonObject] = [
+        {
+            "name": "write-file",
+            "kind": "python",
+            "callable": "tests.support.coding:write",
+            "parameters": {"folder": "string", "name": "string", "content": "string"},
+        },
+        {**shell, "name": "run-tests", "command": check},
+        {**shell, "name": "see-it-fail", "command": f"! {check}"},
+        {
+            **shell,
+            "name": "commit",
+            "parameters": {"message": "string"},
+            "command": f"{locked}; {noted}; {add} && (git diff --cached --quiet || git {author} commit -q -m {{message}})",
+        },
+    ]
+    return tuple(ToolSpec.model_validate(tool) for tool in made)
+
+
+def section(prompt: str, name: str) -> str:
+    """What a prompt tells under a name."""
+    return prompt.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
+
+
+def subtask(name: str, *needs: str) -> JsonObject:
+    """A part of the work."""
+    return {"id": name, "description": name, "dependencies": list(needs)}
+
+
+def use(name: str, tool: str, /, **arguments: JsonValue) -> JsonObject:
+    """An action."""
+    return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
+
+
+class Coder:
+    """A model that does the task: asks first, divides too coarsely, and writes a program that is wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self.asked: list[str] = []
+
+    def __call__(self, request: LLMRequest) -> LLMServerReply:
+        """The reply to a request, as text."""
+        self.asked.append(kind_of(request.prompt))
+        return json.dumps(self.reply(request.prompt))
+
+    def reply(self, prompt: str) -> JsonValue:
+        """What it says to a prompt."""
+        match kind_of(prompt):
+            case "goal_understanding":
+                return {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]}
+            case "decision:goal_understanding":
+                return go_on() if QUESTION in section(prompt, "answers") else self._unclear()
+            case "task_decomposition":
+                return self._subtasks() if COARSE in section(prompt, "why") else {"subtasks": [subtask("everything")]}
+            case "decision:task_decomposition":
+                coarse = "everything" in section(prompt, "task_decomposition")
+                return replan("task_redecomposition", issues_found=[COARSE]) if coarse else go_on()
+            case "decision:execution":
+                return self._after_action(section(prompt, "errors"))
+            case "action_sequence":
+                return {"actions": self._actions()}
+            case "execution":
+                call: JsonObject = {"name": "write-file", "arguments": self._file("sums.py", WRONG)}
+                return {"current_task": "code", "function_call": call}
+            case "revision":
+                repair = use("repair", "write-file", **self._file("sums.py", RIGHT))
+                return revision(repair, use("green", "run-tests"), use("commit", "commit", message="Add sums"))
+            case kind:
+                return _USUAL.get(kind, go_on())
+
+    def _file(self, name: str, content: str) -> JsonObject:
+        return {"folder": self._folder, "name": name, "content": content}
+
+    @staticmethod
+    def _unclear() -> JsonObject:
+        return go_on(clarification_needed=True, clarification_questions=[QUESTION], assumptions_to_make=["any numbers"])
+
+    @staticmethod
+    def _after_action(error: str) -> JsonObject:
+        if "AssertionError" in error:
+            return replan("partial_replan", issues_found=["the program is wrong"])
+        return replan("retry") if error else go_on()
+
+    @staticmethod
+    def _subtasks() -> JsonObject:
+        parts = [
+            subtask("test"),
+            subtask("red", "test"),
+            subtask("code", "red"),
+            subtask("green", "code"),
+            subtask("commit", "green"),
+        ]
+        return {"subtasks": [*parts]}
+
+    def _actions(self) -> list[JsonValue]:
+        unfinished = self._file("sums.py", "")
+        del unfinished["content"]  # is asked for when it is to be written
+        return [
+            use("test", "write-file", **self._file("test_sums.py", TEST)),
+            use("red", "see-it-fail"),
+            use("code", "write-file", **unfinished),
+            use("green", "run-tests"),
+            use("commit", "commit", message="Add sums"),
+        ]

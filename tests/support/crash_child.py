@@ -1,0 +1,170 @@
+"""A program that runs a plan of real work, to be killed at any moment and started again until the plan ends.
+
+    python -m tests.support.crash_child KIND PLACE RUN EFFECTS TICKS
+
+When it is given a line on its input, it opens the run, or resumes it where the store has it. On the pipe TICKS it
+says a line before and after each record that it writes; its output is how the run ended, as JSON. The variable
+LEASE shortens the lease of a run that it opens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+
+import anyio
+
+from replanning import (
+    Answer,
+    CallbackGate,
+    Environment,
+    Plan,
+    PlanRun,
+    Question,
+    ReplanningEngine,
+    RunResult,
+    Settings,
+    Task,
+    TaskContext,
+    TransientError,
+)
+from replanning.errors import RunOwned
+from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
+from replanning.plan import RunId
+from replanning.run import Work
+from replanning.testing import replay_differences
+from replanning.tools import ToolExecutor
+
+BLOCKS = 3
+
+
+def plan_of(effects: str) -> Plan:
+    """Blocks of tasks of every sort, each block after the one before.
+
+    Each task appends a line to the file EFFECTS when it takes effect.
+    """
+    note = f"printf '%s\\n' \"$REPLANNING_IDEMPOTENCY_KEY\" >>{effects}"
+    python = {"kind": "python", "callable": "tests.support.crash_child:take_effect"}
+    tools = [
+        {"name": "python", **python},
+        {"name": "once", **python},
+        {"name": "shell", "kind": "shell", "command": note},
+        {"name": "pipeline", "kind": "shell", "command": f"true | cat; ({note}) & wait"},
+        {"name": "refuses", "kind": "shell", "command": "exit 3"},
+        {"name": "absent", "kind": "shell", "command": "no-such-program-here", "capability": "write"},
+        {"name": "present", **python, "capability": "write"},
+    ]
+    tasks: list[dict[str, object]] = []
+    before: list[str] = []
+    for block in range(BLOCKS):
+        names = {
+            name: f"{name}-{block}"
+            for name in ("plain", "python", "shell", "pipeline", "flaky", "fall", "equal", "once")
+        }
+        at = {"depends_on": before, "idempotent": True}
+        tasks += [
+            {"id": names["plain"], **at},
+            {"id": names["python"], "tool": "python", **at},
+            {"id": names["shell"], "tool": "shell", **at},
+            {"id": names["pipeline"], "tool": "pipeline", **at},
+            {"id": names["flaky"], **at, "retry": {"max_attempts": 9, "delay": 0.002, "exponential": False}},
+            {"id": names["fall"], "tool": "refuses", **at, "fallbacks": [{"tool": "python", "idempotent": True}]},
+            {"id": names["equal"], "tool": "absent", **at},
+            {"id": names["once"], "tool": "once", "depends_on": before},
+        ]
+        before = list(names.values())
+    return Plan.model_validate({"goal": {"objective": "survive"}, "tools": tools, "tasks": tasks})
+
+
+async def take_effect(context: TaskContext) -> str:
+    """What tasks do: append one whole line, which says which attempt it was."""
+    await anyio.lowlevel.checkpoint()
+    file = os.open(os.environ["EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, f"{context.attempt_id}\n".encode())
+    finally:
+        os.close(file)
+    return "done"
+
+
+async def approve(question: Question) -> Answer:
+    """Somebody who is asked, and agrees."""
+    await anyio.lowlevel.checkpoint()
+    return Answer("approve", by="ada")
+
+
+def settings() -> Settings:
+    """As often as processes are killed here, the same may happen again and again."""
+    return Settings.model_validate({"cooldown": 0, "limits": {"replans_per_lineage": 20}})
+
+
+def store_at(kind: str, place: str, ticks: int) -> RunStore:
+    """The store, which tells of each record before and after it is written."""
+    base: type[RunStore] = SqliteStore if kind == "sqlite" else JsonlStore
+
+    def append(self: RunStore, lease: Lease, record: Record) -> None:
+        what = f"{record.body.kind} {getattr(record.body, 'task', '')}\n"
+        os.write(ticks, f"<{what}".encode())
+        base.append(self, lease, record)
+        os.write(ticks, f">{what}".encode())
+
+    def create(self: RunStore, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        return base.create(self, run, owner, at, min(ttl, float(os.environ["LEASE"])))
+
+    return type("Ticking", (base,), {"append": append, "create": create})(place)
+
+
+async def run(store: RunStore, run_id: str, effects: str) -> tuple[RunResult, list[str]]:
+    """Run the plan, or go on with it; also says how its live plan differs from its journal, which it must not."""
+    plan = plan_of(effects)
+    executor = ToolExecutor(plan)
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.tool is not None:
+            output = await executor(task, context)
+            return output if isinstance(output, str) else "done"
+        if task.id.startswith("flaky") and context.attempt_id.endswith("#1"):
+            raise TransientError("the first time it never works")
+        return await take_effect(context)
+
+    engine = ReplanningEngine(["repair"], store=store, gate=CallbackGate(approve), settings=settings())
+    known = any(info.run == run_id and info.records for info in store.runs())
+    source = engine.resume(run_id) if known else engine.open(plan, run_id=run_id)
+    async with source as live, anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(pull, live, work)
+    return live.result, replay_differences(live, store.read(live.id), Environment().clock.now())
+
+
+async def pull(live: PlanRun, work: Work) -> None:
+    """One of several workers."""
+    async for task in live.ready():
+        async with live.attempt(task) as attempt:
+            attempt.output = await work(task, attempt.context)
+
+
+def main() -> None:
+    """Do as the arguments say."""
+    kind, place, run_id, effects, ticks = sys.argv[1:]
+    os.environ["EFFECTS"] = effects
+    os.write(int(ticks), b"ready\n")
+    sys.stdin.readline()
+    with closing(store_at(kind, place, int(ticks))) as store:
+        try:
+            result, differences = anyio.run(run, store, run_id, effects)
+        except RunOwned as error:
+            json.dump({"refused": str(error)}, sys.stdout)
+            return
+    told = {
+        "status": result.status,
+        "reason": result.reason,
+        "outputs": dict(result.outputs),
+        "differences": differences,
+    }
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

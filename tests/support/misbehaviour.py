@@ -1,0 +1,367 @@
+"""Models, tools and people that misbehave in every way that is known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+from zlib import crc32
+
+from replanning import Answer, Question, Settings, Task, TransientError
+from replanning.decision import HumanGate
+from replanning.errors import LLMError, LLMRequestRejected, LLMUnavailable, ToolError
+from replanning.journal import MemoryStore, Record
+from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
+from replanning.planning import PlanningCoordinator
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
+from replanning.testing.llm import LLMReply
+from tests.support.limits_recount import ALLOWED
+from tests.support.planning import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
+from tests.support.resume import RUN, cut
+
+KINDS: Final = (
+    "clarification_request",
+    "goal_revision",
+    "task_redecomposition",
+    "action_regeneration",
+    "partial_replan",
+    "full_replan",
+    "retry",
+    "plan_revision",
+    "none",
+)
+PHASES: Final = tuple(ALLOWED)
+
+
+# What a model may say
+
+
+def _wanting(rng: Random, kind: str, **more: JsonValue) -> JsonObject:
+    questions: list[JsonValue] = ["Which?", f"Which of {rng.randrange(9)}?"]
+    asked = questions[: rng.randrange(3)]
+    said: JsonObject = {
+        "replan_needed": True,
+        "replan_type": kind,
+        "confidence": rng.choice([0, 0.29, 0.3, 0.49, 0.5, 0.79, *[0.8, 0.9, 1] * 4]),
+        "reasoning": f"reason {rng.choice('abcdef')}",
+        "clarification_needed": rng.random() < 0.2,
+        "clarification_questions": asked,
+    }
+    return go_on(**{**said, **more})
+
+
+def _allowed(rng: Random, kind: str) -> JsonValue:
+    return _wanting(rng, rng.choice(sorted(ALLOWED[kind])))
+
+
+def _forbidden(rng: Random, kind: str) -> JsonValue:
+    return _wanting(rng, rng.choice(sorted(set(KINDS) - ALLOWED[kind])), confidence=1)
+
+
+def _wrong_types(rng: Random, kind: str) -> JsonValue:
+    wrong: JsonObject = {
+        "replan_needed": rng.choice(["false", 1, None]),
+        "confidence": rng.choice([85, "0.9", -1, True]),
+        "reasoning": 7,
+        "replan_level": rng.choice([0, 6, "3"]),
+        "target_phase": "nowhere",
+        "issues_found": "none",
+    }
+    return go_on(**{name: value for name, value in wrong.items() if rng.random() < 0.4})
+
+
+def _loop(rng: Random, kind: str) -> JsonValue:
+    wanted = {"execution": "partial_replan", "reflection": "plan_revision", "goal_understanding": "goal_revision"}
+    usual = {"task_decomposition": "task_redecomposition", "action_sequence": "action_regeneration"}
+    return go_on(replan_needed=True, replan_type={**wanted, **usual}[kind], reasoning="the same again", confidence=1)
+
+
+def _retrying(rng: Random, kind: str) -> JsonValue:
+    return _wanting(rng, "retry", confidence=1) if kind == "execution" else go_on()
+
+
+def _contradiction(rng: Random, kind: str) -> JsonValue:
+    return _wanting(
+        rng,
+        rng.choice(sorted(ALLOWED[kind])),
+        replan_needed=rng.random() < 0.7,
+        target_phase=rng.choice([None, *PHASES]),
+        replan_level=rng.choice([None, 1, 2, 3, 4, 5]),
+        clarification_needed=rng.random() < 0.5,
+        clarification_questions=[],
+    )
+
+
+def _another(rng: Random, kind: str) -> JsonValue:
+    wanted = rng.choice(sorted(ALLOWED[kind] - {"none", "clarification_request"}))
+    return go_on(replan_needed=True, replan_type=wanted, confidence=1, issues_found=[f"issue {rng.random()}"])
+
+
+def _asking(rng: Random, kind: str) -> JsonValue:
+    wants = kind == "goal_understanding" and rng.random() < 0.5
+    return go_on(
+        replan_needed=wants,
+        replan_type="clarification_request" if wants else "none",
+        clarification_needed=True,
+        clarification_questions=[f"And which {rng.choice('abc')}?"],
+        confidence=rng.choice([0.1, 0.4, 0.9]),
+    )
+
+
+DECISIONS: Final[Mapping[str, Callable[[Random, str], JsonValue]]] = {
+    "any type": _allowed,
+    "forbidden type": _forbidden,
+    "wrong types": _wrong_types,
+    "loop": _loop,
+    "endless replans": _another,
+    "endless retries": _retrying,
+    "contradiction": _contradiction,
+    "endless clarification": _asking,
+}
+"""Ways to decide badly."""
+
+
+def _one(rng: Random, *replies: LLMReply) -> LLMReply:
+    return rng.choice(replies)
+
+
+REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
+    "empty": lambda rng: _one(rng, "", " \n", "null", "{}", "[]"),
+    "prose": lambda rng: "I would rather not." * rng.randint(1, 3),
+    "bad JSON": lambda rng: rng.choice(
+        ["{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"]
+    ),
+    "not an object": lambda rng: _one(rng, 7, [1], "text", True, [[]]),
+    "thoughts": lambda rng: "<think>" * 50 + json.dumps(go_on()) + "</think>" * rng.randrange(50),
+    "deep": lambda rng: "[" * 5_000 + "]" * rng.choice([0, 5_000]),
+    "huge": lambda rng: rng.choice(["word ", '{"a":', json.dumps({"subtasks": [{"id": "x"}] * 40})]) * 10_000,
+    "another phase": lambda rng: _one(rng, GOAL, summary(), revision(action("a", "write")), go_on(), {"done": True}),
+    "error": lambda rng: _one(rng, LLMUnavailable("overloaded"), LLMRequestRejected("no key"), LLMError("what?")),
+    "time-out": lambda rng: hangs(),
+    "late": lambda rng: returns(json.dumps(go_on()), after=rng.choice([5.0, 29.0, 31.0])),
+    "crash": lambda rng: raises(RuntimeError("a bug of the provider"), after=1),
+}
+"""Ways to reply badly, whatever was asked."""
+
+
+def _goal(rng: Random) -> JsonValue:
+    unclear: JsonObject = {"error": {"type": "unclear_goal", "message": "which?", "clarification_needed": ["which?"]}}
+    return rng.choice([GOAL, GOAL, GOAL, unclear])
+
+
+def _subtasks(rng: Random, *, good: bool) -> JsonValue:
+    names = list("abcd")[: rng.randint(1, 4)]
+    made: list[JsonValue] = []
+    for number, name in enumerate(names):
+        before: list[JsonValue] = [*rng.sample(names[:number], rng.randrange(number + 1))]
+        made.append({"id": name, "description": f"Do {name}", "dependencies": before})
+    if good:
+        return {"subtasks": made}
+    cycle: JsonObject = {"id": "a", "description": "a", "dependencies": ["a"]}
+    foreign: JsonObject = {"id": "x", "description": "x", "required_tools": ["none"], "dependencies": ["y"]}
+    many: list[JsonValue] = [{"id": f"t{number}", "description": "t"} for number in range(150)]
+    cannot: JsonObject = {"error": {"type": "cannot_decompose", "message": "it cannot be done"}}
+    bad: list[JsonObject] = [{"subtasks": [cycle]}, {"subtasks": [*made, foreign]}, {"subtasks": many}, cannot]
+    return rng.choice(bad)
+
+
+def _actions(rng: Random, prompt: str, *, good: bool) -> list[JsonObject]:
+    """Actions for the subtasks that a prompt names."""
+    names = [name for name in "abcd" if f'{{"id": "{name}"' in prompt] or ["more"]
+    if not good:
+        names = rng.choice([["nobody"], names[:-1], [*names, *names, "z"]])
+    made = []
+    for name in names:
+        one = action(name, rng.choice(["write", "post", "shout"] if good else ["write", "no-such-tool", ""]))
+        if rng.random() < 0.2:
+            one["arguments"] = {}
+        if rng.random() < 0.3:
+            one["fallback_strategy"] = rng.choice(["shout", "post: louder", "pray"])
+        made.append(one)
+    return made
+
+
+def _section(prompt: str, name: str) -> str:
+    return prompt.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
+
+
+def _open(prompt: str) -> str:
+    """The subtasks of a prompt without those that are done."""
+    done = [line for line in _section(prompt, "executed").splitlines() if '"state": "DONE"' in line]
+    found = _section(prompt, "task_decomposition")
+    for name in "abcd":
+        if any(f'"task": "{name}"' in line for line in done):
+            found = found.replace(f'{{"id": "{name}"', "")
+    return found
+
+
+class Wild:
+    """A model of a seed: it has a way of its own, which it keeps to more or less, in decisions or in everything.
+
+    Attributes:
+        asked: what it was asked, by kind.
+        ways: the ways in which it misbehaved, and how often.
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = Random(seed)
+        self._seed = seed
+        self._way = rng.choice([*DECISIONS, *DECISIONS, *REPLIES, "all", "all"])
+        self._strength = rng.choice([0.2, 0.4, 0.7, 1.0])
+        self._everywhere = rng.random() < 0.15
+        self.asked: Counter[str] = Counter()
+        self.ways: Counter[str] = Counter()
+
+    def __call__(self, prompt: str) -> LLMReply:
+        kind = kind_of(prompt)
+        self.asked[kind] += 1
+        rng = Random(crc32(f"{self._seed} {kind} {self.asked[kind]}".encode()))
+        decides, _, phase = kind.partition(":")
+        if rng.random() < self._strength and (decides == "decision" or self._everywhere):
+            return self._badly(rng, phase, prompt)
+        return self._usual(rng, decides, prompt, good=rng.random() < 0.9)
+
+    def _badly(self, rng: Random, phase: str, prompt: str) -> LLMReply:
+        way = rng.choice([*DECISIONS, *REPLIES]) if self._way == "all" else self._way
+        self.ways[way] += 1
+        if way in REPLIES:
+            return REPLIES[way](rng)
+        if phase:
+            return DECISIONS[way](rng, phase)
+        return self._usual(rng, kind_of(prompt), prompt, good=False)
+
+    @staticmethod
+    def _usual(rng: Random, kind: str, prompt: str, *, good: bool) -> LLMReply:
+        match kind:
+            case "decision":
+                return go_on() if good else _allowed(rng, kind_of(prompt).partition(":")[2])
+            case "goal_understanding":
+                return _goal(rng)
+            case "task_decomposition":
+                return _subtasks(rng, good=good)
+            case "action_sequence":
+                return {"actions": [*_actions(rng, prompt, good=good)]}
+            case "revision":
+                return revision(*_actions(rng, _open(prompt), good=good))
+            case "execution":
+                planned = next(
+                    (tool.name for tool in TOOLS if f'"tool": "{tool.name}"' in _section(prompt, "action")), ""
+                )
+                name = planned if good else "format-disk"
+                return {"current_task": "x", "function_call": {"name": name, "arguments": {"text": "later"}}}
+            case "reflection":
+                return {"reflection": {"action_id": "x", "status": rng.choice(["success", "failure", "partial"])}}
+        return summary(achieved=rng.random() < 0.6)
+
+
+class Clumsy(Desk):
+    """Tools that fail, hang, and return what they should not."""
+
+    def __init__(self, seed: int, clock: VirtualClock) -> None:
+        super().__init__()
+        self._rng, self._clock = Random(seed), clock
+        self._rate = self._rng.choice([0.0, 0.2, 0.6, 1.0, 1.0])
+        self.planning: PlanningCoordinator | None = None
+
+    async def __call__(self, task: Task, context: object) -> JsonValue:
+        """Use the tool of a task, or misuse it."""
+        await self._clock.sleep(self._rng.choice([0.0, 1.0]))
+        if self.planning is not None and self.planning.run is not None and self._rng.random() < 0.05:
+            self.planning.run.request_replan("louder, please", by="eve")
+        if self._rng.random() >= self._rate:
+            return await super().__call__(task, context)
+        if self._rng.random() < 0.1:
+            await self._clock.sleep(1e6)
+        if self._rng.random() < 0.1:
+            return "x" * 100_000
+        raise self._rng.choice(
+            [FileNotFoundError("no such file: news.txt"), ToolError("it ends 3"), TransientError("busy"), KeyError("x")]
+        )
+
+
+def settings_of(rng: Random) -> Settings:
+    """Settings by chance; half of the time limits are the usual ones."""
+    planning: dict[str, object] = {
+        "reflection": {"enabled": rng.random() < 0.7, "trigger_interval": rng.randrange(4)},
+        "strategy": rng.choice(["chain_of_thought", "hierarchical", "simple"]),
+    }
+    if rng.random() < 0.5:
+        planning["revision"] = {"max_revisions": rng.randrange(4)}
+        planning["replanning"] = {
+            "enabled": rng.random() < 0.9,
+            "llm_decision": {"require_user_confirmation_on_low_confidence": rng.random() < 0.5},
+            "goal_understanding": {"max_clarification_requests": rng.randrange(4)},
+            "task_decomposition": {"max_redecomposition_attempts": rng.randrange(4)},
+            "action_sequence": {"max_regeneration_attempts": rng.randrange(4)},
+            "execution": {"max_action_retries": rng.randrange(5), "max_partial_replans": rng.randrange(4)},
+            "reflection": {"max_plan_revisions": rng.randrange(4)},
+            "global": {"max_total_replans": rng.choice([0, 3, 7, 15]), "same_trigger_max_count": rng.randint(1, 3)},
+        }
+    budget: dict[str, object] = {}
+    if rng.random() < 0.2:
+        budget = {"calls": rng.choice([0, 1, 5, 20, 40]), "tokens": rng.choice([None, 0, 20_000, 60_000])}
+    if rng.random() < 0.1:
+        budget["wall_clock"] = rng.choice([1, 60, 600])
+    more = {
+        "escalation": {"on_no_alternative": rng.choice([None, "wait", "assume", "assume", "abort"])},
+        "judge_on": rng.choice(["errors_and_interval", "every_action"]),
+    }
+    return Settings.model_validate({"planning": planning, "budget": budget, **more})
+
+
+def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
+    """Somebody who is asked: nobody, one who never answers, or one who answers anything."""
+    match rng.randrange(6):
+        case 0:
+            return ScriptedGate(clock=clock)
+        case 1 | 2 | 3:
+
+            def answer(question: Question) -> Answer:
+                comment = rng.choice(["", "the second", "I do not know"])
+                return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
+
+            return ScriptedGate(answer, clock=clock)
+    return None
+
+
+@dataclass
+class Played:
+    """A run of a seed.
+
+    Attributes:
+        planning: what was run.
+        model: who was asked.
+        records: the journal.
+    """
+
+    planning: PlanningCoordinator
+    model: Wild
+    records: list[Record] = field(default_factory=list)
+
+
+async def play(seed: int, before: Sequence[Record] = ()) -> Played:
+    """Run planning mode with everything that a seed stands for, to its end; or go on after what is on record."""
+    rng = Random(~seed)
+    async with VirtualClock(*(record.at for record in before[-1:])) as clock:
+        desk, model = Clumsy(seed, clock), Wild(seed)
+        environment = virtual_environment(seed, clock=clock)
+        tools = [tool.model_copy(update={"timeout": 20.0, "dangerous": rng.random() < 0.03}) for tool in TOOLS]
+        planning = PlanningCoordinator(
+            settings_of(rng),
+            ScriptedLLM(model, environment=environment),
+            tools,
+            "Tell people the news",
+            work=desk,
+            gate=people(rng, clock),
+            store=cut(before) if before else MemoryStore(),
+            environment=environment,
+            workers=rng.randint(1, 4),
+            wait_for_answers=rng.random() < 0.5,
+        )
+        desk.planning = planning
+        await planning.execute_with_planning(RUN)
+        return Played(planning, model, list(planning.engine.store.read(planning.result.run)))

@@ -1,0 +1,76 @@
+"""What tests of questions and gates have in common: an engine that doubts, and what its journal says of people."""
+
+from __future__ import annotations
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
+from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.decision import AlternativeProvider, HumanGate
+from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked, RunStore
+from replanning.testing import VirtualClock, invariant_violations
+from tests.support.runs import Propose, Proposer, alternative, bodies, environment
+
+DOUBT = 0.4
+"""A self-assessment with which a person must be asked."""
+
+
+def two_ways(request: ReplanRequest) -> list[Alternative]:
+    """Another tool for the first task concerned, or to go on without it; both are doubtful."""
+    task_id = request.triggers[0].tasks[0]
+    new = {"id": request.view.unused_id(task_id), "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
+    return [
+        alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="another way"),
+        alternative(SkipTask(task_id=task_id), confidence=DOUBT - 0.05, reason="without it"),
+    ]
+
+
+def proposing(*changes: PlanChange, confidence: float = DOUBT) -> Propose:
+    """A proposal of these changes, at every request."""
+    return lambda request: [alternative(*changes, confidence=confidence)]
+
+
+def retry(request: ReplanRequest) -> list[Alternative]:
+    """Run the first task concerned again, without a doubt."""
+    return [alternative(RetryTask(task_id=request.triggers[0].tasks[0]))]
+
+
+def asking(
+    clock: VirtualClock,
+    propose: Propose | AlternativeProvider = two_ways,
+    *,
+    gate: HumanGate | None = None,
+    store: RunStore | None = None,
+    **settings: object,
+) -> ReplanningEngine:
+    """An engine with one provider, by default one that doubts."""
+    provider = Proposer(propose) if callable(propose) else propose
+    return ReplanningEngine(
+        [provider],
+        gate=gate,
+        store=store,
+        settings=Settings.model_validate(settings),
+        environment=environment(clock),
+    )
+
+
+def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
+    """What was asked, answered, changed and decided, in a few words each, of a run that keeps every promise."""
+    records = list(engine.store.read(run))  # type: ignore[arg-type]
+    broken = invariant_violations(records)
+    assert broken == [], broken
+    lines = []
+    for body in (record.body for record in records):
+        if isinstance(body, QuestionAsked):
+            lines.append(f"asked {body.question.rpartition('.')[2]}")
+        elif isinstance(body, QuestionAnswered):
+            lines.append(f"{body.question.rpartition('.')[2]} {body.verdict}")
+        elif isinstance(body, PlanRevised):
+            lines.append(f"revised by {body.by}")
+        elif isinstance(body, DecisionMade):
+            lines.append(f"{body.decision} {body.rule}")
+    return lines
+
+
+def asked(engine: ReplanningEngine, run: str) -> list[QuestionAsked]:
+    """The questions of a run."""
+    return bodies(engine.store, run, QuestionAsked)  # type: ignore[return-value]

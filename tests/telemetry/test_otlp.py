@@ -1,0 +1,387 @@
+"""The exporter of spans over OTLP/HTTP, against a real receiver, a dead one, and Jaeger where there is one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import tenacity
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
+from replanning.errors import SettingsError
+from replanning.exporters.otlp import OtlpExporter
+from replanning.journal import RunOpened
+from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
+from tests.support.runs import again, bodies, chain, failing
+from tests.support.tracing import Flat, Spans, plain, received, tree
+
+LOG = "replanning.exporters.otlp"
+
+
+class Collector:
+    """A receiver of OTLP/HTTP that keeps what it gets.
+
+    Args:
+        status: what it answers.
+        stuck: whether it keeps requests waiting until it is closed.
+    """
+
+    def __init__(self, status: int = 200, *, stuck: bool = False) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.released = threading.Event()
+        if not stuck:
+            self.released.set()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.requests.append((self.path, dict(self.headers), body))
+                collector.released.wait()
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def resources(self) -> list[dict[str, object]]:
+        """The attributes of the resources that spans came from."""
+        return [plain(group.resource.attributes) for request in self._traces() for group in request.resource_spans]
+
+    @property
+    def spans(self) -> list[Flat]:
+        """The spans, in the order in which they came."""
+        scopes = [s for request in self._traces() for group in request.resource_spans for s in group.scope_spans]
+        assert {scope.scope.name for scope in scopes} <= {"replanning", "mine"}
+        return [received(span) for scope in scopes for span in scope.spans]
+
+    def _traces(self) -> list[ExportTraceServiceRequest]:
+        found = [body for path, _, body in self.requests if path == "/v1/traces"]
+        return [ExportTraceServiceRequest.FromString(body) for body in found]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A receiver that takes everything."""
+    made = Collector()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address at which nothing listens."""
+    collector = Collector()
+    collector.close()
+    return collector.url
+
+
+async def repaired(exporter: OtlpExporter) -> tuple[ReplanningEngine, RunResult]:
+    """A run with a failure, a replan and a replacement, on virtual time, that is sent by an exporter."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)],
+            settings=Settings(retry=Retry(max_attempts=1)),
+            exporters=[exporter],
+            environment=virtual_environment(clock=clock),
+        )
+        script = {"a": returns(after=1), "b": raises(ValueError("broken"), after=2), "b~2": returns(after=4)}
+        result = await engine.execute(chain("a", "b", "c"), ScriptedExecutor(script, clock=clock))
+    return engine, result
+
+
+async def test_the_same_tree_over_the_wire(collector: Collector) -> None:
+    """What a collector receives is the tree of the run: names, parents, links, attributes, kinds, status, times."""
+    exporter = OtlpExporter(collector.url)
+    spans = Spans(exporter.tracer_provider())
+    engine, result = await repaired(exporter)
+    await engine.aclose()
+    assert result.status == "succeeded"
+    (run,) = tree(collector.spans)
+    assert (run,) == spans.tree()
+    shape = [(node.name, [child.name for child in node.children], node.links, node.error) for node in run.children]
+    assert shape == [
+        ("replanning.attempt", [], (), None),
+        ("replanning.attempt", [], (), "broken"),
+        (
+            "plan replanning",
+            ["propose scripted", "replanning.score", "replanning.apply"],
+            (("b#1", "caused-by"),),
+            None,
+        ),
+        ("replanning.attempt", [], (("b#1", "replaces"),), None),
+        ("replanning.attempt", [], (), None),
+    ]
+    assert exporter.problem == ""
+
+
+async def test_resource(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans come from the service `replanning` in its version, or under the name that is asked for."""
+    for name in (None, "nightly"):
+        exporter = OtlpExporter(collector.url, service_name=name)
+        await ReplanningEngine([], exporters=[exporter]).execute(chain("a"), failing())
+        await exporter.aclose()
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "from the environment")
+    exporter = OtlpExporter(collector.url)
+    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
+    await exporter.aclose()
+    assert [resource["service.name"] for resource in collector.resources] == [
+        "replanning",
+        "nightly",
+        "from the environment",
+    ]
+    assert {resource["service.version"] for resource in collector.resources} == {__version__}
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1/traces", " {} "])
+async def test_forms_of_an_address(collector: Collector, form: str) -> None:
+    """An address reaches the collector with and without a slash, a path for spans, or a scheme."""
+    exporter = OtlpExporter.from_target(form.format(collector.url))
+    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
+    await exporter.aclose()
+    bare = OtlpExporter.from_target(collector.url.removeprefix("http://"))
+    bare.tracer_provider().get_tracer("mine").start_span("two").end()
+    await bare.aclose()
+    assert [span.name for span in collector.spans] == ["one", "two"]
+
+
+@pytest.mark.parametrize("address", ["ftp://host:4318", "http://", "http://host:99999", "http://a b", "?"])
+def test_no_address(address: str) -> None:
+    """What is no address of a collector is refused, with one that would be."""
+    with pytest.raises(SettingsError) as caught:
+        OtlpExporter.from_target(address)
+    assert repr(address) in str(caught.value)
+    assert "http://localhost:4318" in str(caught.value)
+
+
+async def test_headers(collector: Collector) -> None:
+    """Headers that the collector wants are sent with every request."""
+    exporter = OtlpExporter(collector.url, headers={"x-key": "abc"})
+    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
+    await exporter.aclose()
+    assert [headers["x-key"] for _, headers, _ in collector.requests] == ["abc"]
+
+
+async def test_metrics_only_when_asked_for(collector: Collector) -> None:
+    """Metrics go to the collector only if wanted, since not every one takes them."""
+    for metrics in (False, True):
+        engine, _ = await repaired(OtlpExporter(collector.url, metrics=metrics))
+        await engine.aclose()
+    found = [body for path, _, body in collector.requests if path == "/v1/metrics"]
+    assert len(found) == 1
+    groups = ExportMetricsServiceRequest.FromString(found[0]).resource_metrics
+    names = {metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics}
+    assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
+
+
+async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing listens, the run is as ever, and what was lost is said once, with the address."""
+    exporter = OtlpExporter(nowhere, timeout=0.1)
+    engine, result = await repaired(exporter)
+    await engine.aclose()
+    assert result.status == "succeeded"
+    assert exporter.problem.startswith(f"9 spans could not be sent to {nowhere}; is a collector listening there?")
+    assert [(record.name, record.message) for record in caplog.records] == [(LOG, exporter.problem)]
+
+
+async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
+    """Where nothing listens at the end, a program does not wait for that to change."""
+    exporter = OtlpExporter(nowhere, timeout=600, close_limit=600)
+    engine, _ = await repaired(exporter)
+    await engine.aclose()
+    assert exporter.problem == f"spans could not be sent: no collector listens at {nowhere}"
+
+
+async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    """A collector that answers with an error harms nobody, and its answer is part of what is said."""
+    collector = Collector(status=403)
+    exporter = OtlpExporter(collector.url)
+    engine, result = await repaired(exporter)
+    await engine.aclose()
+    collector.close()
+    assert result.status == "succeeded"
+    assert "403" in exporter.problem
+    assert len(caplog.records) == 1
+
+
+async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
+    """A collector that never answers holds up neither the run nor, beyond the limit, the end of the program."""
+    collector = Collector(stuck=True)
+    exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
+    engine, result = await repaired(exporter)
+    await engine.aclose()
+    assert result.status == "succeeded"
+    assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
+    assert len(caplog.records) == 1
+    collector.close()
+
+
+async def test_closing_twice(collector: Collector) -> None:
+    """Closing an exporter again does nothing."""
+    exporter = OtlpExporter(collector.url)
+    await exporter.aclose()
+    await exporter.aclose()
+    assert repr(exporter) == f"<OtlpExporter to {collector.url} closed>"
+
+
+async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A password in the address is in no message."""
+    exporter = OtlpExporter(nowhere.replace("//", "//ada:hunter2@"), timeout=0.1)
+    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
+    await exporter.aclose()
+    assert "hunter2" not in repr(exporter) + exporter.problem + caplog.text
+
+
+async def test_others_keep_their_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The SDK's complaints about exporters that are not ours are logged as ever."""
+    collector = Collector(status=403)
+    await OtlpExporter(collector.url).aclose()
+    other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
+    other.export([])
+    other.shutdown()
+    collector.close()
+    assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
+
+
+UNCLOSED = """
+import anyio, sys
+from replanning import Goal, Plan, ReplanningEngine, Task
+from replanning.exporters.otlp import OtlpExporter
+
+async def work(task, context):
+    pass
+
+async def main():
+    engine = ReplanningEngine([], exporters=[OtlpExporter(sys.argv[1])])
+    await engine.execute(Plan(goal=Goal(objective="x"), tasks=(Task(id="a"),)), work)
+
+anyio.run(main)
+"""
+
+MISSING = """
+import sys
+sys.modules["opentelemetry.exporter.otlp.proto.http"] = None
+from replanning.errors import PluginError
+from replanning.exporters.otlp import OtlpExporter
+try:
+    OtlpExporter.from_target("http://localhost:4318")
+except PluginError as error:
+    print(error)
+"""
+
+
+def said(program: str, *arguments: str) -> str:
+    """What a program prints; it must end well."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_end_of_the_program(collector: Collector) -> None:
+    """A program that does not close the exporter still sends its spans when it ends."""
+    said(UNCLOSED, collector.url)
+    assert sorted(span.name for span in collector.spans) == ["replanning.attempt", "replanning.run"]
+
+
+def test_missing_extra() -> None:
+    """Where the optional part is not installed, the message says how to install it."""
+    assert "pip install 'replanning[otlp]'" in said(MISSING)
+
+
+JAEGER_PROGRAMS = ("jaeger", "jaeger-all-in-one")
+
+
+@pytest.fixture
+def jaeger() -> Iterator[tuple[str, str]]:
+    """Where a real Jaeger takes spans, and where it tells of them."""
+    endpoint, program = os.environ.get("JAEGER_ENDPOINT"), next(filter(shutil.which, JAEGER_PROGRAMS), None)
+    if endpoint is None and program is None:
+        pytest.skip(
+            "needs Jaeger: `docker compose up` and JAEGER_ENDPOINT=http://localhost:4318, or its program on the PATH"
+        )
+    with ExitStack() as stack:
+        if endpoint is None:
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = stack.enter_context(subprocess.Popen([str(program)], **quiet))
+            stack.callback(process.terminate)
+            endpoint = "http://localhost:4318"
+        query = os.environ.get("JAEGER_QUERY", f"http://{urlsplit(endpoint).hostname}:16686")
+        # Connecting is tried again, longer and longer apart, until it has started.
+        with httpx.Client(transport=httpx.HTTPTransport(retries=6)) as client:
+            for url in (query, endpoint):
+                client.get(url)
+        yield endpoint, query
+
+
+@pytest.mark.integration
+async def test_jaeger(jaeger: tuple[str, str]) -> None:
+    """Jaeger shows the tree of a run: each span below its parent, the replacement pointing to what it replaces."""
+    endpoint, query = jaeger
+    exporter = OtlpExporter(endpoint, service_name="replanning-test")
+    engine, result = await repaired(exporter)
+    await engine.aclose()
+    assert exporter.problem == ""
+    (opened,) = bodies(engine.store, result.run, RunOpened)
+    spans = [_shown(span) for span in _stored(f"{query}/api/traces/{opened.trace.split('-')[1]}", count=9)]
+    (run,) = tree(spans)
+    assert [(node.name, sorted(child.name for child in node.children)) for node in run.children] == [
+        ("replanning.attempt", []),
+        ("replanning.attempt", []),
+        ("plan replanning", ["propose scripted", "replanning.apply", "replanning.score"]),
+        ("replanning.attempt", []),
+        ("replanning.attempt", []),
+    ]
+    assert [node.links for node in run.children[2:4]] == [(("b#1", "FOLLOWS_FROM"),)] * 2
+
+
+@tenacity.retry(stop=tenacity.stop_after_delay(20), wait=tenacity.wait_fixed(0.2), reraise=True)
+def _stored(url: str, *, count: int) -> Any:
+    """The spans of a trace, once Jaeger has stored all of them."""
+    spans = httpx.get(url).raise_for_status().json()["data"][0]["spans"]
+    assert len(spans) == count
+    return spans
+
+
+def _shown(span: Any) -> Flat:
+    references = [(reference["refType"], reference["spanID"]) for reference in span["references"]]
+    tags = {tag["key"]: tag["value"] for tag in span["tags"]}
+    return Flat(
+        span["spanID"],
+        next((to for how, to in references if how == "CHILD_OF"), None),
+        span["operationName"],
+        "INTERNAL",
+        tags,
+        tuple((to, how) for how, to in references if how == "FOLLOWS_FROM"),
+        tags.get("otel.status_description"),
+        span["startTime"] * 1000,
+        (span["startTime"] + span["duration"]) * 1000,
+    )

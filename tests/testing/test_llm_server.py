@@ -1,0 +1,367 @@
+"""The scripted server of language models, as any client sees it on the wire."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from replanning.testing import LLMServerReply, ScriptedLLMServer, ServerReply, hangs, raises, returns
+
+SPECIFICATION = Path(__file__).parents[3] / "shared/data/specs/openai-openapi.json.gz"
+CHATS = {
+    "openai": ("/v1/chat/completions", {"authorization": "Bearer k"}, {}),
+    "copilot": ("/chat/completions", {"authorization": "Bearer k"}, {}),
+    "anthropic": ("/v1/messages", {"x-api-key": "k", "anthropic-version": "2023-06-01"}, {"max_tokens": 9}),
+    "ollama": ("/api/chat", {}, {"stream": False}),
+}
+
+
+class Total(BaseModel):
+    """An answer."""
+
+    sum: int
+
+
+def ask(server: ScriptedLLMServer, api: str = "openai", prompt: str = "2 + 3?", **fields: object) -> httpx.Response:
+    """One request for an answer."""
+    path, headers, more = CHATS[api]
+    body = {"model": "m", "messages": [{"role": "user", "content": prompt}], **more, **fields}
+    return httpx.post(server.url + path, headers=headers, json=body, timeout=10)
+
+
+def said(response: httpx.Response, api: str) -> object:
+    """The text of an answer."""
+    body = response.json()
+    if api == "anthropic":
+        return body["content"][0]["text"]
+    return (body if api == "ollama" else body["choices"][0])["message"]["content"]
+
+
+@pytest.mark.parametrize("api", CHATS)
+def test_answers_in_the_form_of_each_api(api: str) -> None:
+    """Text, JSON and models come in order, in the form of the API that was asked."""
+    with ScriptedLLMServer(["five", {"sum": 5}, Total(sum=6), returns("late", after=0.01)]) as server:
+        assert [said(ask(server, api), api) for _ in range(4)] == ["five", '{"sum": 5}', '{"sum":6}', "late"]
+        assert [request.prompt for request in server.requests] == ["2 + 3?"] * 4
+        assert {(request.kind, request.model, request.path) for request in server.requests} == {
+            ("chat", "m", CHATS[api][0])
+        }
+
+
+@pytest.mark.parametrize("api", CHATS)
+def test_end_of_the_script(api: str) -> None:
+    """A request beyond the script is refused, with a sentence that says so, and in a way that nobody tries again."""
+    with ScriptedLLMServer() as server:
+        response = ask(server, api)
+    assert response.status_code == 400
+    assert "the script has 0 answers, and this is request 1" in response.text
+
+
+def test_function_of_the_request() -> None:
+    """A script may be a function of every request, and decides about vectors and lists as well."""
+
+    def script(request):
+        return request.prompt.upper() if request.kind == "chat" else ServerReply.error(503)
+
+    with ScriptedLLMServer(script) as server:
+        assert said(ask(server, prompt="loud"), "openai") == "LOUD"
+        assert httpx.get(f"{server.url}/api/tags").status_code == 503
+
+
+def test_mistakes_in_a_script() -> None:
+    """A script that raises, says nothing or says what cannot be sent is answered for with what is wrong with it."""
+    script = {"set": returns({1}), "raises": raises(ValueError("no"))}
+    with ScriptedLLMServer(lambda request: {**script, "none": None}[request.prompt]) as server:
+        answers = [ask(server, prompt=prompt) for prompt in ("none", "set", "raises", "unforeseen")]
+    assert {answer.status_code for answer in answers} == {400}
+    none, unsendable, raising, unforeseen = (answer.json()["error"]["message"] for answer in answers)
+    assert none == "the script has no answer to <LLMRequest 1 openai chat 'm'>"
+    assert "what the script answers is no JSON" in unsendable
+    assert "a server cannot raise ValueError('no'); use ServerReply.error(status)" in raising
+    assert unforeseen == "the script failed: KeyError('unforeseen')"
+
+
+@pytest.mark.parametrize(
+    ("api", "error"),
+    [
+        ("openai", {"message": "slow down", "type": "requests", "param": None, "code": "rate_limit_exceeded"}),
+        ("copilot", {"message": "slow down", "type": "requests", "param": None, "code": "rate_limit_exceeded"}),
+        ("anthropic", {"message": "slow down", "type": "rate_limit_error"}),
+        ("ollama", "slow down"),
+    ],
+)
+def test_errors_in_the_form_of_each_api(api: str, error: object) -> None:
+    """An error has its status, its headers, and the body that the API has for it."""
+    with ScriptedLLMServer([ServerReply.error(429, "slow down", retry_after=2)]) as server:
+        response = ask(server, api)
+    assert (response.status_code, response.headers["retry-after"], response.json()["error"]) == (429, "2", error)
+
+
+@pytest.mark.parametrize("api", CHATS)
+def test_why_an_answer_ends(api: str) -> None:
+    """An answer may be cut at the limit or decline, and use as many tokens as the script says."""
+    script = [ServerReply.answer("fi", finish="length", input_tokens=7, output_tokens=2)]
+    with ScriptedLLMServer([*script, ServerReply.answer("I won't.", finish="refusal")]) as server:
+        cut, declined = ask(server, api).json(), ask(server, api).json()
+    if api == "anthropic":
+        assert (cut["stop_reason"], cut["usage"]) == ("max_tokens", {"input_tokens": 7, "output_tokens": 2})
+        assert declined["stop_reason"] == "refusal"
+    elif api == "ollama":
+        assert (cut["done_reason"], cut["prompt_eval_count"], cut["eval_count"]) == ("length", 7, 2)
+    else:
+        usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+        assert (cut["choices"][0]["finish_reason"], cut["usage"]) == ("length", usage)
+        assert declined["choices"][0]["message"]["refusal"] == "I won't."
+
+
+def test_tool_that_must_be_used() -> None:
+    """JSON comes as the use of the tool that was demanded; a model that writes prose ignores the tool."""
+    schema = Total.model_json_schema()
+    with ScriptedLLMServer([{"sum": 5}, "It is five.", Total(sum=5), [5]]) as server:
+        tools = [{"name": "total", "input_schema": schema}]
+        used = ask(server, "anthropic", tools=tools, tool_choice={"type": "tool", "name": "total"}).json()
+        prose = ask(server, "anthropic", tools=tools, tool_choice={"type": "tool", "name": "total"}).json()
+        function = {"type": "function", "function": {"name": "total", "parameters": schema}}
+        choice = {"type": "function", "function": {"name": "total"}}
+        called = ask(server, "openai", tools=[function], tool_choice=choice).json()
+        listed = ask(server, "openai", tools=[function], tool_choice=choice).json()
+    assert used["content"] == [{"type": "tool_use", "id": "toolu_1", "name": "total", "input": {"sum": 5}}]
+    assert (used["stop_reason"], prose["content"]) == ("tool_use", [{"type": "text", "text": "It is five."}])
+    (call,) = called["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "total", "arguments": '{"sum":5}'}
+    assert listed["choices"][0]["message"]["content"] == "[5]"
+
+
+def test_broken_answers() -> None:
+    """Bodies come as they are, cut short as JSON, or with their connection cut: before all, or in the middle."""
+    html = ServerReply.raw("<html>Bad gateway</html>", status=502, content_type="text/html")
+    script = [html, ServerReply.raw(b"\xff\xfe"), ServerReply.truncated("five", keep=30), ServerReply.cut()]
+    with ScriptedLLMServer([*script, ServerReply.cut("five", keep=30), "still here"]) as server:
+        page, noise, half = (ask(server) for _ in range(3))
+        with pytest.raises(httpx.RemoteProtocolError, match="without sending a response"):
+            ask(server)
+        with pytest.raises(httpx.RemoteProtocolError, match="received 30 bytes"):
+            ask(server)
+        assert said(ask(server), "openai") == "still here"
+    assert (page.status_code, page.headers["content-type"], page.text) == (502, "text/html", "<html>Bad gateway</html>")
+    assert (noise.status_code, noise.content, len(half.content)) == (200, b"\xff\xfe", 30)
+    with pytest.raises(json.JSONDecodeError):
+        half.json()
+
+
+async def test_whoever_goes_away_is_seen() -> None:
+    """A client that is cancelled while it waits closes its connection, and the server sees it."""
+    with ScriptedLLMServer([hangs(), returns("late", after=60)]) as server:
+        for number in (1, 2):
+            async with httpx.AsyncClient() as client, anyio.create_task_group() as group:
+                group.start_soon(ask_async, client, server)
+                await server.until(asked(number))
+                group.cancel_scope.cancel()
+            await server.until(lambda server: server.requests[-1].abandoned)
+        await server.until(lambda server: server.connections == 0)
+        assert repr(server.requests[1]) == "<LLMRequest 2 openai chat 'm', abandoned>"
+        with pytest.raises(TimeoutError, match=r"after 0.01 s this was not seen; requests: \[<LLMRequest 1"):
+            await server.until(lambda server: False, timeout=0.01)
+
+
+def asked(number: int) -> Callable[[ScriptedLLMServer], bool]:
+    """Whether so many requests have come."""
+    return lambda server: len(server.requests) == number
+
+
+async def ask_async(client: httpx.AsyncClient, server: ScriptedLLMServer) -> httpx.Response:
+    """One request for an answer."""
+    path, headers, _ = CHATS["openai"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "2 + 3?"}]}
+    return await client.post(server.url + path, headers=headers, json=body)
+
+
+async def test_closing_leaves_nothing() -> None:
+    """A server that is closed while clients wait and idle has no thread and no connection left, and soon."""
+
+    async def wait_in_vain(client: httpx.AsyncClient) -> None:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ask_async(client, server)
+
+    async with httpx.AsyncClient() as idle, httpx.AsyncClient() as client, anyio.create_task_group() as group:
+        with ScriptedLLMServer([hangs()]) as server:
+            await idle.get(f"{server.url}/api/tags")
+            group.start_soon(wait_in_vain, client)
+            await server.until(asked(2))
+            closing = time.monotonic()
+        assert time.monotonic() - closing < 2
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if "scripted-llm" in name or "process_request" in name]
+    assert (server.connections, server.requests[1].abandoned) == (0, False)
+    assert repr(server) == "<ScriptedLLMServer closed requests=2 connections=0>"
+
+
+async def test_hasty_clients() -> None:
+    """A client that sends its next request before it has its answer gets both, in order and each in its time."""
+    body = b'{"model": "m", "messages": []}'
+    request = b"POST /api/chat HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    with ScriptedLLMServer([returns("first", after=0.2), ServerReply.raw("second")]) as server:
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as connection:
+            began = time.monotonic()
+            await connection.send(request)
+            await server.until(asked(1))
+            await connection.send(request)
+            received = b""
+            while b"second" not in received:
+                received += await connection.receive()
+        assert time.monotonic() - began >= 0.2
+    assert received.index(b"first") < received.index(b"second")
+
+
+def test_connections_are_told_apart() -> None:
+    """Requests that share a connection say so."""
+    with ScriptedLLMServer() as server, httpx.Client() as client:
+        for _ in range(2):
+            client.get(f"{server.url}/v1/models", headers={"authorization": "Bearer k"}).raise_for_status()
+        httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer k"}).raise_for_status()
+        assert [request.connection for request in server.requests] == [1, 1, 2]
+
+
+def test_listens_while_its_block_lasts() -> None:
+    """A server has an address only once it listens, listens once at a time, and can listen again."""
+    server = ScriptedLLMServer(["one", "two"])
+    with pytest.raises(RuntimeError, match="use it in a `with` block"):
+        _ = server.url
+    for text in ("one", "two"):
+        with server:
+            assert said(ask(server), "openai") == text
+            with pytest.raises(RuntimeError, match="listens already"):
+                server.__enter__()
+    with pytest.raises(httpx.ConnectError):
+        ask(server)
+
+
+def test_keys_are_not_printed() -> None:
+    """Headers are kept as they came, and show no key when they are printed."""
+    with ScriptedLLMServer(["a", "b"]) as server:
+        ask(server, "openai")
+        ask(server, "anthropic")
+    assert server.requests[0].headers["authorization"] == "Bearer k"
+    assert "'authorization': '***'" in repr(server.requests[0].headers)
+    assert "'x-api-key': '***', 'anthropic-version': '2023-06-01'" in repr(server.requests[1].headers)
+
+
+def test_who_is_asked_what() -> None:
+    """The system prompt and the last word of the user are found in the form of every API, in parts or whole."""
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    messages = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}]
+    with ScriptedLLMServer(lambda request: f"{request.system}|{request.prompt}") as server:
+        last = {"role": "user", "content": [{"type": "text", "text": "2?"}]}
+        role = {"role": "system", "content": "Be brief."}
+        assert said(ask(server, "anthropic", system=parts, messages=[*messages, last]), "anthropic") == "Be brief.|2?"
+        assert said(ask(server, "openai", messages=[role, *messages, last]), "openai") == "Be brief.|2?"
+        assert said(ask(server, "openai", messages=[{"role": "assistant", "content": None}]), "openai") == "|"
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "headers", "status", "why"),
+    [
+        ("openai", {"model": "m"}, None, 400, "the body lacks messages"),
+        ("anthropic", {"model": "m", "messages": []}, None, 400, "the body lacks max_tokens"),
+        ("ollama", {}, None, 400, "the body lacks model, messages"),
+        ("openai", None, {}, 401, "no key in the header 'authorization'"),
+        ("anthropic", None, {"anthropic-version": "1"}, 401, "no key in the header 'x-api-key' or 'authorization'"),
+        ("anthropic", None, {"x-api-key": "k"}, 400, "anthropic-version: header is required"),
+        ("openai", {"model": "m", "messages": [], "stream": True}, None, 400, "does not stream"),
+    ],
+)
+def test_what_services_insist_on(
+    api: str, body: dict[str, object] | None, headers: dict[str, str] | None, status: int, why: str
+) -> None:
+    """A request without a key or a required field is refused, as the service itself does, and uses no answer up."""
+    path, usual, more = CHATS[api]
+    sent = {"model": "m", "messages": [], **more} if body is None else body
+    with ScriptedLLMServer(["five"]) as server:
+        response = httpx.post(server.url + path, headers=usual if headers is None else headers, json=sent)
+        assert (response.status_code, why in response.text) == (status, True)
+        assert said(ask(server, api), api) == "five"
+
+
+def test_unknown_paths_and_bodies() -> None:
+    """What nobody would understand is answered with what is there, and nonsense is no request with fields."""
+    with ScriptedLLMServer() as server:
+        lost = httpx.post(f"{server.url}/v2/chat", json={})
+        assert lost.status_code == 404
+        assert "there is no POST /v2/chat; there are /api/chat, " in lost.text
+        assert server.requests == []
+        for content in (b"no json", b"[1]"):
+            assert httpx.post(f"{server.url}/api/chat", content=content).status_code == 400
+
+
+def test_vectors_and_lists() -> None:
+    """Vectors are made of words, and the models are those that were named, without a script."""
+    headers = {"authorization": "Bearer k"}
+    with ScriptedLLMServer(models=("a", "b")) as server:
+        tags = httpx.get(f"{server.url}/api/tags").json()
+        listed = httpx.get(f"{server.url}/models?limit=2", headers=headers).json()
+        texts = {"model": "m", "input": ["a wheel", "a wheel!", "other"]}
+        ours = httpx.post(f"{server.url}/v1/embeddings", headers=headers, json=texts).json()
+        theirs = httpx.post(f"{server.url}/api/embed", json=texts).json()
+    assert [model["name"] for model in tags["models"]] == [model["id"] for model in listed["data"]] == ["a", "b"]
+    vectors = [item["embedding"] for item in ours["data"]]
+    assert vectors == theirs["embeddings"]
+    assert vectors[0] == vectors[1] != vectors[2]
+    scripted = ServerReply.answer({"models": []})
+    with ScriptedLLMServer(lambda request: scripted) as server:
+        assert httpx.get(f"{server.url}/api/tags").json() == {"models": []}
+
+
+def test_other_processes() -> None:
+    """A program that is started with its environment asks this server, with a key that it takes."""
+    program = """if True:
+        import httpx, os
+        headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+        body = {"model": "m", "messages": [{"role": "user", "content": "from elsewhere"}]}
+        answer = httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", headers=headers, json=body)
+        print(answer.json()["choices"][0]["message"]["content"])
+    """
+    with ScriptedLLMServer(["heard"]) as server:
+        environ = {**os.environ, **server.environ()}
+        done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("heard\n", "")
+    assert server.requests[0].prompt == "from elsewhere"
+
+
+@pytest.mark.integration
+def test_published_description() -> None:
+    """Everything that is answered in OpenAI's form satisfies the description that OpenAI has published."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    if not SPECIFICATION.exists():
+        pytest.skip(f"OpenAI's description is not there: {SPECIFICATION}")
+    described = json.loads(gzip.decompress(SPECIFICATION.read_bytes()))
+
+    def check(name: str, response: httpx.Response) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
+        jsonschema.Draft202012Validator(schema).validate(response.json())
+
+    headers = {"authorization": "Bearer k"}
+    declined, cut = (ServerReply.answer("no", finish=finish) for finish in ("refusal", "length"))
+    choice = {"type": "function", "function": {"name": "total"}}
+    script: list[LLMServerReply] = ["five", declined, cut, {"sum": 5}]
+    with ScriptedLLMServer([*script, *map(ServerReply.error, (400, 401, 404, 429, 500))]) as server:
+        for wanted in ("auto", "auto", "auto", choice):
+            check("CreateChatCompletionResponse", ask(server, tool_choice=wanted))
+        for status in (400, 401, 404, 429, 500):
+            response = ask(server)
+            assert response.status_code == status
+            check("ErrorResponse", response)
+        check("ListModelsResponse", httpx.get(f"{server.url}/v1/models", headers=headers))
+        texts = {"model": "m", "input": ["a"]}
+        check("CreateEmbeddingResponse", httpx.post(f"{server.url}/v1/embeddings", headers=headers, json=texts))

@@ -1,0 +1,221 @@
+"""Thousands of random runs on the virtual clock, each checked from outside against everything that a run promises.
+
+Every run is drawn from a seed: plan, settings, work that fails or hangs, providers that talk nonsense, people who
+answer late or never, a store that fails, edits by hand. A failure names its seeds; to see one of them alone, with its
+journal::
+
+    REPLANNING_SEED=1234 pytest tests/testing/test_simulation.py
+
+More of them (those from 100,000 on have not been seen before)::
+
+    REPLANNING_SEEDS=100000-120000 pytest tests/testing/test_simulation.py
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import pytest
+
+from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
+from replanning.plan import RunId
+from replanning.testing import VirtualClock
+from tests.support.simulation_plans import REAL_SHAPES
+from tests.support.simulation_play import cut, live, play, text_of
+from tests.support.simulation_world import RUN, World
+
+pytestmark = pytest.mark.slow
+
+BLOCK: Final = 100
+Scene = Callable[[int], Awaitable[list[str]]]
+
+
+def seeds(first: int, count: int) -> list[range]:
+    """Seeds in blocks; the environment may ask for others, or for one alone."""
+    if one := os.environ.get("REPLANNING_SEED"):
+        return [range(int(one), int(one) + 1)]
+    if some := os.environ.get("REPLANNING_SEEDS"):
+        start, _, stop = some.partition("-")
+        first, count = int(start), int(stop) - int(start)
+    return [range(start, min(start + BLOCK, first + count)) for start in range(first, first + count, BLOCK)]
+
+
+def name(block: range) -> str:
+    """How a block is called among the tests."""
+    return f"seeds-{block.start}-{block.stop - 1}"
+
+
+def check(scene: Scene, block: range, backend: str = "asyncio") -> None:
+    """Play a scene with every seed of a block, and fail with everything that is wrong."""
+    failures = []
+    # A task that was pulled by a worker which is gone returns when its iterator is collected. When that happens must
+    # not depend on what ran in this process before, so garbage is collected between seeds and not during one.
+    gc.disable()
+    try:
+        for seed in block:
+            gc.collect(0)
+            try:
+                problems = anyio.run(scene, seed, backend=backend)
+            except Exception as error:  # noqa: BLE001 - what a run raises is a failure with a seed, like any other
+                problems = [f"it raised {_root(error)!r}"]
+            failures += [f"seed {seed}: {problem}" for problem in problems]
+    finally:
+        gc.enable()
+    if failures:
+        first = failures[0].partition(":")[0].removeprefix("seed ")
+        pytest.fail("\n".join([*failures[:40], "", f"to see one alone: REPLANNING_SEED={first} pytest {__file__}"]))
+
+
+def _root(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _show(records: MemoryStore, problems: list[str], run: RunId = RUN) -> None:
+    if problems and os.environ.get("REPLANNING_SEED"):
+        print(*(line[:400] for line in text_of(records, run)), sep="\n")  # noqa: T201 - what was asked for
+
+
+async def run_once(seed: int) -> list[str]:
+    """A run with every life it takes; every fifth one twice."""
+    world, records = World(seed), MemoryStore()
+    problems = await play(world, records)
+    if seed % 5 == 0:
+        again = MemoryStore()
+        await play(World(seed), again)
+        problems += ["the same seed gave another journal"] if text_of(records) != text_of(again) else []
+    _show(records, problems)
+    return problems
+
+
+async def leave_and_resume(seed: int) -> list[str]:
+    """A run that the program around it leaves at some record, and that is taken up again."""
+    world, records = World(seed), MemoryStore()
+    problems = await live(world, records, leave_at=world.rng("leave at").randint(2, 60))
+    world.life += 1
+    problems = problems or await play(world, records)
+    _show(records, problems)
+    return problems
+
+
+async def kill_and_resume(seed: int) -> list[str]:
+    """A run whose process is killed at some records, and that another process takes up again each time."""
+    world, records = World(seed), MemoryStore()
+    await live(world, records)
+    length = len(list(records.read(RUN)))
+    problems = []
+    for life in (2, 3):
+        count = world.rng("kill", life).randint(1, length)
+        left = cut(records, count)
+        found = await play(World(seed, life=life), left)
+        _show(left, found)
+        problems += [f"killed after record {count}: {problem}" for problem in found]
+    return problems
+
+
+async def fork_and_resume(seed: int) -> list[str]:
+    """A run that is started anew from one of its revisions, as another run."""
+    world, records = World(seed), MemoryStore()
+    problems = await play(world, records)
+    revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)]
+    revision = world.rng("fork").choice([0, *revisions])
+    async with VirtualClock() as clock:
+        other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")
+    problems += await play(World(seed, life=5, run_id=other), records)
+    _show(records, problems, other)
+    return problems
+
+
+async def keep_in_stores(seed: int, directory: Path) -> list[str]:
+    """A run whose journal is kept in a store of each kind."""
+    stores = [MemoryStore(), JsonlStore(directory / f"runs-{seed}"), SqliteStore(directory / f"{seed}.db")]
+    problems = [problem for store in stores for problem in await play(World(seed), store)]
+    texts = [text_of(store) for store in stores]
+    for store, text in zip(stores, texts, strict=True):
+        problems += [f"{store!r} has another journal than memory"] if text != texts[0] else []
+        store.close()
+    return problems
+
+
+async def run_real_shape(seed: int) -> list[str]:
+    """A run of a plan with the shape of a real workflow."""
+    world, records = World(seed, real=True), MemoryStore()
+    problems = await play(world, records)
+    _show(records, problems)
+    return problems
+
+
+@pytest.mark.parametrize("block", seeds(0, 2_000), ids=name)
+def test_random_runs(block: range) -> None:
+    """Whatever happens to a run, it ends, keeps every promise, and its journal gives the live plan again."""
+    check(run_once, block)
+
+
+@pytest.mark.parametrize("block", seeds(10_000, 200), ids=name)
+def test_random_runs_on_trio(block: range) -> None:
+    """The same holds on trio, where tasks that are ready at once run in random order."""
+    check(run_once_in_any_order, block, "trio")
+
+
+async def run_once_in_any_order(seed: int) -> list[str]:
+    """A run that need not come out the same twice."""
+    world, records = World(seed), MemoryStore()
+    problems = await play(world, records)
+    _show(records, problems)
+    return problems
+
+
+@pytest.mark.parametrize("block", seeds(20_000, 400), ids=name)
+def test_runs_that_are_left(block: range) -> None:
+    """A run that is cancelled or left at any record is paused in order, and can be taken up again."""
+    check(leave_and_resume, block)
+
+
+@pytest.mark.parametrize("block", seeds(30_000, 300), ids=name)
+def test_runs_whose_process_is_killed(block: range) -> None:
+    """A run that stopped after any record goes on from its journal: nothing finished is lost or done again."""
+    check(kill_and_resume, block)
+
+
+@pytest.mark.parametrize("block", seeds(35_000, 100), ids=name)
+def test_runs_that_are_forked(block: range) -> None:
+    """A run started from any revision of another keeps the same promises, with what was done by then."""
+    check(fork_and_resume, block)
+
+
+@pytest.mark.parametrize("block", seeds(37_000, 20), ids=name)
+def test_stores_agree(block: range, tmp_path: Path) -> None:
+    """The same run has the same journal in every kind of store."""
+    check(partial(keep_in_stores, directory=tmp_path), block)
+
+
+@pytest.mark.parametrize("block", seeds(40_000, 60), ids=name)
+@pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are not there: {REAL_SHAPES}")
+def test_real_shapes(block: range) -> None:
+    """Plans with the shapes of real workflows keep the same promises."""
+    check(run_real_shape, block)
+
+
+def test_same_journal_in_another_process() -> None:
+    """A seed gives the same journal in every process, whatever order its sets have."""
+    one, other = journals(hash_seed=1), journals(hash_seed=2)
+    assert len(one) == 60
+    assert one == other
+
+
+def journals(hash_seed: int) -> list[str]:
+    """A digest of the journal of each of some seeds, made in a process of its own."""
+    command = [sys.executable, "-m", "tests.support.simulation_play", "0", "60"]
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()

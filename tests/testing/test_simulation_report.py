@@ -1,0 +1,202 @@
+"""Simulating a plan: what comes out, and that it comes out the same every time."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from replanning import Answer, Plan, PlanRun, ReplanningEngine, Settings, Task, TaskContext
+from replanning.errors import PlanError
+from replanning.journal import MemoryStore
+from replanning.plan import JsonObject
+from replanning.testing import (
+    FaultSchedule,
+    SimulationReport,
+    VirtualClock,
+    invariant_violations,
+    replay_differences,
+    returns,
+    simulate,
+    snapshot,
+    virtual_environment,
+)
+from tests.support.runs import chain, plan
+
+TOOLS = [{"name": "good", "capability": "make"}, {"name": "bad", "capability": "make"}]
+
+
+def release() -> Plan:
+    """A plan in which one tool can stand in for another, and results are handed on."""
+    return plan(
+        Task(id="build", tool="bad", timeout=100.0),
+        Task(id="test", tool="good", arguments={"path": "${build.output.path}"}, depends_on=("build",)),
+        Task(id="tell", tool="good", optional=True, depends_on=("test",)),
+        name="release",
+        tools=TOOLS,
+    )
+
+
+def test_nothing_goes_wrong() -> None:
+    """Without faults every run succeeds, each task takes its second, and nothing is replanned."""
+    report = simulate(release(), runs=3)
+    assert (report.statuses, report.success_rate, report.broken) == ({"succeeded": 3}, 1.0, ())
+    assert report.makespan is not None
+    assert (report.makespan.least, report.makespan.most, report.makespan.mean) == (3.0, 3.0, 3.0)
+    assert [(run.seed, run.revisions, run.questions, run.failures) for run in report.runs] == [
+        (seed, 0, 0, {}) for seed in range(3)
+    ]
+    assert repr(report) == "<SimulationReport of 'release': 3 succeeded, 3 s>"
+
+
+def test_plan_repairs_itself() -> None:
+    """A task that always fails is done by another tool in every run, and not without replanning."""
+    faults = FaultSchedule(fail={"build": 1.0}, durations={"*": (1, 9), "build": 20})
+    report = simulate(release(), faults, runs=10)
+    assert (report.success_rate, report.failures) == (1.0, {"build": 10})
+    assert report.revisions is not None
+    assert report.revisions.mean == 1.0
+    alone = partial(ReplanningEngine, settings=Settings(enabled=False))
+    without = simulate(release(), faults, runs=10, engine_factory=alone)
+    assert without.statuses == {"failed": 10}
+    assert without.reasons == {"'build' failed (task 'build' was made to fail)": 10}
+    assert without.makespan is None
+    assert repr(without) == "<SimulationReport of 'release': 10 failed>"
+
+
+def test_equal_arguments_give_equal_reports() -> None:
+    """A report depends on the arguments alone, and each of its runs can be had again by its seed."""
+    faults = FaultSchedule(
+        fail={"bad": 0.3}, flaky={"*": 0.2}, hang={"build": 0.2}, durations={"*": (1, 60)}, store_fail=0.05
+    )
+    report = simulate(release(), faults, runs=20, seed=5)
+    assert report == simulate(release(), faults, runs=20, seed=5)
+    assert report != simulate(release(), faults, runs=20, seed=6)
+    assert report.broken == ()
+    for run in report.runs[:5]:
+        assert simulate(release(), faults, runs=1, seed=run.seed).runs == (run,)
+
+
+def test_faults_around_the_engine() -> None:
+    """Providers that fail or hang and a store with outages are survived, and break no promise."""
+    faults = FaultSchedule(
+        fail={"build": 1.0}, provider_fail=0.3, provider_hang=0.3, store_fail=0.1, store_outage=(0.5, 5)
+    )
+    report = simulate(release(), faults, runs=60)
+    assert report.broken == ()
+    assert set(report.statuses) <= {"succeeded", "failed", "needs_human"}
+    assert 0.2 < report.success_rate < 0.8
+
+
+def test_people_and_happenings() -> None:
+    """People answer when they are asked, and what happens from outside happens at its time."""
+    seen: list[float] = []
+
+    def look(run: PlanRun) -> None:
+        seen.append(len([task for task in run.view.tasks() if task.state == "DONE"]))
+        run.change_context({"region": "eu"})
+
+    settings = Settings.model_validate({"alternatives": {"require_approval": True}})
+    faults = FaultSchedule(
+        fail={"build": 1.0},
+        events=[(2.0, look), (1e9, look)],
+        answers=[returns(Answer("approve", by="ada"), after=60)],
+    )
+    report = simulate(release(), faults, runs=2, engine_factory=partial(ReplanningEngine, settings=settings))
+    assert (report.success_rate, seen) == (1.0, [0, 0])
+    assert report.questions is not None
+    assert (report.questions.mean, [run.makespan for run in report.runs]) == (1.0, [64.0, 64.0])
+    assert simulate(
+        release(),
+        FaultSchedule(fail={"build": 1.0}),
+        engine_factory=partial(ReplanningEngine, settings=settings),
+        runs=1,
+    ).statuses == {"needs_human": 1}
+
+
+def test_runs_that_go_astray() -> None:
+    """A run that does not end counts as stuck, and one that raises as crashed, each with the reason."""
+    stuck = simulate(chain("a"), FaultSchedule(hang={"a": 1.0}), runs=1, time_limit=3_600)
+    assert stuck.statuses == {"stuck": 1}
+    assert "had not ended after 3600 s" in stuck.runs[0].reason
+    assert stuck.runs[0].makespan == 3_600
+
+    def clumsy(run: PlanRun) -> None:
+        run.cancel_task("nobody")
+
+    crashed = simulate(chain("a"), FaultSchedule(events=[(0.5, clumsy)]), runs=1)
+    assert crashed.statuses == {"crashed": 1}
+    assert "after 0.5 s raised ChangeRefused" in crashed.runs[0].reason
+    assert "there is no task 'nobody'" in crashed.runs[0].reason
+
+
+def test_outputs_suit_references() -> None:
+    """Tasks return what others look for in their output, unless the schedule says what they return."""
+    reading = Task(id="b", arguments={"a": "${a.output.x.y}", "b": "x ${a.output.z}"}, depends_on=("a",))
+    wanting = plan(Task(id="a"), reading, Task(id="c", when="results.a.count > 3", depends_on=("a",)))
+    assert simulate(wanting, runs=1).statuses == {"failed": 1}
+    outputs: JsonObject = {"a": {"x": {"y": 1}, "z": 2, "count": 5}}
+    assert simulate(wanting, FaultSchedule(outputs=outputs), runs=1).statuses == {"succeeded": 1}
+
+
+def test_schedules_are_checked() -> None:
+    """A schedule that does not suit the plan is refused, and every offender is named with its place."""
+    faults = FaultSchedule(
+        fail={"biuld": 1.0, "build": 1.5}, durations={"test": (5, 1)}, provider_hang=-1, store_outage=-2
+    )
+    with pytest.raises(PlanError) as refused:
+        simulate(release(), faults)
+    assert [problem.place for problem in refused.value.problems] == [
+        "faults.fail",
+        "faults.fail.build",
+        "faults.provider_hang",
+        "faults.durations.test",
+        "faults.store_outage",
+    ]
+    assert "'biuld'" in str(refused.value)
+
+
+def test_report_as_json() -> None:
+    """A report is one JSON object with a summary and every run."""
+    report = simulate(release(), FaultSchedule(fail={"build": 1.0}), runs=2)
+    document = json.loads(report.to_json())
+    assert document == report.document()
+    assert {name: document[name] for name in ("plan", "count", "statuses", "success_rate", "failures", "broken")} == {
+        "plan": "release",
+        "count": 2,
+        "statuses": {"succeeded": 2},
+        "success_rate": 1.0,
+        "failures": {"build": 2},
+        "broken": [],
+    }
+    assert document["makespan"] == {"least": 4.0, "median": 4.0, "most": 4.0, "mean": 4.0}
+    assert [run["seed"] for run in document["runs"]] == [0, 1]
+    nothing = SimulationReport("none", ())
+    assert (nothing.success_rate, nothing.makespan, repr(nothing)) == (
+        0.0,
+        None,
+        "<SimulationReport of 'none': no runs>",
+    )
+
+
+async def test_live_plan_and_journal_are_compared() -> None:
+    """What the live plan holds and the journal does not is named; a complete journal gives the live plan again."""
+
+    async def work(task: Task, context: TaskContext) -> str:
+        return task.id
+
+    async with VirtualClock() as clock:
+        store = MemoryStore()
+        engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
+        async with engine.open(chain("a", "b")) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = await work(task, attempt.context)
+        records = list(store.read(run.id))
+        assert (invariant_violations(records), replay_differences(run, records, clock.now())) == ([], [])
+        lost = replay_differences(run, records[:-2], clock.now())
+        assert "live plan and journal differ: task 'b' output is 'b', by the journal None" in lost
+        assert snapshot(run.live, clock.now())["task 'a' state"] == "DONE"
+        nonsense = [*records[:3], *records[2:]]
+        assert "the journal cannot be replayed" in replay_differences(run, nonsense, clock.now())[0]

@@ -1,0 +1,390 @@
+"""The public fakes: each does what its script says, and says what it was asked."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning import Answer, PlanMonitor, Question, ReplanningEngine, Settings, Task, TaskContext, TransientError
+from replanning.changes import SkipTask
+from replanning.errors import StoreError
+from replanning.journal import AttemptStarted, AttemptTimedOut, QuestionAnswered, RunEnded, RunOpened, Usage
+from replanning.plan import QuestionId, RunId
+from replanning.testing import (
+    FlakyStore,
+    RecordingExporter,
+    ScriptedExecutor,
+    ScriptedGate,
+    ScriptedProvider,
+    ScriptStep,
+    VirtualClock,
+    hangs,
+    raises,
+    returns,
+    virtual_environment,
+)
+from tests.support.runs import again, alternative, bodies, chain, plan
+
+# The clock
+
+
+async def test_sleepers_wake_in_order_of_time() -> None:
+    """Everybody wakes at their own time, whatever order they went to sleep in, and no real time passes."""
+    woken: list[tuple[str, float]] = []
+    began = time.monotonic()
+    async with VirtualClock() as clock, anyio.create_task_group() as group:
+
+        async def sleeper(name: str, seconds: float) -> None:
+            for _ in range(2):
+                await clock.sleep(seconds)
+                woken.append((name, clock.elapsed))
+
+        for name, seconds in (("year", 31_536_000.0), ("minute", 60.0), ("hour", 3_600.0)):
+            group.start_soon(sleeper, name, seconds)
+    names = ["minute", "minute", "hour", "hour", "year", "year"]
+    assert woken == list(zip(names, [60.0, 120.0, 3_600.0, 7_200.0, 31_536_000.0, 63_072_000.0], strict=True))
+    assert time.monotonic() - began < 30
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_time_never_goes_back(naps: list[float]) -> None:
+    """Any naps end in the order of their lengths, each exactly when it should."""
+
+    async def main() -> list[tuple[float, float]]:
+        woken: list[tuple[float, float]] = []
+        async with VirtualClock(start=0.0) as clock, anyio.create_task_group() as group:
+
+            async def nap(seconds: float) -> None:
+                await clock.sleep(seconds)
+                woken.append((seconds, clock.now()))
+
+            for seconds in naps:
+                group.start_soon(nap, seconds)
+        return woken
+
+    woken = anyio.run(main)
+    assert [now for _, now in woken] == [seconds for seconds, _ in woken] == sorted(naps)
+
+
+async def test_time_stands_still_while_anything_happens() -> None:
+    """Time does not move while somebody works and looks at the clock, however long that takes."""
+    async with VirtualClock() as clock, anyio.create_task_group() as group:
+        group.start_soon(clock.sleep, 10)
+        for _ in range(500):
+            clock.now()
+            await anyio.lowlevel.checkpoint()
+        assert clock.elapsed == 0
+
+
+async def test_time_waits_for_threads() -> None:
+    """Time does not move while a thread works, which takes real time."""
+    async with VirtualClock() as clock, anyio.create_task_group() as group:
+        group.start_soon(clock.sleep, 10)
+        await anyio.to_thread.run_sync(sum, range(2_000_000))
+        assert clock.elapsed == 0
+
+
+async def test_cancelled_sleeper_is_forgotten() -> None:
+    """A nap that was cancelled holds nobody up, and time does not stop at its end."""
+    async with VirtualClock() as clock:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(clock.sleep, 5)
+                group.start_soon(clock.sleep, math.inf)
+                await clock.sleep(2)
+                scope.cancel()
+        assert repr(clock) == "<VirtualClock at +2 s, running, sleepers=0>"
+        await clock.sleep(10)
+        assert clock.elapsed == 12
+
+
+async def test_sleep_that_nobody_waits_for() -> None:
+    """Time does not jump to the end of a sleep while that is not wanted, jumps past it, and to it once it is wanted again."""
+    wanted, woken = dict.fromkeys("ab", False), {}
+    async with VirtualClock() as clock, anyio.create_task_group() as group:
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await clock.sleep_while(seconds, lambda: wanted[name])
+            woken[name] = clock.elapsed
+
+        group.start_soon(sleeper, "a", 10)
+        group.start_soon(sleeper, "b", 50)
+        await anyio.run_process([sys.executable, "-c", "pass"])
+        assert clock.elapsed == 0
+        await clock.sleep(20)
+        assert clock.elapsed == 20
+        await anyio.run_process([sys.executable, "-c", "pass"])
+        wanted["b"] = True
+        clock.now()
+    assert woken == {"a": 20, "b": 50}
+
+
+async def test_time_does_not_jump_to_what_was_called_off() -> None:
+    """While work waits for something real, time does not move for the deadline of a provider that has answered."""
+    async with VirtualClock() as clock:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            if task.id == "a":
+                raise ValueError("no")
+            await anyio.run_process([sys.executable, "-c", "pass"])
+
+        engine = ReplanningEngine([ScriptedProvider(again)], environment=virtual_environment(clock=clock))
+        result = await engine.execute(chain("a"), work)
+        assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
+
+
+async def test_time_moved_by_hand() -> None:
+    """Outside of its context the clock moves by `advance` alone, which wakes who is due by then."""
+    clock, woken = VirtualClock(start=100.0), []
+
+    async def sleeper(seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append(seconds)
+
+    async with anyio.create_task_group() as group:
+        for seconds in (3.0, 1.0, 7.0):
+            group.start_soon(sleeper, seconds)
+        await anyio.wait_all_tasks_blocked()
+        assert (clock.now(), woken, repr(clock)) == (100.0, [], "<VirtualClock at +0 s, by hand, sleepers=3>")
+        clock.advance(3)
+        await anyio.wait_all_tasks_blocked()
+        assert (clock.now(), sorted(woken)) == (103.0, [1.0, 3.0])
+        clock.advance(4)
+    assert (clock.now(), sorted(woken)) == (107.0, [1.0, 3.0, 7.0])
+
+
+async def test_clock_refuses_what_makes_no_sense() -> None:
+    """Time goes forward by a number of seconds, and a clock runs once at a time."""
+    async with VirtualClock() as clock:
+        for seconds in (-1, math.nan, math.inf):
+            with pytest.raises(ValueError, match="forward"):
+                clock.advance(seconds)
+        with pytest.raises(ValueError, match="nan"):
+            await clock.sleep(math.nan)
+        with pytest.raises(RuntimeError, match="runs already"):
+            await clock.__aenter__()
+        await clock.sleep(-1)
+        assert clock.elapsed == 0
+
+
+async def test_clock_passes_errors_on() -> None:
+    """An error of the body comes out as it is, and so does its cancellation; the clock can run again."""
+    clock = VirtualClock()
+    with pytest.raises(LookupError, match="mine"):
+        async with clock:
+            raise LookupError("mine")
+    with anyio.CancelScope() as scope:
+        async with clock:
+            scope.cancel()
+            await clock.sleep(5)
+    assert scope.cancelled_caught
+    async with clock:
+        await clock.sleep(5)
+    assert clock.elapsed == 5
+
+
+async def test_deadlines_of_a_run_on_the_clock() -> None:
+    """Timeouts and retries of a run take their virtual time, to the second."""
+    async with VirtualClock() as clock:
+        script: dict[str, ScriptStep | list[ScriptStep]] = {
+            "slow": hangs(),
+            "flaky": [raises(TransientError("busy"), after=1), returns("fine")],
+        }
+        work = ScriptedExecutor(script, clock=clock)
+        engine = ReplanningEngine([], environment=virtual_environment(clock=clock), monitor=PlanMonitor([]))
+        retry = {"delay": 600.0, "jitter": False}
+        tasks = [{"id": "flaky", "retry": retry}, {"id": "slow", "timeout": 3_600.0, "depends_on": ["flaky"]}]
+        result = await engine.execute(plan(*map(Task.model_validate, tasks)), work)
+        assert (result.status, clock.elapsed) == ("failed", 1 + 600 + 3_600)
+        assert [body.timeout for body in bodies(engine.store, result.run, AttemptTimedOut)] == [3_600.0]
+
+
+# Work
+
+
+async def run(work: ScriptedExecutor, *tasks: Task, settings: Settings | None = None) -> str:
+    """Run a plan of these tasks one after another, without replanning; how it ended."""
+    chosen = settings or Settings.model_validate({"retry": {"delay": 0.0}})
+    engine = ReplanningEngine([], monitor=PlanMonitor([]), settings=chosen)
+    return (await engine.execute(plan(*tasks), work, max_concurrency=1)).status
+
+
+async def test_work_by_attempt() -> None:
+    """Each attempt takes its own step of the script, and the last one repeats."""
+    work = ScriptedExecutor(
+        {"a": [raises(TransientError("busy")), raises(TransientError), returns(3)], "b": returns(4)}
+    )
+    assert await run(work, Task(id="a"), Task(id="b", depends_on=("a",))) == "succeeded"
+    assert [(call.task.id, call.number) for call in work.calls] == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+    assert [repr(call) for call in work.calls_of("b")] == ["<Call b#1>"]
+    always = ScriptedExecutor({"a": [raises(TransientError("busy"))]})
+    assert await run(always, Task(id="a")) == "failed"
+    assert repr(always) == "<ScriptedExecutor calls=3>"
+
+
+async def test_work_by_tool_or_function() -> None:
+    """A script names a task, else its tool, else the default holds; or it is a function of the call."""
+    work = ScriptedExecutor({"a": returns(), "pip": raises(ValueError("no"))}, default=raises(KeyError("default")))
+    assert await run(work, Task(id="a", tool="pip")) == "succeeded"
+    assert await run(work, Task(id="b", tool="pip")) == "failed"
+    assert await run(work, Task(id="b")) == "failed"
+    assert await run(ScriptedExecutor(lambda call: returns(call.task.id)), Task(id="a")) == "succeeded"
+
+
+async def test_work_that_takes_time_needs_a_clock() -> None:
+    """A step that waits, in a fake without a clock, fails with a sentence that says what is missing."""
+    engine = ReplanningEngine([], monitor=PlanMonitor([]))
+    result = await engine.execute(plan(Task(id="a")), ScriptedExecutor({"a": returns(after=1)}))
+    assert result.status == "failed"
+    assert "give the fake a clock" in result.reason
+
+
+@pytest.mark.parametrize("after", [-1.0, math.nan])
+def test_steps_take_time(after: float) -> None:
+    """A step takes no negative time."""
+    with pytest.raises(ValueError, match="after is a number of seconds"):
+        returns(after=after)
+
+
+# Providers and people
+
+
+async def test_provider_answers_in_order() -> None:
+    """A provider gives its answers one after another and then none; errors and silence are contained."""
+    async with VirtualClock() as clock:
+        replacing = alternative(SkipTask(task_id="d"))
+        script = [raises(ConnectionError("gone")), hangs(), returns([replacing], after=5)]
+        provider = ScriptedProvider(script, clock=clock, estimate=Usage(calls=2), usage=Usage(calls=1))
+        engine = ReplanningEngine([provider], environment=virtual_environment(clock=clock))
+        work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
+        tasks = [Task(id=name, optional=True) for name in "bcde"]
+        result = await engine.execute(plan(*tasks), work, max_concurrency=1)
+        assert result.status == "succeeded"
+        assert [body.changes for body in result.revisions] == [replacing.changes]
+        assert [request.triggers[0].tasks for request in provider.requests] == [("b",), ("c",), ("d",), ("e",)]
+        assert result.spent == Usage(calls=4)
+        assert repr(provider) == "<ScriptedProvider 'scripted' requests=4>"
+
+
+async def test_provider_as_a_function() -> None:
+    """A provider may be a function of the request, which proposes one alternative or several."""
+    single = ScriptedProvider(lambda request: again(request)[0])
+    engine = ReplanningEngine([single])
+    result = await engine.execute(chain("a"), ScriptedExecutor({"a": raises(ValueError("no"))}))
+    assert (result.status, len(result.revisions)) == ("succeeded", 1)
+    assert single.estimate(single.requests[0]) == Usage()
+
+
+async def test_gate_answers_in_its_time() -> None:
+    """A gate is asked, reminded, and answers after the time that its script says."""
+    async with VirtualClock() as clock:
+        gate = ScriptedGate([returns(Answer("approve", by="ada"), after=290)], clock=clock)
+        settings = Settings.model_validate({"alternatives": {"require_approval": True}})
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([ScriptedProvider(again)], gate=gate, settings=settings, environment=environment)
+        work = ScriptedExecutor({"a": raises(ValueError("no"))}, clock=clock)
+        result = await engine.execute(chain("a"), work)
+        assert (result.status, clock.elapsed) == ("succeeded", 290)
+        assert [question.id for question in gate.questions] == [question.id for question in gate.reminders]
+        assert [body.by for body in bodies(engine.store, result.run, QuestionAnswered)] == ["ada"]
+        assert repr(gate) == "<ScriptedGate questions=1 reminders=1>"
+
+
+async def test_gate_asked_twice_at_once() -> None:
+    """Of questions that are put at the same time, each gets an answer of its own, in the order in which they come."""
+    script = [returns(Answer("approve", by=name)) for name in ("ada", "bob")]
+    said: dict[str, str] = {}
+    gate = ScriptedGate(script)
+
+    async def put(name: str) -> None:
+        question = Question(QuestionId(name), RunId("run-1"), "Which?", (), ())
+        said[name] = (await gate.ask(question)).by
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(put, "q1")
+        group.start_soon(put, "q2")
+    assert [said[question.id] for question in gate.questions] == ["ada", "bob"]
+
+
+async def test_gate_that_says_nothing_or_nonsense() -> None:
+    """After the end of its script nobody answers, and what is no answer is an error that says so."""
+    question = Question(QuestionId("run-1.q1"), RunId("run-1"), "Which?", (), ())
+    gate = ScriptedGate([Answer("reject"), returns("yes")])
+    assert await gate.ask(question) == Answer("reject")
+    with pytest.raises(TypeError, match="'yes'"):
+        await gate.ask(question)
+    with anyio.CancelScope() as scope:
+        async with VirtualClock() as clock, anyio.create_task_group() as group:
+            group.start_soon(gate.ask, question)
+            await clock.sleep(1e6)
+            scope.cancel()
+    assert len(gate.questions) == 3
+    assert await ScriptedGate(lambda question: Answer("reject", by=question.id)).ask(question) == Answer(
+        "reject", by="run-1.q1"
+    )
+
+
+# Records, stores, environments
+
+
+async def test_exporter_keeps_everything() -> None:
+    """A recording exporter has every record of every run, and its own failure harms nobody."""
+    exporter = RecordingExporter(error=ConnectionError("down"))
+    engine = ReplanningEngine([], exporters=[exporter], monitor=PlanMonitor([]), environment=virtual_environment())
+    first = await engine.execute(chain("a"), ScriptedExecutor())
+    second = await engine.execute(chain("b"), ScriptedExecutor())
+    await engine.aclose()
+    assert (first.status, second.status, exporter.closed) == ("succeeded", "succeeded", True)
+    assert [body.task for body in exporter.bodies(AttemptStarted)] == ["a", "b"]
+    assert [body.kind for body in exporter.bodies(RunOpened, RunEnded, run="run-2")] == ["run-opened", "run-ended"]
+    assert exporter.tracer_provider() is None
+
+
+async def test_store_fails_on_schedule() -> None:
+    """A flaky store refuses exactly the calls that it was told to, writes nothing then, and a run outlives it."""
+    async with VirtualClock() as clock:
+        store = FlakyStore(fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True)
+        engine = ReplanningEngine(
+            [], store=store, monitor=PlanMonitor([]), environment=virtual_environment(clock=clock)
+        )
+        result = await engine.execute(chain("a", "b"), ScriptedExecutor(clock=clock))
+        assert (result.status, store.failures, store.durable) == ("succeeded", 3, True)
+        assert [record.seq for record in store.read(result.run)] == [1, 2, 3, 4, 5, 6]
+        assert repr(store) == "<FlakyStore before <MemoryStore runs=1> failures=3>"
+
+
+def test_store_fails_in_every_method() -> None:
+    """Every method of a flaky store fails under its own name."""
+    store = FlakyStore(fails=lambda operation, number: True)
+    run_id = RunId("run-1")
+    calls: dict[str, Callable[[], object]] = {
+        "create": lambda: store.create(run_id, "me", 0, 1),
+        "acquire": lambda: store.acquire(run_id, "me", 0, 1),
+        "read": lambda: store.read(run_id),
+        "runs": store.runs,
+        "inbox": lambda: store.inbox(run_id),
+        "add_outcomes": lambda: store.add_outcomes([]),
+        "outcomes": store.outcomes,
+    }
+    for name, call in calls.items():
+        with pytest.raises(StoreError, match=f"call 1 of '{name}'"):
+            call()
+    assert store.failures == len(calls)
+    store.close()
+
+
+def test_environments_repeat() -> None:
+    """Equal seeds give equal chances, other seeds others, and runs are numbered."""
+    one, same, other = virtual_environment(7), virtual_environment(7), virtual_environment(8)
+    chances = [[environment.chance() for _ in range(3)] for environment in (one, same, other)]
+    assert chances[0] == chances[1] != chances[2]
+    assert [one.new_id(), one.new_id(), other.new_id()] == ["run-1", "run-2", "run-1"]

@@ -1,0 +1,304 @@
+"""What is said about the tools of a plan before it runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replanning.errors import Problem
+from replanning.plan.document import Plan
+from replanning.plan.tasks import ToolSpec
+from replanning.plan.types import JsonObject
+from replanning.tools import check_machine, check_tools
+from replanning.tools.check import check_unused_arguments
+from replanning.tools.danger import danger_reason
+
+
+def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
+    """A plan with these tools, and a task for each unless it says otherwise."""
+    tasks = [{"id": tool["name"], "tool": tool["name"]} for tool in tools] if tasks is None else tasks
+    return Plan.model_validate(
+        {"goal": {"objective": "test"}, "context": {"x": 1}, "tools": list(tools), "tasks": tasks}
+    )
+
+
+def test_nothing_is_wrong():
+    """A plan whose tools can be run has no problems."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "command": "echo {x}"},
+        {"name": "b", "kind": "http", "url": "http://localhost/{x}"},
+        {"name": "c", "kind": "python", "callable": "json:dumps"},
+        {"name": "d", "kind": "mine"},
+    ]
+    tasks: list[JsonObject] = [
+        {"id": tool["name"], "tool": tool["name"], "arguments": {"x": "${context.x}"}} for tool in tools
+    ]
+    assert check_tools(plan(*tools, tasks=tasks), kinds=frozenset({"mine"})) == []
+
+
+def test_a_fallback_that_cannot_be_checked_as_its_task_is():
+    """A fallback is held to the checks of its task: one that lacks an argument for them is named, one with its own is not."""
+    tool: JsonObject = {"name": "a", "kind": "shell", "command": "echo"}
+    fallbacks: list[JsonObject] = [
+        {"tool": "a", "arguments": {"y": 1}},
+        {"tool": "a", "acceptance": ["a file"], "fallbacks": [{"tool": "a"}]},
+        {"tool": "a", "arguments": {"x": 2}},
+    ]
+    task: JsonObject = {"id": "t", "tool": "a", "arguments": {"x": 1}, "acceptance": ["$ ls {x}"]}
+    problems = check_tools(plan(tool, tasks=[{**task, "fallbacks": fallbacks}]))
+    why = "task 't': the check '$ ls {x}': it needs the arguments ['x'], given are ['y']"
+    assert problems == [Problem("tasks[0].fallbacks[0]", why)]
+
+
+def test_arguments_without_effect():
+    """An argument that a command or a request has no place for is noted, unless a check or a tool that may stand in has."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "capability": "c", "command": "echo {x}"},
+        {"name": "b", "kind": "http", "capability": "c", "method": "POST", "url": "http://h/", "body": {"k": "{y}"}},
+        {"name": "w", "kind": "shell", "command": "make", "produces": ["wheel"]},
+        {"name": "p", "kind": "python", "callable": "json:dumps"},
+    ]
+    given: JsonObject = {"x": 1, "y": 2, "checked": 3, "modes": 4}
+    tasks: list[JsonObject] = [
+        {"id": "t", "tool": "a", "arguments": given, "acceptance": ["$ ls {checked}"]},
+        {"id": "w", "tool": "w", "arguments": given},
+        {"id": "p", "tool": "p", "arguments": given},
+        {"id": "f", "tool": "p", "fallbacks": [{"tool": "b", "arguments": {"z": 1, "y": 1}}]},
+    ]
+    assert check_unused_arguments(plan(*tools, tasks=tasks)) == [
+        Problem("tasks[0].arguments.modes", "task 't': tool 'a' makes no use of 'modes'"),
+        Problem("tasks[3].fallbacks[0].arguments.z", "task 'f': tool 'b' makes no use of 'z'"),
+    ]
+
+
+def test_everything_is_wrong():
+    """Every problem is listed with its place, in the order of the plan."""
+    tools: list[JsonObject] = [
+        {"name": "a", "kind": "shell", "command": "echo '{x}'"},
+        {"name": "b", "kind": "shell", "command": "echo", "produces": ["stdout"]},
+        {"name": "c", "kind": "http", "url": "ftp://x"},
+        {"name": "d", "kind": "python", "callable": "json:du-mps"},
+        {"name": "e", "kind": "shel"},
+        {"name": "f"},
+        {"name": "unused"},
+    ]
+    known = "known are ['http', 'mcp', 'python', 'shell']"
+    tasks: list[JsonObject] = [{"id": tool["name"], "tool": tool["name"], "arguments": {"x": 1}} for tool in tools[:-1]]
+    assert check_tools(plan(*tools, tasks=tasks)) == [
+        Problem(
+            "tools[0]",
+            "tool 'a': {x} stands inside quotes; values are quoted for you, remove the quotes, "
+            "or write {{x}} for that text itself",
+        ),
+        Problem("tools[1].produces", "tool 'b': 'stdout' is a part of every output; name it otherwise"),
+        Problem("tools[2]", "tool 'c': its url 'ftp://x' must begin with http:// or https:// and a host"),
+        Problem("tools[3]", "tool 'd': its callable 'json:du-mps' is not of the form 'package.module:function'"),
+        Problem("tools[4]", f"nothing executes kind 'shel' of tool 'e'; {known}; did you mean 'shell'?"),
+        Problem("tools[5]", f"tool 'f' states no `kind`; {known}"),
+    ]
+
+
+def test_missing_arguments():
+    """What the body of a request needs and a task, fallback or undo does not give is listed, each with its place."""
+    tool: JsonObject = {
+        "name": "a",
+        "kind": "http",
+        "method": "POST",
+        "url": "http://x",
+        "body": {"a": ["{x}", "<{y}>"]},
+    }
+    task: JsonObject = {
+        "id": "one",
+        "tool": "a",
+        "arguments": {"x": 1},
+        "fallbacks": [{"tool": "a", "arguments": {"x": 1, "y": 2}}, {"tool": "a", "arguments": {"y": 1}}],
+        "undo": {"tool": "a", "arguments": {"x": 1, "y": 2}, "fallbacks": [{"tool": "a"}]},
+    }
+    assert [str(problem) for problem in check_tools(plan(tool, tasks=[task]))] == [
+        "tasks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['y'], given are ['x']",
+        "tasks[0].fallbacks[1].arguments: task 'one': the body of tool 'a' needs the arguments ['x'], given are ['y']",
+        "tasks[0].undo.fallbacks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['x', 'y'], given are []",
+    ]
+
+
+def test_what_the_machine_lacks():
+    """Programs, modules and variables that are not there are noted."""
+    tools: list[JsonObject] = [
+        {
+            "name": "a",
+            "kind": "shell",
+            "command": "A=1 no-such-1 --x '|' no-such-0 | no-such-2 2>&1 && if true; then no-such-3; fi; echo $(no-such-4)",
+            "env": {"B": "{env:B}"},
+        },
+        {"name": "b", "kind": "python", "callable": "no_such.module:f"},
+        {"name": "c", "kind": "http", "url": "http://x", "headers": {"A": "{env:C}{env:PATH}"}},
+        {"name": "d", "kind": "shell", "command": "case x in no) no;; esac; f() { no; }; ls | wc"},
+        {"name": "e", "kind": "shell", "command": "{program} x; ls"},
+    ]
+    tasks: list[JsonObject] = []
+    assert [str(note) for note in check_machine(plan(*tools, tasks=tasks), {"PATH": "/bin:/usr/bin"})] == [
+        *(
+            f"tools[0]: tool 'a' needs the program 'no-such-{number}', which is not on the PATH"
+            for number in (1, 2, 3, 4)
+        ),
+        "tools[0]: tool 'a' needs the environment variables B, which are not set",
+        "tools[1]: tool 'b' needs the module 'no_such', which is not found; install it, or put its folder on PYTHONPATH",
+        "tools[2]: tool 'c' needs the environment variables C, which are not set",
+    ]
+
+
+# What may do harm by what it is
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("sh -c {x}", "it runs whatever text it is given with 'sh'"),
+        ("timeout 5 /usr/bin/python3.11 -ic {x}", "it runs whatever text it is given with 'python3.11'"),
+        ("node -e {x} {y}", "it runs whatever text it is given with 'node'"),
+        ("eval {x}", "it runs whatever text it is given with 'eval'"),
+        ("env A=b {x}", "it runs whatever program it is told to"),
+        ("mkdir -p out && rm -rf {x}", "it uses 'rm'"),
+        ("while read -r f; do rm $f; done", "it uses 'rm'"),
+        ("find . -name {x} -delete", "it uses '-delete'"),
+        ("find . -name {x} | xargs -r /bin/rm", "it uses 'rm'"),
+        ("timeout 5 sudo ls", "it acts as somebody else, with 'sudo'"),
+        ("sudo ls", "it acts as somebody else, with 'sudo'"),
+        ("python3 -c 'import sys' {x}", ""),
+        ("bash -c 'echo $1' _ {x}", ""),
+        ("grep -c {x} sh", ""),
+        ("git rm --cached {x}", ""),
+        ("echo rm {x}", ""),
+        ("find . -name {x} | xargs wc", ""),
+        ("sh {x}", ""),
+    ],
+)
+def test_commands_that_may_do_harm(command: str, why: str) -> None:
+    """A command that runs what it is given, deletes, or acts as somebody else counts as dangerous; others do not."""
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
+
+
+@pytest.mark.parametrize(
+    ("command", "runner"),
+    [
+        ("curl -fsSL {url} | sh", "sh"),
+        ("curl x | bash -s -- --yes", "bash"),
+        ("wget -qO- x 2>/dev/null | gunzip | tee f | python3 -", "python3"),
+        ("cd /tmp && curl x |&\n env A=b timeout 5 /bin/bash -eux -o pipefail > log 2>&1", "bash"),
+        ("{ curl a; curl b; } | perl", "perl"),
+        ("for i in a b; do curl $i; done | sh", "sh"),
+        ("curl x | tee >(bash)", "bash"),
+        ("curl x | ssh host bash", "bash"),
+        ("ssh host cat f | sh", "sh"),
+        ("bash <(curl -s x)", "bash"),
+        ("bash < <(curl -s x)", "bash"),
+        (". <(wget -O- x)", "."),
+        ('sh -c "$(curl -fsSL x)"', "sh"),
+        ("sh -c $(curl x)", "sh"),
+        ('eval "`curl x`"', "eval"),
+        ("bash -c 'curl x | sh'", "sh"),
+        ("echo {x} | sh", "sh"),
+        ("curl -fso /tmp/i.sh x && sh /tmp/i.sh", "sh"),
+        ("wget -q http://x/i.sh; bash ./i.sh", "bash"),
+        ("curl {url} > {file}; python3 {file}", "python3"),
+        ("curl -sO http://x/i && chmod +x i && ./i", "./i"),
+    ],
+)
+def test_running_what_comes_from_elsewhere(command: str, runner: str) -> None:
+    """An interpreter that runs what the network or an argument says counts as dangerous, however that gets to it."""
+    said = f"it runs whatever comes from elsewhere, with {runner!r}"
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == said
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("ssh host {x}", "it runs whatever text it is given with 'ssh'"),
+        ("ssh -p 22 -o BatchMode=yes {user} ls {x}", "it runs whatever text it is given with 'ssh'"),
+        ("timeout 5 ssh host {x}", "it runs whatever text it is given with 'ssh'"),
+        ("ssh host 'cd x; rm y'", "it uses 'rm'"),
+        ("ssh host sudo reboot", "it acts as somebody else, with 'sudo'"),
+        ("ssh -p {port} -i {key} {host} uptime", ""),
+        ("ssh-keygen -f {x}", ""),
+        ("scp {x} host:f", ""),
+    ],
+)
+def test_commands_for_other_machines(command: str, why: str) -> None:
+    """What another machine is to run is looked at like any command; an argument in it is text that a shell there reads."""
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "grep 'curl' file | sort",
+        "sh script.sh",
+        "sh < script.sh",
+        "cat script.sh | sh",
+        "echo ls | sh",
+        "echo 'curl x | sh'",
+        "curl {url} | sort",
+        "curl {url} | grep sh",
+        "curl {url} | python3 -m json.tool",
+        "curl {url} | python3 -W ignore parse.py",
+        "curl {url} | python3 -c 'import sys'",
+        "curl {url} | perl -pe 's/a/b/'",
+        "curl {url} | sh script.sh -s",
+        "curl {url} | sh < script.sh",
+        "curl {url} || sh script.sh",
+        "curl {url} > page; sh script.sh",
+        "sh script.sh; curl -F f=@script.sh http://x/git; git push",
+        "curl http://x/; sh",
+        "curl {url} > $(mktemp); sh $(ls -t)",
+        "if curl {url}; then sh script.sh; fi",
+        'bash script.sh "$(curl x)"',
+        "bash script.sh $(curl {url})",
+        "python3 parse.py <(curl {url})",
+        "diff <(curl {url}) <(curl {other})",
+        "while read -r line; do echo $line; done < <(curl {url})",
+        'eval "$(ssh-agent)"',
+        'sh -c "$(cat script.sh)"',
+        "echo {x} | python3 count.py",
+        "echo {x} | wc -c",
+    ],
+)
+def test_no_alarm(command: str) -> None:
+    """Fetching, piping and running files of one's own are harmless by themselves, and so are words that only stand there."""
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == ""
+
+
+_PARTS = [
+    "curl",
+    "sh",
+    "bash",
+    "-c",
+    "-s",
+    "ssh",
+    "x",
+    "{x}",
+    "|",
+    "||",
+    "&",
+    ";",
+    "<",
+    "<(",
+    ">(",
+    "$(",
+    ")",
+    '"',
+    "'",
+    "`",
+]
+
+
+@given(st.lists(st.sampled_from([*_PARTS, "eval", ".", "-o", "2>", "{", "}", "done", "\n"])))
+def test_whatever_stands_there(parts: list[str]) -> None:
+    """No command, however odd, is more than can be looked at."""
+    assert isinstance(danger_reason(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str)
+
+
+def test_requests_that_may_do_harm() -> None:
+    """A request that deletes counts as dangerous; one that reads does not."""
+    tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
+    assert [danger_reason(tool) for tool in tools] == ["", "it sends DELETE"]

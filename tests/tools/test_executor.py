@@ -1,0 +1,212 @@
+"""The executor: which tool, which kind, how long."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from pydantic import JsonValue
+
+from replanning.errors import ReplanningError, ToolError, TransientError
+from replanning.plan.document import Plan
+from replanning.plan.tasks import Task
+from replanning.tools import InvalidArguments, InvalidTool, Secrets, ToolCall, ToolExecutor, ToolTimedOut, UnknownTool
+from tests.support.tools import PATIENCE, Attempt, call, shell, spec, task
+
+PLAN = Plan.model_validate(
+    {
+        "goal": {"objective": "test"},
+        "tools": [{"name": "t", "kind": "shell", "command": "echo from the plan"}],
+        "tasks": [{"id": "a", "tool": "t"}],
+    }
+)
+
+
+async def test_tools_of_a_plan():
+    """Tasks are executed by the tools that their plan describes."""
+    output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt())
+    assert isinstance(output, dict)
+    assert output["stdout"] == "from the plan"
+
+
+async def test_live_tool_goes_before_that_of_the_plan():
+    """When the live plan describes the tool otherwise, its description counts."""
+    output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt(tool=shell("echo from the live plan")))
+    assert isinstance(output, dict)
+    assert output["stdout"] == "from the live plan"
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (
+            "tt",
+            "task 'a' names the tool 'tt', which the plan does not describe; described are ['t']; did you mean 't'?",
+        ),
+        (None, "task 'a' names no tool; described are ['t']"),
+    ],
+)
+async def test_unknown_tool(tool: str | None, message: str):
+    """A task without a described tool is an error that names those that there are."""
+    with pytest.raises(UnknownTool) as caught:
+        await ToolExecutor([shell("true")])(task(tool=tool), Attempt())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (None, "tool 't' cannot be run: it states no `kind`; known are ['http', 'mcp', 'python', 'shell']"),
+        (
+            "agent",
+            "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'mcp', 'python', 'shell']",
+        ),
+    ],
+)
+async def test_unknown_kind(kind: str | None, message: str):
+    """A tool of no known kind is an error that names those that there are."""
+    with pytest.raises(InvalidTool) as caught:
+        await call(spec(kind=kind))
+    assert str(caught.value) == message
+
+
+async def test_kind_of_ones_own():
+    """A kind that is added receives the tool, its arguments and the attempt."""
+
+    async def shout(given: ToolCall) -> JsonValue:
+        return f"{given.tool.name} {given.arguments['x']} {given.context.idempotency_key}".upper()
+
+    assert await call(spec(kind="mine"), {"x": "hello"}, kinds={"mine": shout}) == "T HELLO KEY-1"
+
+
+async def test_secrets_of_a_kind_of_ones_own_are_hidden():
+    """What a kind of one's own looks up is hidden in all of its output."""
+
+    async def tell(given: ToolCall) -> JsonValue:
+        secret = given.secrets.resolve("{env:TOKEN}")
+        return {secret: [secret, 1, None, f"<{secret}>"]}
+
+    output = await call(spec(kind="mine"), kinds={"mine": tell}, environ={"TOKEN": "s3cr3t"})
+    assert output == {"[redacted]": ["[redacted]", 1, None, "<[redacted]>"]}
+
+
+async def test_short_values_are_no_secrets():
+    """A variable of fewer than four characters is a flag, and is not hidden."""
+    output = await call(shell("echo $V", env={"V": "{env:V}"}), environ={"V": "123", "PATH": "/bin:/usr/bin"})
+    assert output == {"exit_code": 0, "stdout": "123", "stderr": ""}
+
+
+async def test_wrong_types():
+    """Arguments of other types than the tool's parameters state are refused, all at once."""
+    tool = shell(
+        "true", parameters={"a": "integer", "b": "string", "c": "number", "d": "any", "e": "city", "f": "array"}
+    )
+    with pytest.raises(InvalidArguments) as caught:
+        await call(tool, {"a": True, "b": 1, "c": 1, "d": None, "e": "Rome"})
+    assert caught.value.problems == (
+        "'a' must be of type integer, it is boolean",
+        "'b' must be of type string, it is integer",
+    )
+
+
+@pytest.mark.parametrize("where", ["neither", "task", "tool"])
+async def test_default_timeout(where: str):
+    """The default timeout stops a tool only where neither task nor tool states one."""
+    tool = spec(kind="mine", timeout=30.0 if where == "tool" else None)
+    work = task(timeout=30.0 if where == "task" else None)
+    done = anyio.Event()
+
+    async def wait(given: ToolCall) -> JsonValue:
+        await done.wait()
+        return "done"
+
+    executor = ToolExecutor([tool], kinds={"mine": wait}, default_timeout=0.01)
+    if where == "neither":
+        with pytest.raises(
+            ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the tool a `timeout`"
+        ):
+            await executor(work, Attempt())
+        return
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as group:
+            group.start_soon(executor, work, Attempt())
+            await anyio.wait_all_tasks_blocked()
+            done.set()
+
+
+async def test_timed_out_command_is_no_transient_failure():
+    """A tool that was stopped for its time is not tried again by itself, for it may have had its effect."""
+    with pytest.raises(ToolTimedOut) as caught:
+        await call(shell("sleep 1000"), default_timeout=0.01)
+    assert isinstance(caught.value, ToolError)
+    assert not isinstance(caught.value, TransientError)
+
+
+async def test_failures_of_a_kind_pass_through():
+    """What a kind raises reaches the orchestrator as it is."""
+
+    async def fail(given: ToolCall) -> JsonValue:
+        raise TimeoutError("of my own")
+
+    with pytest.raises(TimeoutError, match="of my own"):
+        await call(spec(kind="mine"), kinds={"mine": fail})
+
+
+def test_reprs():
+    """An executor says how many tools and which kinds it has, and secrets only how many they are."""
+    secrets = Secrets({"A": "s3cr3t"})
+    secrets.resolve("{env:A}")
+    assert repr(secrets) == "<Secrets 1 known>"
+    assert repr(ToolExecutor(PLAN)) == "<ToolExecutor 1 tools, kinds http, mcp, python, shell>"
+
+
+def test_all_errors_are_of_the_library():
+    """Whatever goes wrong with a tool is an error of this library."""
+    from replanning import tools
+
+    errors = [
+        value
+        for name in tools.__all__
+        if isinstance(value := getattr(tools, name), type) and issubclass(value, Exception)
+    ]
+    assert len(errors) == 15
+    assert all(issubclass(error, ToolError) and issubclass(error, ReplanningError) for error in errors)
+
+
+async def test_one_attempt_at_a_time():
+    """A task is not begun again while what was begun for it before is still being stopped; other tasks are."""
+    said: list[str] = []
+    stopped = anyio.Event()
+
+    async def stubborn(call: ToolCall) -> JsonValue:
+        first = not said
+        said.append(f"{call.task.id} begins")
+        try:
+            if first:
+                await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if first:
+                    await stopped.wait()
+            said.append(f"{call.task.id} is over")
+        return None
+
+    execute = ToolExecutor([spec(kind="stubborn")], kinds={"stubborn": stubborn})
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as group:
+            first = anyio.CancelScope()
+            group.start_soon(run_in, first, execute, task())
+            await anyio.wait_all_tasks_blocked()
+            first.cancel()
+            group.start_soon(execute, task(), Attempt())
+            await execute(task(id="b"), Attempt("key-2"))
+            await anyio.wait_all_tasks_blocked()
+            before = list(said)
+            stopped.set()
+    assert before == ["a begins", "b begins", "b is over"]
+    assert said[3:] == ["a is over", "a begins", "a is over"]
+
+
+async def run_in(scope: anyio.CancelScope, execute: ToolExecutor, work: Task) -> None:
+    """Execute a task until a scope is cancelled."""
+    with scope:
+        await execute(work, Attempt())

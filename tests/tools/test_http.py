@@ -1,0 +1,488 @@
+"""The kind `http`, against a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import shutil
+import socket
+import ssl
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+from anyio.streams.tls import TLSStream
+
+from replanning.errors import TransientError
+from replanning.plan.types import JsonObject
+from replanning.tools import (
+    HttpStatusFailed,
+    HttpUnreachable,
+    InvalidArguments,
+    InvalidTool,
+    ToolExecutor,
+    ToolOutputTooLarge,
+    ToolUnavailable,
+    TransientHttpStatusFailed,
+)
+from tests.support.tools import PATIENCE, Attempt, spec, task, use
+
+
+@dataclass
+class Seen:
+    """A request as it reached the server."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = tuple[int, dict[str, str], bytes | Iterable[bytes]]
+"""Status, headers, and the body: whole, or in parts of which there may be no end."""
+
+
+@dataclass
+class Server:
+    """A web server that answers as a test wants, and keeps what it was asked."""
+
+    url: str = ""
+    seen: list[Seen] = field(default_factory=list)
+    answer: Callable[[Seen], Answer] = lambda seen: (200, {}, b"")
+
+    def says(self, value: object = None, status: int = 200, **headers: str) -> None:
+        """Answer every request with this JSON."""
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        body = json.dumps(value).encode()
+        self.answer = lambda seen: (status, {"content-type": "application/json", **named}, body)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server on a free port, stopped after the test."""
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            size = int(self.headers.get("content-length", 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            state.seen.append(Seen(self.command, self.path, headers, self.rfile.read(size)))
+            status, named, body = state.answer(state.seen[-1])
+            length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
+            self.send_response_only(status)
+            for name, value in {**length, **named}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # the client may have had enough
+                for part in [body] if isinstance(body, bytes) else body:
+                    self.wfile.write(part)
+
+        do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - the names are those of http.server
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{httpd.server_port}"
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield state
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+def http(url: str, **fields: object):
+    """An HTTP tool with this address."""
+    return spec(kind="http", url=url, **fields)
+
+
+async def test_answer_in_json(server: Server):
+    """An answer has its status, the headers of interest, its JSON, and what the tool produces."""
+    server.says({"id": 7, "tags": []}, status=201, etag='"e"', x_other="no")
+    output = await use(http(f"{server.url}/things", method="POST", produces=["id", "other"]))
+    assert output == {
+        "status": 201,
+        "headers": {"content-type": "application/json", "etag": '"e"'},
+        "json": {"id": 7, "tags": []},
+        "id": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "part"),
+    [
+        ("text/plain; charset=iso-8859-1", b"caf\xe9", {"text": "caf\xe9"}),
+        ("text/plain", "café".encode(), {"text": "café"}),
+        ("text/plain", b"\xff", {"text": "\ufffd", "undecodable": ["text"]}),
+        ("text/plain; charset=unicode_escape", rb"\ud800", {"text": r"\ud800"}),
+        ("application/problem+json", b"[1]", {"json": [1]}),
+        ("application/json", b"null", {"json": None}),
+        ("application/json", b"{oops", {"text": "{oops"}),
+        ("text/html", b"[1]", {"text": "[1]"}),
+    ],
+)
+async def test_answers_of_all_sorts(server: Server, content_type: str, body: bytes, part: JsonObject):
+    """What is not JSON is text, in the character set that the server states."""
+    server.answer = lambda seen: (200, {"content-type": content_type}, body)
+    output = await use(http(server.url))
+    del output["status"], output["headers"]
+    assert output == part
+
+
+async def test_request(server: Server):
+    """Arguments stand in the address as text, in the body with their types."""
+    tool = http(
+        server.url + "/{team}/x?q={q}&all={flag}",
+        method="post",
+        headers={"X-Team": "team {team}"},
+        body={"whole": "{list}", "part": "{team}/{n}", "fixed": [1, None, "{{n}}"]},
+    )
+    await use(tool, {"team": "a/b c", "q": "ä&b=c", "flag": True, "list": [1, {"a": None}], "n": 2})
+    (seen,) = server.seen
+    assert (seen.method, seen.path) == ("POST", "/a%2Fb%20c/x?q=%C3%A4%26b%3Dc&all=true")
+    assert seen.headers["x-team"] == "team a/b c"
+    assert seen.headers["content-type"] == "application/json"
+    assert json.loads(seen.body) == {"whole": [1, {"a": None}], "part": "a/b c/2", "fixed": [1, None, "{n}"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "key"),
+    [
+        ("POST", {}, "k%20%C3%A4/1"),
+        ("DELETE", {}, "k%20%C3%A4/1"),
+        ("GET", {}, None),
+        ("PUT", {"idempotency-key": "own"}, "own"),
+    ],
+)
+async def test_idempotency_key(server: Server, method: str, headers: JsonObject, key: str | None):
+    """Requests that change something carry the idempotency key, unless the tool states its own."""
+    await use(http(server.url, method=method, headers=headers), attempt=Attempt(idempotency_key="k ä/1"))
+    assert server.seen[0].headers.get("idempotency-key") == key
+
+
+async def test_secrets_travel_late_and_are_hidden(server: Server):
+    """Variables are looked up in headers, address and body, and appear in no output."""
+    server.answer = lambda seen: (200, {}, f"{seen.path} {seen.headers['authorization']} {seen.body.decode()}".encode())
+    tool = http(
+        server.url + "/?key={env:TOKEN}",
+        method="POST",
+        headers={"Authorization": "Bearer {env:TOKEN}"},
+        body="{env:TOKEN}",
+    )
+    output = await use(tool, environ={"TOKEN": "s3 cr3t"})
+    assert server.seen[0].path == "/?key=s3%20cr3t"
+    assert server.seen[0].headers["authorization"] == "Bearer s3 cr3t"
+    assert output["text"] == '/?key=[redacted] [redacted] "[redacted]"'
+
+
+async def test_arguments_are_no_templates(server: Server):
+    """An argument that looks like a reference to a secret stays that text."""
+    tool = http(server.url, method="POST", headers={"X": "{a}"}, body=["{a}", "<{a}>"])
+    await use(tool, {"a": "{env:TOKEN}{b}", "b": "no"}, environ={"TOKEN": "s3cr3t"})
+    assert server.seen[0].headers["x"] == "{env:TOKEN}{b}"
+    assert json.loads(server.seen[0].body) == ["{env:TOKEN}{b}", "<{env:TOKEN}{b}>"]
+
+
+async def test_address_from_an_argument(server: Server):
+    """A tool that sends no secret may take the whole address from an argument."""
+    await use(http("{url}"), {"url": server.url + "/a?b=c"})
+    assert server.seen[0].path == "/a?b=c"
+
+
+async def test_address_from_the_environment(server: Server):
+    """The start of an address may come from the environment."""
+    await use(http("{env:BASE}/a"), environ={"BASE": server.url})
+    assert server.seen[0].path == "/a"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "it needs a `url`"),
+        ({"url": "ftp://x/"}, "must begin with http:// or https:// and a host"),
+        ({"url": "http:///x"}, "must begin with http:// or https:// and a host"),
+        ({"url": "http://x/a b"}, "holds blanks"),
+        ({"url": "http://x/", "method": "GET /"}, "its method 'GET /' is not one of HTTP"),
+        ({"url": "http://x/", "headers": {"a b": "c"}}, "'a b' cannot be the name of a header"),
+        ({"url": "http://x/", "headers": {"a": "b\nc"}}, "its header 'a' holds control characters"),
+        ({"url": "http://x/", "body": {}}, "it has a body, which GET does not send"),
+        ({"url": "http://x/", "method": "POST", "body": "a\0"}, "its body holds the character NUL"),
+        (
+            {"url": "http://x/", "method": "POST", "body": [{"{u}": 1}]},
+            "has {u} in the name of a member, where nothing is",
+        ),
+        ({"url": "{u}/x", "headers": {"Authorization": "abc"}}, "lets an argument choose the host"),
+        ({"url": "http://{u}.x/", "headers": {"X": "{env:T}"}}, "lets an argument choose the host"),
+    ],
+)
+async def test_descriptions_that_are_refused(fields: JsonObject, message: str):
+    """A description that makes no request, or would hand out secrets, is refused."""
+    with pytest.raises(InvalidTool) as caught:
+        await use(spec(kind="http", **fields), {"u": "x"}, environ={"T": "token"})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "value", "message"),
+    [
+        ("http://x/{v}", "", "'v' is empty, which would make another path"),
+        ("http://x/a/{v}", "..", "leads out of its path"),
+        ("http://x/a/.{v}/", ".", "leads out of its path"),
+        ("http://x/{v}", ["a"], "'v' is a list, which has no place there"),
+        ("http://x/{v}", {"a": 1}, "'v' is an object, which has no place there"),
+        ("http://x/?q={v}", None, "'v' is null"),
+        ("{v}", "file:///etc/passwd", "no address of http:// or https://"),
+        ("{v}", "http://x/ y", "no address of http:// or https://"),
+        ("http://{v}/", "x/y", "no address of http:// or https://"),
+        ("http://127.0.0.1:{v}/", 99999, "no address of http:// or https://"),
+        ("http://127.0.0.1:{v}/", "abc", "no address of http:// or https://"),
+        ("http://\u2603.x/{v}", "a", "Invalid IDNA hostname"),
+        ("http://{v}.x/", "a@evil", "no address of http:// or https://"),
+    ],
+)
+async def test_values_that_do_not_fit_the_address(url: str, value: object, message: str):
+    """A value that would lead to another address than the tool describes is refused."""
+    with pytest.raises(InvalidArguments) as caught:
+        await ToolExecutor([http(url)])(task().model_copy(update={"arguments": {"v": value}}), Attempt())
+    assert message in str(caught.value)
+
+
+async def test_header_injection():
+    """A value with a line end cannot become a header of its own."""
+    with pytest.raises(InvalidArguments, match="the header 'X' would hold a line end"):
+        await use(http("http://x/", headers={"X": "{v}"}), {"v": "a\r\nY: b"})
+
+
+@pytest.mark.parametrize(
+    ("status", "declared", "transient"),
+    [
+        (400, [], False),
+        (401, [], False),
+        (404, [], False),
+        (404, [404], True),
+        (408, [], True),
+        (409, [], True),
+        (425, [], True),
+        (429, [], True),
+        (500, [], True),
+        (503, [], True),
+        (304, [], False),
+    ],
+)
+async def test_statuses(server: Server, status: int, declared: list[int], transient: bool):
+    """A status that is no success is an error; those of a busy server, or declared so, may pass."""
+    server.says(status=status)
+    with pytest.raises(HttpStatusFailed) as caught:
+        await use(http(server.url, transient=declared))
+    assert caught.value.status == status
+    assert isinstance(caught.value, TransientError) is transient
+
+
+async def test_failure_says_what_the_server_said(server: Server):
+    """The error names tool, request, status, request id and the answer, without secrets."""
+    server.says("bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2")
+    tool = http(server.url + "/?k={env:K}", headers={"authorization": "Bearer literal-9"})
+    with pytest.raises(TransientHttpStatusFailed) as caught:
+        await use(tool, environ={"K": "s3cr3t"})
+    error = caught.value
+    assert (error.request_id, error.retry_after, error.response_text) == (
+        "r-1",
+        2.0,
+        '"bad key [redacted], header was [redacted]"',
+    )
+    assert str(error) == (
+        f"tool 't': GET {server.url}/?k=[redacted] answered 503; request id r-1; to be tried again after 2 s: {error.response_text}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"),
+    [
+        ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("soon", None),
+        ("9" * 400, None),
+        ("Wed, 21 Oct 99999999 07:27:00 GMT", None),
+        ("-1", None),
+    ],
+)
+async def test_retry_after(server: Server, after: str, seconds: float | None):
+    """A time to try again is read against the clock of the server that names it."""
+    server.answer = lambda seen: (429, {"retry-after": after, "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"")
+    with pytest.raises(TransientHttpStatusFailed) as caught:
+        await use(http(server.url))
+    assert caught.value.retry_after == seconds
+
+
+async def test_redirect_on_the_same_host(server: Server):
+    """A redirect that only reads and stays on its host is followed."""
+    server.answer = lambda seen: (302, {"location": "/b"}, b"") if seen.path == "/a" else (200, {}, b"there")
+    assert (await use(http(server.url + "/a")))["text"] == "there"
+
+
+@pytest.mark.parametrize(
+    ("method", "location"),
+    [
+        ("GET", "http://other.invalid/"),
+        ("GET", "file:///etc/passwd"),
+        ("POST", "/b"),
+        ("GET", "/a"),
+        ("GET", "http://["),
+    ],
+    ids=["another host", "another scheme", "not reading", "for ever", "no address"],
+)
+async def test_redirects_that_are_not_followed(server: Server, method: str, location: str):
+    """Any other redirect is an error that says where it leads."""
+    server.answer = lambda seen: (302, {"location": location}, b"")
+    with pytest.raises(HttpStatusFailed, match=r"it redirects to '.*'; if that is right, write it as the `url`"):
+        await use(http(server.url + "/a", method=method, headers={"Authorization": "Bearer abc"}))
+    assert len(server.seen) <= 6
+
+
+async def test_nobody_there():
+    """A server that cannot be reached is an error that may pass, and names the request."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(HttpUnreachable) as caught:
+        await use(http(f"http://127.0.0.1:{port}/x"))
+    assert f"tool 't': GET http://127.0.0.1:{port}/x got no answer: " in str(caught.value)
+    assert isinstance(caught.value, TransientError)
+
+
+async def test_headers_of_a_body(server: Server):
+    """A tool that states the type of its body keeps it."""
+    await use(http(server.url, method="POST", headers={"content-type": "application/json-patch+json"}, body=[]))
+    assert server.seen[0].headers["content-type"] == "application/json-patch+json"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_untrusted_certificate(tmp_path: Path):
+    """A server whose certificate is not trusted is not there for us, and no retry changes that."""
+    name, pem = "localhost", str(tmp_path / "server.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", pem, "-out"]
+    certificate = str(tmp_path / "certificate.pem")
+    await anyio.run_process([*make, certificate])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, pem)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+
+        async def handle(stream: anyio.abc.ByteStream) -> None:
+            async with stream:
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
+                    await TLSStream.wrap(stream, server_side=True, ssl_context=context)
+
+        group.start_soon(listener.serve, handle)
+        with pytest.raises(ToolUnavailable, match="needs a server it can trust") as caught:
+            await use(http(f"https://127.0.0.1:{port}/"))
+        group.cancel_scope.cancel()
+    assert not isinstance(caught.value, TransientError)
+
+
+async def test_connection_that_breaks(server: Server):
+    """An answer that breaks off is an error that may pass."""
+    server.answer = lambda seen: (200, {"content-length": "100"}, b"only this")
+    with pytest.raises(HttpUnreachable):
+        await use(http(server.url))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [("gzip", gzip.compress(b"text", mtime=0)), ("deflate", zlib.compress(b"text")), ("identity", b"text")],
+)
+async def test_packed_answers(server: Server, encoding: str, body: bytes):
+    """Answers may come packed in the ways that we say we can unpack."""
+    server.answer = lambda seen: (200, {"content-encoding": encoding}, body)
+    assert (await use(http(server.url)))["text"] == "text"
+    assert server.seen[0].headers["accept-encoding"] == "gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "message"),
+    [
+        ("gzip", b"no gzip", "its answer is not the gzip that it states"),
+        ("gzip", gzip.compress(b"text", mtime=0)[:-9], "its answer is not the gzip that it states"),
+        ("br", b"text", "its answer is packed as 'br', which was not asked for"),
+    ],
+)
+async def test_answers_that_cannot_be_unpacked(server: Server, encoding: str, body: bytes, message: str):
+    """An answer that is not in the encoding it states, or in another one, is an error."""
+    server.answer = lambda seen: (200, {"content-encoding": encoding}, body)
+    with pytest.raises(HttpUnreachable, match=message):
+        await use(http(server.url))
+
+
+async def test_answer_without_end(server: Server):
+    """An answer that goes on for ever is an error once it is above the limit."""
+    server.answer = lambda seen: (200, {}, itertools.repeat(b"x" * 1_000))
+    with pytest.raises(ToolOutputTooLarge, match="the answer exceeded 100000 bytes"):
+        await use(http(server.url), output_limit=100_000)
+
+
+async def test_answer_that_is_large_when_unpacked(server: Server):
+    """An answer that is small until it is unpacked is an error before it fills the memory."""
+    bomb = gzip.compress(bytes(20_000_000))
+    server.answer = lambda seen: (200, {"content-encoding": "gzip"}, [bomb])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolOutputTooLarge, match="the answer exceeded 100000 bytes"):
+            await use(http(server.url), output_limit=100_000)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+async def test_cancelled_request(server: Server):
+    """A request that is cancelled ends at once, whatever the server does."""
+    asked, free = threading.Event(), threading.Event()
+
+    def wait(seen: Seen) -> Answer:
+        asked.set()
+        free.wait(PATIENCE)
+        return 200, {}, b""
+
+    server.answer = wait
+    try:
+        async with ToolExecutor([http(server.url)]) as executor, anyio.create_task_group() as group:
+            group.start_soon(executor, task(), Attempt())
+            assert await anyio.to_thread.run_sync(asked.wait, PATIENCE)
+            group.cancel_scope.cancel()
+    finally:
+        free.set()
+
+
+async def test_cookies_are_not_kept(server: Server):
+    """What a server wants to be remembered in one task does not reach it from the next."""
+    server.says({}, set_cookie="a=b; Path=/")
+    executor = ToolExecutor([http(server.url)])
+    async with executor:
+        await executor(task(), Attempt())
+        await executor(task(), Attempt())
+    assert "cookie" not in server.seen[1].headers
+
+
+async def test_bytes_of_the_environment(server: Server):
+    """A variable that is no UTF-8 reaches the server byte by byte."""
+    await use(http(server.url, headers={"X": "{env:V}"}), environ={"V": "a\udcffb"})
+    assert server.seen[0].headers["x"] == "a\xffb"
+
+
+async def test_connections_are_shared_and_closed(server: Server):
+    """One executor asks many times, also after it was closed."""
+    executor = ToolExecutor([http(server.url)])
+    for _ in range(2):
+        async with executor:
+            await executor(task(), Attempt())
+            await executor(task(), Attempt())
+    assert len(server.seen) == 4
