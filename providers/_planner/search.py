@@ -501,12 +501,12 @@ def _other_repairs(
     start, actions = _initial_facts(problem, rest), grounded.actions
     if len({action.cost for action in actions}) > 1:
         prices = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = search(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy=0)
+        result = search(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
         found = result.actions is not None
         yield Repair("cheaper", rest, result.actions or (), rest.min_removed + result.target) if found else None
     share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
     few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
-    result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy=greedy)
+    result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
     yield None if result.actions is None else Repair("scratch", rest, result.actions, len(rest.removable))
 
 

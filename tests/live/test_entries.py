@@ -65,7 +65,7 @@ def test_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("state", TaskState.RUNNING), ("claimed", 1), ("held", 1), ("priority", 7), ("order", 7)]
+    ("field", "value"), [("state", TaskState.RUNNING), ("claim", 1), ("hold_count", 1), ("priority", 7), ("order", 7)]
 )
 def test_what_is_no_longer_right(field: str, value: object) -> None:
     """What runs, was handed out, is held back or has another place by now is not handed out."""

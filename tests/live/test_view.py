@@ -185,7 +185,7 @@ def test_fresh_ids() -> None:
         lambda view: list(view.tasks()),
         lambda view: view.counts,
         lambda view: view.check([]),
-        lambda view: view.fresh_id("a"),
+        lambda view: view.unused_id("a"),
     ],
 )
 def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:

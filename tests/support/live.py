@@ -27,8 +27,8 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.world import GroundAction, ground_action
 from replanning.plan.references import resolve_references
 
-_OF_THIS_PROCESS = frozenset({"claimed", "passed", "taken"})
-_LINKS = frozenset({"parent", "dependents", "stands_for"})
+_OF_THIS_PROCESS = frozenset({"claim", "pass_over_count", "reserved"})
+_LINKS = frozenset({"parent", "dependents", "sink_of"})
 
 
 class Kept:
@@ -105,7 +105,7 @@ def claimed(live: LivePlan) -> list[str]:
     while (entry := live.dispatcher.claim_next()) is not None:
         found.append(entry)
     for entry in found:
-        live.dispatcher.return_claim(entry, entry.claimed)
+        live.dispatcher.return_claim(entry, entry.claim)
     return [entry.id for entry in found]
 
 
