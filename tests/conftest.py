@@ -1,23 +1,40 @@
-"""What every test shares: both event loops, and a Hypothesis that says the same thing twice."""
+"""Configuration of all tests: event loops, Hypothesis profiles, and which tests are deep."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# The same examples in every run: a test that fails here fails everywhere, and nothing is stored on disk.
-settings.register_profile("steady", derandomize=True, deadline=None, database=None)
-# New examples in every run, for whoever is looking for bugs: pytest --hypothesis-profile=explore
+# Derandomized: a test that fails here fails everywhere, and nothing is stored on disk.
+settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=25)
+settings.register_profile("deep", derandomize=True, deadline=None, database=None)
+# New examples in every run, to look for bugs: pytest --hypothesis-profile=explore
 settings.register_profile("explore", max_examples=2_000, deadline=None)
-settings.load_profile("steady")
+settings.load_profile("quick")
 
-# The tests may have been started with nohup; the programs that they start are to hear a hangup all the same.
+# The tests may have been started with nohup; the programs that they start must receive a hangup all the same.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+BOTH_LOOPS = {"engine", "run"}
+"""Folders whose quick tests run on trio as well: their code depends on how the event loop schedules."""
 
 
 @pytest.fixture(scope="session", params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run every async test on asyncio and on trio."""
     return str(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as deep: slow tests, and tests on trio where the loop makes no difference."""
+    root = Path(__file__).parent
+    for item in items:
+        call = getattr(item, "callspec", None)
+        folder = item.path.relative_to(root).parts[0]
+        trio = call is not None and call.params.get("anyio_backend") == "trio"
+        if item.get_closest_marker("slow") or (trio and folder not in BOTH_LOOPS):
+            item.add_marker("deep")
