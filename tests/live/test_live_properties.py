@@ -86,7 +86,7 @@ class Living(RuleBasedStateMachine):
         entry = self.live.dispatcher.claim_next()
         assert (entry and entry.id) == wanted
 
-    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim])))
@@ -140,7 +140,7 @@ class Living(RuleBasedStateMachine):
             self.kept.fold(AttemptTimedOut(attempt, entry.id, 2.0))
         assert (self.live.next_deadline() or self.kept.now + 1) > self.kept.now
 
-    @precondition(lambda self: any(entry.claimed for entry in self.live))
+    @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
         task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
