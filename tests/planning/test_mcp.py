@@ -13,7 +13,7 @@ from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import answer, cli
 from tests.support.planning import Model
 
-SERVER = Path(__file__).with_name("mcp_server.py")
+SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 
 
 def servers(folder: Path, *arguments: object, more: str = "") -> Path:
