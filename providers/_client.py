@@ -317,9 +317,9 @@ class HTTPLLMProvider(LLMProvider):
         """Ask, and again where that may help.
 
         Raises:
-            LLMRejected: it cannot be asked like this, or the service does not take it.
+            LLMRequestRejected: it cannot be asked like this, or the service does not take it.
             LLMUnavailable: the service cannot be reached or is overloaded, and stays so.
-            LLMReplyInvalid: what it answers is not what such services answer.
+            LLMResponseInvalid: what it answers is not what such services answer.
         """
         if problem := self.unavailable_reason():
             raise LLMRequestRejected(problem, provider=self.name)
@@ -367,7 +367,7 @@ class HTTPLLMProvider(LLMProvider):
         """A reply as what it should be.
 
         Raises:
-            LLMReplyInvalid: it is something else; says where.
+            LLMResponseInvalid: it is something else; says where.
         """
         try:
             return shape.model_validate(reply.body)

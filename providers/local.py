@@ -79,7 +79,7 @@ class LocalProvider(LLMProvider):
         """Write an answer on a thread, which stops at its next word when nobody waits any more.
 
         Raises:
-            LLMRejected: something is not installed, or the prompt is too long for the model.
+            LLMRequestRejected: something is not installed, or the prompt is too long for the model.
             LLMUnavailable: the file holds no model that can be loaded.
         """
         model = options.model or self.model

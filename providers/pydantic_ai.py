@@ -127,7 +127,7 @@ class PydanticAIProvider(LLMProvider):
         """The model of this name, ready to be asked.
 
         Raises:
-            LLMRejected: there is none, or something that it needs is missing.
+            LLMRequestRejected: there is none, or something that it needs is missing.
         """
         if self._model is not None and name == self.model and not isinstance(self._model, str):
             return self._model

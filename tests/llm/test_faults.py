@@ -161,7 +161,7 @@ async def test_every_call_ends_in_time(name: str) -> None:
         assert repr(clock).endswith("sleepers=0>")
         assert len(anyio.get_running_tasks()) == tasks
     assert drawn == {fault.__name__ for fault in FAULTS}
-    assert ends >= {"answered", "LLMUnavailable", "LLMTimedOut", "LLMRejected", "LLMReplyInvalid"}
+    assert ends >= {"answered", "LLMUnavailable", "LLMTimeout", "LLMRequestRejected", "LLMResponseInvalid"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -225,7 +225,7 @@ async def test_real_connections_do_not_leak() -> None:
             await model.aclose()
         await server.until(lambda server: server.connections == 0)
     assert ends.total() == SOCKETS
-    assert ends.keys() >= {"answered", "LLMUnavailable", "LLMTimedOut", "LLMRejected", "LLMReplyInvalid"}
+    assert ends.keys() >= {"answered", "LLMUnavailable", "LLMTimeout", "LLMRequestRejected", "LLMResponseInvalid"}
     assert len(server.requests) > SOCKETS / 2
 
 

@@ -97,7 +97,7 @@ async def test_bad_key_is_not_tried_again() -> None:
     """A refused key shuts a model off at once, and for five minutes."""
     async with VirtualClock() as clock:
         guarded = GuardedLLM(scripted(clock, BAD_KEY))
-        assert [await outcome(guarded), await outcome(guarded)] == ["LLMRejected", "LLMUnavailable"]
+        assert [await outcome(guarded), await outcome(guarded)] == ["LLMRequestRejected", "LLMUnavailable"]
         assert "another 300 s" in guarded.unavailable_reason()
 
 
@@ -133,7 +133,7 @@ async def test_hanging_model_counts_as_failing() -> None:
                     scope.cancel()
 
                 group.start_soon(give_up)
-                assert await outcome(guarded, LLMOptions(deadline=deadline)) == "LLMTimedOut"
+                assert await outcome(guarded, LLMOptions(deadline=deadline)) == "LLMTimeout"
         assert guarded.unavailable_reason() != ""
 
 
@@ -202,7 +202,7 @@ async def test_no_time_left() -> None:
     async with VirtualClock() as clock:
         guarded = GuardedLLM(always(clock, "yes"))
         for _ in range(5):
-            assert await outcome(guarded, LLMOptions(deadline=clock.now())) == "LLMTimedOut"
+            assert await outcome(guarded, LLMOptions(deadline=clock.now())) == "LLMTimeout"
         assert guarded.unavailable_reason() == ""
 
 
@@ -231,7 +231,7 @@ async def test_falls_back_in_order() -> None:
             scripted(clock, BUSY),
             scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
             scripted(clock, name="dear"),
-            scripted(clock, name="keyless", unavailable="OPENAI_API_KEY is not set"),
+            scripted(clock, name="keyless", unavailable_reason="OPENAI_API_KEY is not set"),
             scripted(clock, "yes", name="last"),
             scripted(clock, "never", name="after"),
         ]
@@ -311,7 +311,7 @@ async def test_errors_of_fallbacks() -> None:
 async def test_fallback_is_a_provider() -> None:
     """A list of models is available when one of them is, embeds with the first that can, and is closed as a whole."""
     async with VirtualClock() as clock:
-        gone = scripted(clock, name="gone", unavailable="it is gone")
+        gone = scripted(clock, name="gone", unavailable_reason="it is gone")
         here = scripted(clock, "yes", name="here")
         both = FallbackLLM([gone, here])
         assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)

@@ -150,10 +150,10 @@ def test_what_ollama_costs() -> None:
 async def test_keys(kind, variable) -> None:
     """A key comes as an argument or by its variable; without one the client says which, and asks nothing."""
     network = Network(said(kind))
-    assert kind(environ={variable: KEY}).unavailable() == kind(KEY, environ={}).unavailable() == ""
-    assert kind(environ={variable: f" {KEY}\n"}).unavailable() == ""
+    assert kind(environ={variable: KEY}).unavailable_reason() == kind(KEY, environ={}).unavailable_reason() == ""
+    assert kind(environ={variable: f" {KEY}\n"}).unavailable_reason() == ""
     model = kind(transport=network, environ={})
-    assert model.unavailable() == f"{variable} is not set"
+    assert model.unavailable_reason() == f"{variable} is not set"
     with pytest.raises(LLMRequestRejected, match=f"{kind.name}: {variable} is not set"):
         await model.complete("Which?")
     for wrong in (f"{KEY} # mine", f"{KEY}\n{KEY}", "schlüssel"):
@@ -173,7 +173,7 @@ async def test_wrong_addresses(kind, url) -> None:
     """An address that cannot be asked is told before anything is sent, without the login that it may hold."""
     network = Network(said(kind))
     model = kind(KEY, base_url=url, transport=network, environ={})
-    if model.unavailable() == "" and kind is OllamaProvider:
+    if model.unavailable_reason() == "" and kind is OllamaProvider:
         return  # it takes more forms
     with pytest.raises(LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
         await model.complete("Which?")

@@ -48,7 +48,7 @@ class Keyed(LLMProvider):
         others.pop("transport")
         super().__init__(**others)
         self.base_url, self.key = base_url, environ.get("KEYED_KEY")
-    def unavailable(self):
+    def unavailable_reason(self):
         return "" if self.key else "KEYED_KEY is not set"
     async def request(self, prompt, options):
         return self.completion(prompt, "keyed", options)
