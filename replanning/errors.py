@@ -3,7 +3,7 @@
 ReplanningError                  catch this to catch all of them
 ├── PlanError                    a plan document is wrong; lists every problem and its place
 ├── ExpressionError              a `when` condition or a `${...}` reference is wrong
-├── ChangeRefused                a set of changes was refused; nothing has changed
+├── ChangeRejected               a set of changes was refused; nothing has changed
 │   └── RevisionConflict         ... because the plan has moved on meanwhile
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
@@ -17,16 +17,16 @@ ReplanningError                  catch this to catch all of them
 │   ├── RunOwned                 another process owns the run
 │   ├── LeaseLost                this process no longer owns the run
 │   ├── JournalCorrupt           records are missing or unreadable
-│   └── Unstorable               a record holds what JSON cannot express; trying again does not help
+│   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
 ├── NotAccepted                  what work came to was judged, and is not accepted
 ├── BudgetExceeded               a reservation does not fit the budget
 ├── LLMError                     a language model gave no usable answer; keeps status and request id
 │   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
-│   ├── LLMTimedOut              no answer within the deadline, retries included
-│   ├── LLMRejected              the service refuses the request or the key; asking again does not help
-│   ├── LLMRefused               the model declines to answer
-│   └── LLMReplyInvalid          the answer is not what was asked for
+│   ├── LLMTimeout               no answer within the deadline, retries included
+│   ├── LLMRequestRejected       the service refuses the request or the key; asking again does not help
+│   ├── LLMRefusal               the model declines to answer
+│   └── LLMResponseInvalid       the answer is not what was asked for
 ├── NoLLMProvider                no language model is configured, or none of those named can be used
 ├── ToolError                    a tool could not do its work
 └── TransientError               work may raise this: the failure may pass, try again

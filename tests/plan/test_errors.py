@@ -26,7 +26,11 @@ from replanning.errors import (
     UnknownTask,
 )
 
-TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+TREE = [
+    kind
+    for name, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, Exception) and not name.startswith("_")
+]
 
 MADE = [
     (PlanError([Problem("tasks[0]", "it is wrong"), Problem("", "so is all")]), {}),

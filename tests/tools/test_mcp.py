@@ -27,7 +27,7 @@ from replanning.tools import (
     check_machine,
 )
 from replanning.tools.mcp import mcp_tool_spec, schema_problems
-from tests.support.mcp import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
+from tests.support.mcp_plans import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
 from tests.support.tools import Attempt, Pulse
 
 

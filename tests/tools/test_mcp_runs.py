@@ -14,7 +14,7 @@ import pytest
 from replanning import Plan, PlanRun, ReplanningEngine
 from replanning.journal import AttemptFailed, RecordBody, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.tools import McpServerLost
-from tests.support.mcp import Pauses, Reports, command, hanging, open_executor, plan, serving, use
+from tests.support.mcp_plans import Pauses, Reports, command, hanging, open_executor, plan, serving, use
 from tests.support.tools import Attempt, Pulse
 
 
