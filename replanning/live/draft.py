@@ -39,10 +39,14 @@ _MAX_LISTED_TASKS = 8
 
 
 class Draft:
-    """A set of changes against a live plan.
+    """A set of changes staged against a live plan.
 
-    `problems` says what speaks against it. `commit` carries it out and must only be called when nothing does.
     Staging looks at the tasks that the changes touch, not at the whole plan.
+
+    Attributes:
+        problems: what speaks against the changes; `commit` must only be called when nothing does.
+        version: the version of the plan that they were staged against; the draft holds as long as the plan has it.
+        plan_hash: the hash of the plan with the changes, once `LivePlan.prepare` has accepted them.
     """
 
     def __init__(self, graph: TaskGraph, changes: Sequence[PlanChange]) -> None:
@@ -50,6 +54,8 @@ class Draft:
         self.problems: list[Problem] = []
         self.overlay = PlanOverlay(graph)
         self.change_path = ""
+        self.version = graph.version
+        self.plan_hash = ""
         self._graph = graph
         self._committed_at = 0.0
         self._mutations: list[Callable[[TaskGraph], None]] = []

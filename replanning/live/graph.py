@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from replanning.errors import NoResult, UnknownTask
 from replanning.live.claims import Dispatcher
@@ -20,9 +20,6 @@ from replanning.plan.document import Plan
 from replanning.plan.references import copy_json, resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
-
-if TYPE_CHECKING:
-    from replanning.live.draft import Draft
 
 
 class TaskResults(Mapping[str, JsonValue]):
@@ -145,7 +142,6 @@ class TaskGraph:
     # With slots, which are quicker to look at than a dict with as many attributes.
     __slots__ = (
         "_deadlines",
-        "_draft_cache",
         "_entries",
         "aborted",
         "context",
@@ -160,6 +156,7 @@ class TaskGraph:
         "stuck",
         "tools",
         "unsatisfied_count",
+        "version",
     )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
@@ -179,8 +176,8 @@ class TaskGraph:
         self.results = TaskResults(self)
         self._entries: dict[TaskId, TaskEntry] = {}
         self._deadlines = Deadlines()
-        self._draft_cache: dict[int, Draft] = {}
-        """Changes that were staged against the plan exactly as it stands."""
+        self.version = 0
+        """Counts what has happened to the plan; a draft holds as long as this stays the same."""
         if not empty:
             for _ in self.load_tasks():
                 pass
@@ -270,6 +267,7 @@ class TaskGraph:
         overdue = []
         for entry, attempt in self._deadlines.pop_due(now):
             if attempt is None:
+                self.version += 1
                 entry.not_before = None
                 if entry.state is not _PENDING:
                     self._make_ready(entry)
@@ -323,8 +321,6 @@ class TaskGraph:
             self._transition(entry, TaskEvent.WAIT)
 
     def _transition(self, entry: TaskEntry, event: TaskEvent) -> None:
-        if self._draft_cache:
-            self._draft_cache.clear()
         state = entry.state
         follows = _TRANSITIONS_BY_EVENT[event].get(state) or transition(state, event, entry.id)
         counts = self.counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from replanning.changes import PlanChange, changes_hash
 from replanning.errors import ChangeRejected, Problem, RevisionConflict
@@ -25,8 +25,6 @@ from replanning.plan.types import TaskId
 
 _YIELD_AFTER_CHARS = 4_000
 """Characters of a plan after which there is a pause in reading it."""
-
-_MAX_CACHED_DRAFTS = 16
 
 
 class LivePlan(TaskGraph):
@@ -131,14 +129,8 @@ class LivePlan(TaskGraph):
         return tuple(self.draft(changes).problems)
 
     def draft(self, changes: Sequence[PlanChange]) -> Draft:
-        """Changes staged beside the plan, once for the very same changes as long as nothing in the plan has moved."""
-        changes = tuple(changes)
-        draft = self._draft_cache.get(id(changes))
-        if draft is None:  # a draft keeps its changes alive, so that no others have their identity
-            if len(self._draft_cache) >= _MAX_CACHED_DRAFTS:
-                self._draft_cache.clear()
-            draft = self._draft_cache[id(changes)] = Draft(self, changes)
-        return draft
+        """Stage changes beside the plan; what speaks against them is in the draft's `problems`."""
+        return Draft(self, changes)
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
         """What changes would do, in lines for people; if they do not fit, why."""
@@ -156,58 +148,73 @@ class LivePlan(TaskGraph):
         """
         return inverse(self, changes)
 
-    def apply(
-        self,
-        changes: Sequence[PlanChange],
-        expected_revision: int | None = None,
-        *,
-        at: float = 0.0,
-        before_commit: Callable[[str], None] | None = None,
-    ) -> int:
+    def prepare(
+        self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, draft: Draft | None = None
+    ) -> Draft:
+        """Stage changes that the plan takes; nothing changes until they are applied, or a record of them is folded.
+
+        Args:
+            changes: the changes, in order; later ones see what earlier ones did.
+            expected_revision: the revision they were made for, if that matters.
+            draft: the same changes as they were staged earlier; staged anew where the plan has moved since.
+
+        Raises:
+            RevisionConflict: the plan is at another revision.
+            ChangeRejected: with every problem.
+        """
+        if expected_revision is not None and expected_revision != self.revision:
+            message = f"they were made for revision {expected_revision}, the plan is at revision {self.revision}"
+            raise RevisionConflict([Problem("", message)], expected=expected_revision, actual=self.revision)
+        if draft is None or draft.version != self.version:
+            draft = Draft(self, changes)
+        if draft.problems:
+            raise ChangeRejected(draft.problems)
+        draft.plan_hash = hashlib.sha256(f"{self.hash}:{changes_hash(draft.changes)}".encode()).hexdigest()
+        return draft
+
+    def apply(self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, at: float = 0.0) -> int:
         """Change the plan: all of the changes or none.
 
         Args:
             changes: the changes, in order; later ones see what earlier ones did.
             expected_revision: the revision they were made for, if that matters.
             at: now, from which the delay of a retry counts.
-            before_commit: called with the new hash once nothing can fail any more and before anything has
-                changed; when it raises, nothing has changed.
 
         Returns:
             The number of the new revision.
 
         Raises:
             RevisionConflict: the plan is at another revision.
-            ChangeRefused: with every problem.
+            ChangeRejected: with every problem.
         """
-        if expected_revision is not None and expected_revision != self.revision:
-            message = f"they were made for revision {expected_revision}, the plan is at revision {self.revision}"
-            raise RevisionConflict([Problem("", message)], expected=expected_revision, actual=self.revision)
-        draft = self.draft(changes)
-        if draft.problems:
-            raise ChangeRejected(draft.problems)
-        digest = hashlib.sha256(f"{self.hash}:{changes_hash(draft.changes)}".encode()).hexdigest()
-        if before_commit is not None:
-            before_commit(digest)
-        self._draft_cache.clear()
+        self._commit(self.prepare(changes, expected_revision), at)
+        return self.revision
+
+    def _commit(self, draft: Draft, at: float) -> None:
+        self.version += 1
         self.strips_problems.clear()
         draft.commit(at)
         self.revision += 1
-        self._hash = digest
-        return self.revision
+        self._hash = draft.plan_hash
 
-    def fold(self, record: Record) -> None:
+    def fold(self, record: Record, draft: Draft | None = None) -> None:
         """Take in a journal record; records that do not concern the plan's state are passed over.
+
+        Args:
+            record: the record.
+            draft: for a revision that was prepared just now, its changes as they are staged.
 
         Raises:
             IllegalTransition: the record does not fit the state of its task; nothing has changed.
             UnknownTask: the record names a task that does not exist.
         """
         _, at, body = record
+        if draft is not None:
+            self._commit(draft, at)
+            return
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is not None:
-            if self._draft_cache:
-                self._draft_cache.clear()
+            self.version += 1
             if self.strips_problems:
                 self.strips_problems.clear()
             handler(self, body, at)

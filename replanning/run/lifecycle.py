@@ -19,6 +19,7 @@ from replanning.errors import ExpressionError, LeaseLost, NotRunning, RecordNotS
 from replanning.journal.observations import ConditionEvaluated, Failure, RunQuiescent
 from replanning.journal.records import ErrorContained, Record, RecordBody, RunEnded, RunStatus, TriggerDropped
 from replanning.journal.triggers import Trigger
+from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
@@ -88,14 +89,18 @@ class Recorder(ABC):
     def _stop_work(self) -> None:
         """Whatever still runs is to stop."""
 
-    def commit(self, body: RecordBody) -> Record:
+    def commit(self, body: RecordBody, draft: Draft | None = None) -> Record:
         """Journal a record and let it take effect, in one step.
+
+        Args:
+            body: the record.
+            draft: for a revision, its changes as `LivePlan.prepare` has staged them.
 
         Raises:
             StoreError: it could not be journaled; nothing has changed.
         """
         record = self.journal.append(body)
-        self.live.fold(record)
+        self.live.fold(record, draft)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
         if self.listeners:
             for tap in self.listeners:
@@ -132,13 +137,6 @@ class Recorder(ABC):
             self.commit_or_defer(rest)
         except StoreError:
             self._outage.defer(body)
-
-    def publish(self, record: Record) -> None:
-        """Tell observers of a record that has taken effect."""
-        for tap in self.listeners:
-            tap(record)
-        for observer in self.observers.get(type(record.body), ()):
-            observer(record)
 
     def _commit_deferred(self, body: RecordBody) -> None:
         """Commit what was kept while the store failed, or what can be of it."""

@@ -32,6 +32,7 @@ from replanning.journal.observations import (
     new_attempt_succeeded,
 )
 from replanning.journal.records import PlanningNoted, PlanRevised, Record, RunPaused, RunStatus
+from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
@@ -667,6 +668,7 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
         by: str,
         *,
         expected_revision: int | None = None,
+        draft: Draft | None = None,
         triggers: tuple[TriggerId, ...] = (),
         replan: ReplanId | None = None,
         chosen: int | None = None,
@@ -676,21 +678,16 @@ class PlanRun(PlanReports, PlanObservations, PlanEdits):
             raise NotRunning(f"the run is {life.end.status}; its plan cannot be changed")
         parent = live.revision
         stopped = [live.entry(c.task_id).attempt for c in changes if c.kind == "cancel" and c.task_id in live]
-
-        def journal(digest: str) -> None:
-            body = PlanRevised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, digest)
-            journaled.append(life.journal.append(body))
-
-        journaled: list[Record] = []
         with self._spans.apply_span(changes, by, replan):
-            number = live.apply(changes, expected_revision, at=life.clock.now(), before_commit=journal)
+            draft = live.prepare(changes, expected_revision, draft=draft)
+            life.commit(
+                PlanRevised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, draft.plan_hash), draft
+            )
         for attempt_id in stopped:
             self._cancel_attempt(attempt_id)
-        for record in journaled:
-            life.publish(record)
         life.after_observation()
         life.check_completion()
         due = live.next_deadline()
         if due is not None:
             life.timer.notify_deadline(due)
-        return number
+        return parent + 1

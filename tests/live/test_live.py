@@ -320,21 +320,17 @@ def test_hash_in_turns() -> None:
     assert list(one.live.compute_hash()) == []
 
 
-def test_the_last_moment() -> None:
-    """What is called before the changes are carried out may still prevent them, and is told the new hash."""
-    run = chain("a")
-    told: list[str] = []
-
-    def refuse(digest: str) -> None:
-        told.append(digest)
-        raise OSError("the disk is full")
-
+def test_prepared_changes() -> None:
+    """Preparing changes leaves the plan as it is and computes the hash that it will have once they are applied."""
+    run = chain("a", "b")
     before = everything(run.live)
-    with pytest.raises(OSError, match="disk"):
-        run.live.apply([SkipTask(task_id="a")], before_commit=refuse)
+    draft = run.live.prepare([SkipTask(task_id="a")], 0)
     assert everything(run.live) == before
-    run.live.apply([SkipTask(task_id="a")], before_commit=told.append)
-    assert told == [run.live.hash] * 2
+    assert run.live.prepare(draft.changes, draft=draft) is draft
+    run.live.apply([SkipTask(task_id="a")])
+    assert run.live.hash == draft.plan_hash
+    with pytest.raises(ChangeRejected, match="DONE|SKIPPED"):
+        run.live.prepare(draft.changes, draft=draft)
 
 
 def test_check_and_diff() -> None:

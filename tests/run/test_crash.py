@@ -118,7 +118,7 @@ def patiently(acquire):
 HANGS = """
 import sys, anyio
 from replanning import Plan, ReplanningEngine
-from replanning.history import SqliteStore
+from replanning.journal import SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
 
