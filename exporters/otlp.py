@@ -78,7 +78,7 @@ class OtlpExporter(Exporter):
         base = _base_url(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
         sending = _import_sender()
         self.endpoint = _without_password(base)
-        self._losses: LossCounter = sending.Tally()
+        self._losses: LossCounter = sending.LossCounter()
         resource = _resource(service_name)
         spans = sending.SpanSender(f"{base}/v1/traces", headers, timeout, self._losses)
         # The end of the program is handled below: the SDK's own handler has no limit that could be set.

@@ -224,7 +224,7 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
-    program = "from replanning.history import owner_id; print(owner_id(), end='')"
+    program = "from replanning.journal import owner_id; print(owner_id(), end='')"
     dead = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout  # noqa: S603
     with closing(open_store()) as store:
         store.create(RUN, dead, 0.0, 1000.0)

@@ -21,8 +21,7 @@ STORES = {"jsonl": JsonlStore, "sqlite": SqliteStore}
 COMMON = """
 import sys
 from replanning.errors import LeaseLost, RunOwned, StoreError
-from replanning.events import AttemptSucceeded, Record
-from replanning.history import JsonlStore, SqliteStore, owner_id
+from replanning.journal import AttemptSucceeded, JsonlStore, Record, SqliteStore, owner_id
 
 def opened():
     return {"jsonl": JsonlStore, "sqlite": SqliteStore}[sys.argv[1]](sys.argv[2])

@@ -570,7 +570,7 @@ def test_no_half_secrets(before: int, after: int) -> None:
 NOTHING_LOADED = """
 import sys, anyio
 from replanning import Goal, Plan, ReplanningEngine, Task
-from replanning.events import RunOpened
+from replanning.journal import RunOpened
 
 async def work(task, context):
     pass

@@ -127,7 +127,7 @@ def test_runs_that_go_astray() -> None:
 
     crashed = simulate(chain("a"), FaultSchedule(events=[(0.5, clumsy)]), runs=1)
     assert crashed.statuses == {"crashed": 1}
-    assert "after 0.5 s raised ChangeRefused" in crashed.runs[0].reason
+    assert "after 0.5 s raised ChangeRejected" in crashed.runs[0].reason
     assert "there is no task 'nobody'" in crashed.runs[0].reason
 
 
