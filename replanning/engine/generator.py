@@ -34,7 +34,7 @@ from replanning.run.isolation import describe_error, isolate
 from replanning.run.meter import ChargeUsage, RunMeter
 from replanning.run.timer import Timer
 from replanning.settings import Settings
-from replanning.telemetry.names import NOOP_TRACER, RunTracer
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 
 _MAX_NOTES = 20
 

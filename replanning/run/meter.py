@@ -10,7 +10,7 @@ from replanning.decision.ledger import BudgetTracker
 from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.journal.observations import Usage
 from replanning.llm.completions import Completion, LLMCall
-from replanning.telemetry.names import RunTracer
+from replanning.telemetry.tracer import RunTracer
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
 

@@ -38,8 +38,8 @@ from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import Codec, PlanRun
 from replanning.settings import Settings
-from replanning.telemetry.names import NOOP_TRACER, RunTracer
 from replanning.telemetry.setup import Telemetry
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
 
 ItemT = TypeVar("ItemT")

@@ -47,7 +47,7 @@ from replanning.run.attempts import Attempt, ReadyTasks, Worker, failure_from
 from replanning.run.lifecycle import Lifecycle
 from replanning.run.meter import RunMeter
 from replanning.run.processes import host_id, process_start_time
-from replanning.telemetry.names import NOOP_TRACER, RunTracer
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 
 
 class PlanEdits:

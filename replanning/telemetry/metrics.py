@@ -1,21 +1,17 @@
-"""The metrics of runs, made from their records as they are committed."""
+"""Metrics of runs, measured from their records."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry.metrics import Meter
 
 from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
 from replanning.journal.records import AlternativesConsidered, DecisionMade, Record, RecordBody
 from replanning.telemetry import names
-
-if TYPE_CHECKING:
-    from replanning.run.lifecycle import Lifecycle
-
+from replanning.telemetry.tracer import WatchedRun
 
 _DURATION_BUCKETS: Final = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
-
 _CONFIDENCE_BUCKETS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 
 _OUTCOME_ATTRIBUTES: Final[dict[type[RecordBody], dict[str, str]]] = {
@@ -27,20 +23,22 @@ _OUTCOME_ATTRIBUTES: Final[dict[type[RecordBody], dict[str, str]]] = {
 
 
 class Instruments:
-    """What measures runs: replans, decisions, their latency, confidence, and attempts.
+    """Counters and histograms of replans, decisions, their latency, confidence and attempts.
 
     Args:
-        meter: makes the instruments.
+        meter: creates the instruments.
     """
 
     def __init__(self, meter: Meter) -> None:
         self._replans = meter.create_counter(names.REPLANS_METRIC, "{replan}", "Replans, by kind of the first trigger")
-        self._decisions = meter.create_counter(names.DECISIONS_METRIC, "{decision}", "Decisions, by kind and by whom")
+        self._decisions = meter.create_counter(
+            names.DECISIONS_METRIC, "{decision}", "Decisions, by kind and by kind of decider"
+        )
         self._attempts = meter.create_counter(names.ATTEMPTS_METRIC, "{attempt}", "Attempts at tasks, by outcome")
         self._duration = meter.create_histogram(
             names.DURATION_METRIC,
             "s",
-            "From taking up triggers to the engine's decision",
+            "Time from taking up triggers to the engine's decision",
             explicit_bucket_boundaries_advisory=_DURATION_BUCKETS,
         )
         self._confidence = meter.create_histogram(
@@ -50,13 +48,13 @@ class Instruments:
             explicit_bucket_boundaries_advisory=_CONFIDENCE_BUCKETS,
         )
 
-    def watch(self, life: Lifecycle) -> None:
-        """Measure a run from here on."""
-        observers = life.observers
+    def watch(self, run: WatchedRun) -> None:
+        """Measure a run from now on."""
+        observers = run.observers
         for kind in _OUTCOME_ATTRIBUTES:
             observers.setdefault(kind, []).append(self._on_attempt)
         observers.setdefault(AlternativesConsidered, []).append(self._on_considered)
-        observers.setdefault(DecisionMade, []).append(lambda record: self._on_decided(record, life))
+        observers.setdefault(DecisionMade, []).append(lambda record: self._on_decided(record, run))
 
     def _on_attempt(self, record: Record) -> None:
         self._attempts.add(1, _OUTCOME_ATTRIBUTES[type(record.body)])
@@ -67,12 +65,12 @@ class Instruments:
             if candidate.score is not None:
                 self._confidence.record(candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source})
 
-    def _on_decided(self, record: Record, life: Lifecycle) -> None:
+    def _on_decided(self, record: Record, run: WatchedRun) -> None:
         body = record.body
         assert isinstance(body, DecisionMade)
-        by = body.by.partition(":")[0]  # not which person: that would be one series for each
+        by = body.by.partition(":")[0]  # without the person's name: each name would be a series of its own
         self._decisions.add(1, {names.DECISION: body.decision, names.DECISION_BY: by})
         if by in ("policy", "observe"):  # a person's answer belongs to the replan that asked
-            first = life.ledger.triggers.get(body.triggers[0]) if body.triggers else None
+            first = run.ledger.triggers.get(body.triggers[0]) if body.triggers else None
             self._replans.add(1, {names.TRIGGER_KINDS: first.kind if first is not None else "none"})
             self._duration.record(body.duration)

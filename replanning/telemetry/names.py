@@ -1,109 +1,58 @@
-"""The names of spans, attributes and metrics, and the hooks by which a run is traced.
-
-OpenTelemetry is imported only where something is to be traced or measured.
-"""
+"""Names of spans, attributes and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
-
-from replanning.changes import PlanChange
-from replanning.journal.triggers import Trigger
-from replanning.llm.completions import Completion, LLMCall
-from replanning.plan.types import AttemptId, ReplanId
-
-if TYPE_CHECKING:
-    from contextvars import Token
-
-    from opentelemetry.context import Context
-
-    from replanning.run.lifecycle import Lifecycle
-
+from typing import Final
 
 INSTRUMENTATION_SCOPE: Final = "replanning"
 """The name of the instrumentation, and of the agent that plans."""
 
 # Spans. A provider that is asked has a span `propose {provider}`, a call of a language model `chat {model}`.
 RUN_SPAN: Final = "replanning.run"
-
 ATTEMPT_SPAN: Final = "replanning.attempt"
-
 PLAN_SPAN: Final = f"plan {INSTRUMENTATION_SCOPE}"
-
 SCORE_SPAN: Final = "replanning.score"
-
 ASK_SPAN: Final = "replanning.ask"
-
 APPLY_SPAN: Final = "replanning.apply"
 
 # Attributes of the general conventions
 OPERATION_NAME: Final = "gen_ai.operation.name"
-
 AGENT_NAME: Final = "gen_ai.agent.name"
-
 ERROR_TYPE: Final = "error.type"
 
 # Attributes of the general conventions for a call of a language model
 LLM_PROVIDER_NAME: Final = "gen_ai.provider.name"
-
 REQUEST_MODEL: Final = "gen_ai.request.model"
-
 TEMPERATURE: Final = "gen_ai.request.temperature"
-
 MAX_TOKENS: Final = "gen_ai.request.max_tokens"
-
 RESPONSE_MODEL: Final = "gen_ai.response.model"
-
 RESPONSE_ID: Final = "gen_ai.response.id"
-
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-
 SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
-
 INPUT_MESSAGES: Final = "gen_ai.input.messages"
-
 OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 
 # Attributes of a run
 RUN_ID: Final = "replanning.run.id"
-
 RUN_STATUS: Final = "replanning.run.status"
-
 RUN_REASON: Final = "replanning.run.reason"
-
 RUN_RESUMED: Final = "replanning.run.resumed"
-
 PLAN_NAME: Final = "replanning.plan.name"
-
 PLAN_TASKS: Final = "replanning.plan.tasks"
-
 PLAN_OBJECTIVE: Final = "replanning.plan.objective"
-
 REVISION: Final = "replanning.revision"
-
 USAGE_ATTRIBUTES: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
 
 # Attributes of an attempt
 TASK_ID: Final = "replanning.task.id"
-
 TASK_ROOT: Final = "replanning.task.root"
-
 TASK_TOOL: Final = "replanning.task.tool"
-
 TASK_ARGUMENTS: Final = "replanning.task.arguments"
-
 TASK_OUTPUT: Final = "replanning.task.output"
-
 ATTEMPT_ID: Final = "replanning.attempt.id"
-
 ATTEMPT_NUMBER: Final = "replanning.attempt.number"
-
 ATTEMPT_OUTCOME: Final = "replanning.attempt.outcome"
 
 LINK_KIND: Final = "replanning.link"
@@ -111,108 +60,27 @@ LINK_KIND: Final = "replanning.link"
 
 # Attributes of a replan and of what it consists of
 REPLAN_ID: Final = "replanning.replan.id"
-
 TRIGGER_IDS: Final = "replanning.trigger.ids"
-
 TRIGGER_KINDS: Final = "replanning.trigger.kinds"
-
 CANDIDATE_COUNT: Final = "replanning.candidates"
-
 REJECTED_COUNT: Final = "replanning.candidates.rejected"
-
 ALTERNATIVES: Final = "replanning.alternatives"
-
 DECISION: Final = "replanning.decision"
-
 DECISION_RULE: Final = "replanning.decision.rule"
-
 DECISION_BY: Final = "replanning.decision.by"
-
 DECISION_REASON: Final = "replanning.decision.reason"
-
 CONFIDENCE: Final = "replanning.confidence"
-
 PROVIDER_NAME: Final = "replanning.provider.name"
-
 PROPOSED_COUNT: Final = "replanning.provider.proposed"
-
 QUESTION_ID: Final = "replanning.question.id"
-
 QUESTION_TEXT: Final = "replanning.question.text"
-
 QUESTION_VERDICT: Final = "replanning.question.verdict"
-
 CHANGES: Final = "replanning.changes"
-
 CHANGED_BY: Final = "replanning.changes.by"
 
 # Metrics
 REPLANS_METRIC: Final = "replanning.replans"
-
 DECISIONS_METRIC: Final = "replanning.decisions"
-
 DURATION_METRIC: Final = "replanning.replan.duration"
-
 CONFIDENCE_METRIC: Final = "replanning.confidence"
-
 ATTEMPTS_METRIC: Final = "replanning.attempts"
-
-ReportProposals = Callable[[int, bool], None]
-"""Told how many alternatives a provider proposed, and whether it was cut off."""
-
-ReportCompletion = Callable[[Completion], None]
-"""Told what a language model answered."""
-
-
-class RunTracer:
-    """The hooks by which a run is traced; these do nothing, and are shared by all runs that are not traced."""
-
-    @property
-    def traceparent(self) -> str | None:
-        """The trace context in the form of the W3C header."""
-        return None
-
-    def watch(self, life: Lifecycle) -> None:
-        """Follow a run from here on."""
-
-    def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
-        """Make the span of an attempt the current one, for the body of the attempt alone."""
-        return None
-
-    def detach(self, token: Token[Context]) -> None:
-        """Make the span that was current before the current one again."""
-
-    def replan_span(self, replan: ReplanId, triggers: Sequence[Trigger]) -> AbstractContextManager[None]:
-        """Trace a replan; a question to a person keeps it open beyond the block."""
-        return nullcontext()
-
-    def provider_span(self, name: str) -> AbstractContextManager[ReportProposals]:
-        """Trace the asking of a provider, whose own spans become children."""
-        return nullcontext(_ignore_proposals)
-
-    def chat_span(self, call: LLMCall) -> AbstractContextManager[ReportCompletion]:
-        """Trace a call of a language model, as a child of whatever span is current."""
-        return nullcontext(_ignore_completion)
-
-    def scoring_span(self) -> AbstractContextManager[None]:
-        """Trace the checking, scoring and ranking of what was proposed."""
-        return nullcontext()
-
-    def apply_span(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> AbstractContextManager[None]:
-        """Trace the applying of changes to the plan."""
-        return nullcontext()
-
-    def close(self, failure: BaseException | None) -> None:
-        """End the span of the run, and whatever else is open."""
-
-
-NOOP_TRACER: Final = RunTracer()
-"""The hooks of every run that is not traced."""
-
-
-def _ignore_proposals(proposed: int, late: bool) -> None:
-    pass
-
-
-def _ignore_completion(completion: Completion) -> None:
-    pass

@@ -1,7 +1,4 @@
-"""Where spans and metrics of runs go.
-
-OpenTelemetry is imported only where something is to be traced or measured.
-"""
+"""Destination of spans and metrics; OpenTelemetry is imported only where a provider for them is configured."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
-from replanning.telemetry.names import INSTRUMENTATION_SCOPE, NOOP_TRACER, RunTracer
+from replanning.telemetry.names import INSTRUMENTATION_SCOPE
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, WatchedRun
 from replanning.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from replanning.run.lifecycle import Lifecycle
     from replanning.telemetry.metrics import Instruments
 
 
@@ -28,13 +25,13 @@ ProviderT = TypeVar("ProviderT")
 
 
 class Telemetry:
-    """Where spans and measurements go: to the providers given, else to the global ones, else nowhere.
+    """Tracer and instruments for runs, from the given providers or else from the global ones.
 
-    The global ones are looked up when a run is opened, so that it does not matter when they are configured.
+    The global providers are looked up when a run is opened, so they may be configured after the engine is made.
 
     Args:
-        tracer_provider: makes the tracer of spans.
-        meter_provider: makes the meter of metrics.
+        tracer_provider: supplies the tracer.
+        meter_provider: supplies the meter.
     """
 
     def __init__(
@@ -47,25 +44,23 @@ class Telemetry:
     def run_tracer(
         self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, trace: str | None, resumed: bool
     ) -> RunTracer:
-        """The spans of a run that begins or goes on now; the hooks that do nothing when nobody would get them."""
+        """Return the tracer of a run, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api
 
         provider = self._tracer_provider or api.get_tracer_provider()
-        # What the API itself supplies as long as nothing is configured makes spans that go nowhere.
+        # Until the SDK is configured, the API supplies a provider whose spans are discarded.
         if type(provider).__module__.startswith("opentelemetry.trace"):
             return NOOP_TRACER
         tracer = provider.get_tracer(INSTRUMENTATION_SCOPE, __version__)
         if isinstance(tracer, api.NoOpTracer):
             return NOOP_TRACER
-        from replanning.telemetry.spans import OTelRunTracer
-        from replanning.telemetry.writer import SpanWriter
+        from replanning.telemetry.spans import OTelRunTracer, SpanWriter
 
-        return OTelRunTracer(
-            SpanWriter(tracer, clock, redactor, capture_content=capture_content), run, trace=trace, resumed=resumed
-        )
+        writer = SpanWriter(tracer, clock, redactor, capture_content=capture_content)
+        return OTelRunTracer(writer, run, trace=trace, resumed=resumed)
 
-    def watch_metrics(self, life: Lifecycle) -> None:
-        """Measure a run from here on, if anybody would get the measurements."""
+    def watch_metrics(self, run: WatchedRun) -> None:
+        """Measure a run from now on, if a meter provider is configured."""
         from opentelemetry import metrics
 
         provider = self._meter_provider or metrics.get_meter_provider()
@@ -75,16 +70,16 @@ class Telemetry:
             from replanning.telemetry.metrics import Instruments
 
             self._instruments = provider, Instruments(provider.get_meter(INSTRUMENTATION_SCOPE, __version__))
-        self._instruments[1].watch(life)
+        self._instruments[1].watch(run)
 
 
 def build_telemetry(
     exporters: Sequence[Exporter], tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None
 ) -> Telemetry:
-    """Where an engine sends spans and measurements.
+    """Return the telemetry of an engine, from its arguments and its exporters.
 
     Raises:
-        SettingsError: there is more than one place for either.
+        SettingsError: more than one provider is given for spans, or for metrics.
     """
     tracers = [("the argument tracer_provider", tracer_provider)]
     tracers += [(f"the exporter {exporter.name!r}", exporter.tracer_provider()) for exporter in exporters]
@@ -101,12 +96,12 @@ def build_telemetry(
 
 
 def _single_provider(
-    what: str, given: Sequence[tuple[str, ProviderT | None]], part: str, problems: list[Problem]
+    signal: str, sources: Sequence[tuple[str, ProviderT | None]], part: str, problems: list[Problem]
 ) -> ProviderT | None:
-    """The one provider among those given; a second one is a problem."""
-    found = [(who, provider) for who, provider in given if provider is not None]
-    if any(provider is not found[0][1] for _, provider in found):
-        places = " and ".join(who for who, _ in found)
-        way_out = f"give one of them, and add {part} to it for each further place"
-        problems.append(Problem("exporters", f"{what} would go to {places}; {way_out}"))
-    return found[0][1] if found else None
+    """Return the only provider among the sources; add a problem if there are several different ones."""
+    providers = [(source, provider) for source, provider in sources if provider is not None]
+    if any(provider is not providers[0][1] for _, provider in providers):
+        places = " and ".join(source for source, _ in providers)
+        advice = f"pass only one of them, and add {part} to it for each further destination"
+        problems.append(Problem("exporters", f"{signal} would be sent by {places}; {advice}"))
+    return providers[0][1] if providers else None

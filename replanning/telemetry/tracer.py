@@ -1,0 +1,98 @@
+"""Interface between a run and its tracing; importing it does not load OpenTelemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final, Protocol
+
+from replanning.changes import PlanChange
+from replanning.decision.ledger import Ledger
+from replanning.journal.records import Record, RecordBody, RunEnded
+from replanning.journal.triggers import Trigger
+from replanning.live.plan import LivePlan
+from replanning.llm.completions import Completion, LLMCall
+from replanning.plan.types import AttemptId, ReplanId
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+
+
+ReportProposals = Callable[[int, bool], None]
+"""Called with the number of alternatives a provider proposed, and with True if the provider was cut off."""
+
+ReportCompletion = Callable[[Completion], None]
+"""Called with the completion of a language model."""
+
+
+class WatchedRun(Protocol):
+    """The parts of a run that tracing and metrics read.
+
+    Attributes:
+        live: the plan as it runs.
+        ledger: the triggers, open questions and budget of the run.
+        observers: called with each record of a kind after it took effect.
+        end: the last record of the run, once it has ended.
+    """
+
+    live: LivePlan
+    ledger: Ledger
+    observers: dict[type[RecordBody], list[Callable[[Record], None]]]
+    end: RunEnded | None
+
+    @property
+    def store_available(self) -> bool:
+        """True while the journal takes records."""
+        ...
+
+    def commit_or_defer(self, body: RecordBody) -> None:
+        """Commit a record, or keep it until the store works again."""
+        ...
+
+
+class RunTracer:
+    """Tracing hooks of a run. These do nothing; `OTelRunTracer` in `replanning.telemetry.spans` writes spans."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace context as a W3C `traceparent` header; None without a trace."""
+        return None
+
+    def watch(self, run: WatchedRun) -> None:
+        """Follow the records of a run from now on."""
+
+    def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
+        """Make the span of an attempt current, so that spans of its body become children; None without a span."""
+        return None
+
+    def detach(self, token: Token[Context]) -> None:
+        """Restore the span that was current before `attach_attempt`."""
+
+    def replan_span(self, replan: ReplanId, triggers: Sequence[Trigger]) -> AbstractContextManager[None]:
+        """Trace a replan; an open question keeps its span open beyond the block."""
+        return nullcontext()
+
+    def provider_span(self, name: str) -> AbstractContextManager[ReportProposals]:
+        """Trace a request to a provider; spans that it opens itself become children."""
+        return nullcontext(lambda proposed, late: None)
+
+    def chat_span(self, call: LLMCall) -> AbstractContextManager[ReportCompletion]:
+        """Trace a call of a language model as a child of the current span."""
+        return nullcontext(lambda completion: None)
+
+    def scoring_span(self) -> AbstractContextManager[None]:
+        """Trace the checks, scores and ranking of the proposals."""
+        return nullcontext()
+
+    def apply_span(self, changes: Sequence[PlanChange], by: str, replan: str | None) -> AbstractContextManager[None]:
+        """Trace the application of changes, as part of a replan or, without one, of the run."""
+        return nullcontext()
+
+    def close(self, failure: BaseException | None) -> None:
+        """End the span of the run and all spans that are still open."""
+
+
+NOOP_TRACER: Final = RunTracer()
+"""The tracer of every run without tracing."""
