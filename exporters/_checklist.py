@@ -10,7 +10,7 @@ from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.exporters._notices import Notice, format_time, markdown_field, markdown_line, record_notices
 from replanning.journal import AttemptSucceeded, PlanningNoted, PlanRevised, Record, RunEnded, RunOpened
 from replanning.plan import RunId
-from replanning.planning import PlanningProgress, PlanProgress, PlanStep
+from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 
 CHECKLIST_KIND: Final = "checklist"
 """The kind that the mark of such a comment states."""

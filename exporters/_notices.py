@@ -15,16 +15,10 @@ from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.journal import PlanningNoted, QuestionAsked, Record, RunEnded
 from replanning.plan import JsonObject, Redactor
 from replanning.plan.types import JsonValue
-from replanning.planning import (
-    LEVEL_DESCRIPTIONS,
-    Consideration,
-    DecisionRecord,
-    PlanningProgress,
-    PlanningState,
-    ReplanDecision,
-    ReplanNote,
-    ReplanType,
-)
+from replanning.planning import PlanningState, ReplanDecision, ReplanType
+from replanning.planning.decisions import LEVEL_DESCRIPTIONS
+from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote
+from replanning.planning.state import PlanningProgress
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 """Stands, unseen, where forges would otherwise make something else of what is before and behind it: a link, a picture, a

@@ -43,7 +43,7 @@ from replanning.cli.setup import NotifyOption
 from replanning.cli.task import IssueOption, NoCommentOption
 
 if TYPE_CHECKING:
-    from replanning.planning import PrunedTask
+    from replanning.planning.history import PrunedTask
     from replanning.settings import HistorySettings
 
 

@@ -1,150 +1,36 @@
-"""Planning mode: from a goal in words to a finished plan, judged by a model after every phase."""
+"""Planning mode: from a goal in words to a completed plan, with a model's decision after every phase."""
 
 from __future__ import annotations
 
-from replanning.planning.action_plan import (
-    compile_action_plan,
-    missing_arguments,
-    plan_problems,
-    planned_arguments,
-    revise_decomposition,
-)
 from replanning.planning.coordinator import PlanningCoordinator
-from replanning.planning.decision_records import (
-    Consideration,
-    DecisionRecord,
-    ReplanNote,
-    ReplanStage,
-    ReplanStatistics,
-)
-from replanning.planning.decisions import (
-    ALLOWED_REPLANS,
-    LEVEL_DESCRIPTIONS,
-    REPLAN_TARGETS,
-    NormalisedDecision,
-    Phase,
-    ReplanDecision,
-    ReplanType,
-    carried_over_tasks,
-    decision_model,
-    keeps_finished,
-    normalise,
-    parse_decision,
-)
-from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore, PrunedTask
-from replanning.planning.limits import (
-    OverrideReason,
-    ReplanCause,
-    ReplanCounts,
-    ReplanLimits,
-    Ruling,
-    RulingKind,
-    available_replan_types,
-    fingerprint,
-    make_ruling,
-)
-from replanning.planning.manager import ApplyReplan, DecisionPrompts, DecisionRequest, DecisionResponse, ReplanManager
-from replanning.planning.outputs import (
-    Action,
-    ActionPlan,
-    CannotDecompose,
-    CompletionReply,
-    ExecutionReply,
-    FunctionCall,
-    GoalUnderstanding,
-    InterventionSummary,
-    PlanningReply,
-    PlanRevision,
-    Reflection,
-    ReflectionReply,
-    RequiresHumanIntervention,
-    StepReply,
-    Subtask,
-    Summary,
-    TaskDecomposition,
-    UnclearGoal,
-    parse_planning,
-    parse_reply,
-)
-from replanning.planning.phases import batch_subtasks, merge_action_plans
-from replanning.planning.prompts import ReplanPromptBuilder, prompt_templates
-from replanning.planning.request import IssueComment, RunJournals, TaskRequest, request_of
-from replanning.planning.state import PlanningProgress, PlanningState, PlanProgress, PlanStep, PlanVersion
+from replanning.planning.decisions import Phase, ReplanDecision, ReplanType
+from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
+from replanning.planning.limits import ReplanLimits
+from replanning.planning.manager import ReplanManager
+from replanning.planning.outputs import Action, ActionPlan, GoalUnderstanding, Subtask, TaskDecomposition
+from replanning.planning.prompts import ReplanPromptBuilder
+from replanning.planning.request import IssueComment, TaskRequest, request_of
+from replanning.planning.state import PlanningState
 from replanning.planning.steering import Steering
 
 __all__ = [
-    "ALLOWED_REPLANS",
-    "LEVEL_DESCRIPTIONS",
-    "REPLAN_TARGETS",
     "Action",
     "ActionPlan",
-    "ApplyReplan",
-    "CannotDecompose",
-    "CompletionReply",
-    "Consideration",
-    "DecisionPrompts",
-    "DecisionRecord",
-    "DecisionRequest",
-    "DecisionResponse",
-    "ExecutionReply",
-    "FunctionCall",
     "GoalUnderstanding",
-    "InterventionSummary",
     "IssueComment",
-    "NormalisedDecision",
-    "OverrideReason",
     "Phase",
-    "PlanProgress",
-    "PlanRevision",
-    "PlanStep",
-    "PlanVersion",
     "PlanningCoordinator",
     "PlanningHistoryExporter",
     "PlanningHistoryStore",
-    "PlanningProgress",
-    "PlanningReply",
     "PlanningState",
-    "PrunedTask",
-    "Reflection",
-    "ReflectionReply",
-    "ReplanCause",
-    "ReplanCounts",
     "ReplanDecision",
     "ReplanLimits",
     "ReplanManager",
-    "ReplanNote",
     "ReplanPromptBuilder",
-    "ReplanStage",
-    "ReplanStatistics",
     "ReplanType",
-    "RequiresHumanIntervention",
-    "Ruling",
-    "RulingKind",
-    "RunJournals",
     "Steering",
-    "StepReply",
     "Subtask",
-    "Summary",
     "TaskDecomposition",
     "TaskRequest",
-    "UnclearGoal",
-    "available_replan_types",
-    "batch_subtasks",
-    "carried_over_tasks",
-    "compile_action_plan",
-    "decision_model",
-    "fingerprint",
-    "keeps_finished",
-    "make_ruling",
-    "merge_action_plans",
-    "missing_arguments",
-    "normalise",
-    "parse_decision",
-    "parse_planning",
-    "parse_reply",
-    "plan_problems",
-    "planned_arguments",
-    "prompt_templates",
     "request_of",
-    "revise_decomposition",
 ]

@@ -15,9 +15,9 @@ from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.action_plan import missing_arguments, planned_arguments, tool_use_problems
-from replanning.planning.decision_records import Consideration
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
 from replanning.planning.limits import ReplanCause
+from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     ExecutionReply,
     FunctionCall,

@@ -1,13 +1,16 @@
-"""The words of planning mode: its phases, the kinds of replans, and what belongs together."""
+"""Decisions of planning mode: phases, replan types and their levels, and the decision that a model returns.
+
+The tables state the replans that each phase allows and the phase that each replan returns to.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -15,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from replanning.errors import LLMResponseInvalid
 from replanning.llm.extraction import extract_json
 from replanning.plan.messages import validation_problems
-from replanning.plan.types import JsonValue
+from replanning.plan.types import JsonObject, JsonValue
 
 
 class Phase(StrEnum):
@@ -29,7 +32,7 @@ class Phase(StrEnum):
 
 
 class ReplanType(StrEnum):
-    """What a model may want to be done again."""
+    """Kind of replan that a model may ask for after a phase."""
 
     CLARIFICATION_REQUEST = "clarification_request"
     GOAL_REVISION = "goal_revision"
@@ -59,11 +62,7 @@ ALLOWED_REPLANS: Final[Mapping[Phase, tuple[ReplanType, ...]]] = MappingProxyTyp
         Phase.REFLECTION: (ReplanType.PLAN_REVISION, ReplanType.NONE),
     }
 )
-"""What each phase may decide."""
-
-_FULL_REPLAN_TARGETS: Final = MappingProxyType(
-    {4: Phase.TASK_DECOMPOSITION, 3: Phase.ACTION_SEQUENCE, 5: Phase.GOAL_UNDERSTANDING}
-)
+"""Replan types that each phase allows."""
 
 REPLAN_TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyType(
     {
@@ -72,13 +71,15 @@ REPLAN_TARGETS: Final[Mapping[ReplanType, Mapping[int, Phase]]] = MappingProxyTy
         ReplanType.TASK_REDECOMPOSITION: MappingProxyType({4: Phase.TASK_DECOMPOSITION}),
         ReplanType.ACTION_REGENERATION: MappingProxyType({3: Phase.ACTION_SEQUENCE}),
         ReplanType.PARTIAL_REPLAN: MappingProxyType({2: Phase.EXECUTION}),
-        ReplanType.FULL_REPLAN: _FULL_REPLAN_TARGETS,
+        ReplanType.FULL_REPLAN: MappingProxyType(
+            {4: Phase.TASK_DECOMPOSITION, 3: Phase.ACTION_SEQUENCE, 5: Phase.GOAL_UNDERSTANDING}
+        ),
         ReplanType.RETRY: MappingProxyType({1: Phase.EXECUTION}),
         ReplanType.PLAN_REVISION: MappingProxyType({2: Phase.EXECUTION}),
         ReplanType.NONE: MappingProxyType({}),
     }
 )
-"""The levels a kind of replan may have, the usual one first, and the phase that each returns to."""
+"""Levels of each replan type, default first, with the phase that each level returns to."""
 
 LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -89,24 +90,24 @@ LEVEL_DESCRIPTIONS: Final[Mapping[int, str]] = MappingProxyType(
         5: "understand the goal again",
     }
 )
-"""What each level of a replan means."""
+"""Meaning of each replan level."""
 
 
 def keeps_finished(target: Phase) -> bool:
-    """Whether a replan that returns to a phase keeps what is finished; else the new plan starts clean."""
+    """Return whether a replan that returns to `target` keeps finished tasks; otherwise the new plan starts clean."""
     return target not in (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION)
 
 
 def carried_over_tasks(
     target: Phase, planned: Iterable[str], done: Iterable[str], failed: Iterable[str]
 ) -> tuple[str, ...]:
-    """The tasks of a new plan that count as finished from the start, in its order.
+    """Return the tasks of a new plan that count as finished from the start, in the order of the plan.
 
     Args:
         target: the phase that the replan returns to.
         planned: ids of the new plan's tasks.
-        done: ids of tasks that were finished before.
-        failed: ids of tasks that failed; they are never carried over, also where they were finished once.
+        done: ids of the tasks finished before.
+        failed: ids of failed tasks; these are never carried over, even if they had finished before.
     """
     if not keeps_finished(target):
         return ()
@@ -116,37 +117,28 @@ def carried_over_tasks(
 
 _WRAPPER: Final = "replan_decision"
 
-_MAX_JSON_CANDIDATES: Final = 50
-"""How many JSON values of one reply are held against what was asked for."""
-
-_MAX_PROBLEMS: Final = 20
-
-_NO_JSON_OBJECT: Final = (
-    "the reply holds no JSON object; one that is cut off, has a field twice, or holds NaN or Infinity is none"
-)
-
 _Text = Annotated[str, Field(max_length=20_000)]
 
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 
 
 class ReplanDecision(BaseModel):
-    """Whether a phase was good enough, and what to do again if not; strict, so that "false" is not true.
+    """A model's decision after a phase: continue, or replan; validated strictly, so that "false" is not true.
 
-    Each phase has a subclass with fields of its own; `decision_model` finds it. Fields that nobody asked for are kept.
+    Each phase has a subclass with further fields, returned by `decision_model`. Unknown fields are kept.
 
     Attributes:
-        phase: after which it was decided.
-        replan_needed: whether anything is to be done again.
-        confidence: how sure the model is, from 0 to 1.
-        reasoning: why.
-        replan_type: what is to be done again; one that the phase allows.
-        target_phase: where to go on.
-        replan_level: from 1, the action, to 5, the goal.
-        issues_found: what is wrong.
-        recommended_actions: what to do about it.
-        clarification_needed: whether the user must be asked, also where nothing is to be done again.
-        clarification_questions: what to ask.
+        phase: the phase it was made after.
+        replan_needed: whether to replan.
+        confidence: the model's confidence, from 0 to 1.
+        reasoning: the model's reason.
+        replan_type: kind of replan; one that the phase allows.
+        target_phase: the phase to return to.
+        replan_level: from 1 (the action) to 5 (the goal).
+        issues_found: problems that the model found.
+        recommended_actions: remedies that it recommends.
+        clarification_needed: whether to ask the user, with or without a replan.
+        clarification_questions: the questions for the user.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
@@ -173,14 +165,14 @@ class ReplanDecision(BaseModel):
 
 
 class GoalDecision(ReplanDecision):
-    """The decision about how a goal was understood."""
+    """Decision after the goal was understood."""
 
     phase: ClassVar[Phase] = Phase.GOAL_UNDERSTANDING
     assumptions_to_make: _Texts = ()
 
 
 class DecompositionDecision(ReplanDecision):
-    """The decision about how a goal was decomposed."""
+    """Decision after the goal was decomposed."""
 
     phase: ClassVar[Phase] = Phase.TASK_DECOMPOSITION
     missing_steps: _Texts = ()
@@ -189,7 +181,7 @@ class DecompositionDecision(ReplanDecision):
 
 
 class ActionsDecision(ReplanDecision):
-    """The decision about an action plan."""
+    """Decision after the actions were planned."""
 
     phase: ClassVar[Phase] = Phase.ACTION_SEQUENCE
     unavailable_tools: _Texts = ()
@@ -199,7 +191,7 @@ class ActionsDecision(ReplanDecision):
 
 
 class ExecutionDecision(ReplanDecision):
-    """The decision about an executed action."""
+    """Decision after an action was executed."""
 
     phase: ClassVar[Phase] = Phase.EXECUTION
     error_classification: Literal["transient", "persistent", "fatal"] | None = None
@@ -208,7 +200,7 @@ class ExecutionDecision(ReplanDecision):
 
 
 class ReflectionDecision(ReplanDecision):
-    """The decision about what was achieved."""
+    """Decision after the result was reflected on."""
 
     phase: ClassVar[Phase] = Phase.REFLECTION
     evaluation_result: Literal["success", "partial_success", "failure"] | None = None
@@ -227,76 +219,141 @@ _MODELS: Final[Mapping[Phase, type[ReplanDecision]]] = MappingProxyType(
 
 
 def decision_model(phase: Phase) -> type[ReplanDecision]:
-    """The class of the decisions of a phase."""
+    """Return the decision class of a phase."""
     return _MODELS[phase]
 
 
-def parse_decision(text: str, phase: Phase) -> ReplanDecision:
-    """The decision in a model's reply: one JSON object, by itself or as `replan_decision` in another.
+_MAX_JSON_CANDIDATES: Final = 50
+"""JSON values of one reply that are tried."""
 
-    It may stand in prose, in a fenced block or beside thoughts; of several, the likeliest that fits is taken.
+_MAX_PROBLEMS: Final = 20
+
+_NO_JSON_OBJECT: Final = (
+    "the reply holds no JSON object; objects that are truncated, repeat a field, or hold NaN or Infinity do not count"
+)
+
+_Value = TypeVar("_Value")
+
+
+def parse_json_reply(
+    text: str,
+    parse: Callable[[JsonValue], tuple[_Value | None, list[str]]],
+    likelihood: Callable[[JsonValue], int],
+) -> _Value:
+    """Return the first JSON value in a model's reply that can be parsed; prose, fences and thoughts are skipped.
+
+    Args:
+        text: the reply.
+        parse: returns the parsed value, or None with its problems.
+        likelihood: ranks the values that cannot be parsed; the problems of the first with the highest rank are reported.
 
     Raises:
-        LLMReplyInvalid: there is none; says everything that is wrong with the likeliest.
+        LLMResponseInvalid: no value can be parsed; lists all problems of the likeliest.
     """
-    wrong: list[str] = []
-    looked_right = False
+    highest, problems = -1, [_NO_JSON_OBJECT]
     for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
-        decision, problems = _parse_candidate(value, phase)
-        if decision is not None:
-            return decision
-        looks_right = isinstance(value, dict) and (_WRAPPER in value or "replan_needed" in value)
-        if not wrong or (looks_right and not looked_right):
-            wrong, looked_right = problems, looks_right
-    more = [f"and {len(wrong) - _MAX_PROBLEMS} more"] if len(wrong) > _MAX_PROBLEMS else []
-    raise LLMResponseInvalid("; ".join([*(wrong or [_NO_JSON_OBJECT])[:_MAX_PROBLEMS], *more]))
+        parsed, found = parse(value)
+        if parsed is not None:
+            return parsed
+        if (rank := likelihood(value)) > highest:
+            highest, problems = rank, found
+    more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+    raise LLMResponseInvalid("; ".join([*problems[:_MAX_PROBLEMS], *more]))
 
 
-def _parse_candidate(value: JsonValue, phase: Phase) -> tuple[ReplanDecision | None, list[str]]:
-    inner = value.get(_WRAPPER, value) if isinstance(value, dict) else value
-    if not isinstance(inner, dict):
-        return None, [f"expected the decision as a JSON object, got {type(inner).__name__}"]
-    model = decision_model(phase)
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validate_reply(value: JsonObject, model: type[_Model]) -> tuple[_Model | None, list[str]]:
+    """Return a JSON object as an instance of a strict model, or None with the problems.
+
+    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number.
+    """
     try:
-        # As JSON: there a list may stand for a tuple and text for a phase, but not text for a number.
-        return model.model_validate_json(json.dumps(inner)), []
+        return model.model_validate_json(json.dumps(value)), []
     except ValidationError as error:
         return None, [str(problem) for problem in validation_problems(error, model)]
 
 
+def parse_decision(text: str, phase: Phase) -> ReplanDecision:
+    """Return the decision in a model's reply: a JSON object, or the `replan_decision` member of one.
+
+    The object may be surrounded by prose, a fenced block or thoughts; of several, the likeliest that is valid counts.
+
+    Raises:
+        LLMResponseInvalid: the reply holds no valid decision; lists all problems of the likeliest object.
+    """
+    model = decision_model(phase)
+
+    def parse(value: JsonValue) -> tuple[ReplanDecision | None, list[str]]:
+        inner = value.get(_WRAPPER, value) if isinstance(value, dict) else value
+        if not isinstance(inner, dict):
+            return None, [f"expected the decision as a JSON object, got {type(inner).__name__}"]
+        return validate_reply(inner, model)
+
+    return parse_json_reply(
+        text, parse, lambda value: isinstance(value, dict) and (_WRAPPER in value or "replan_needed" in value)
+    )
+
+
 class NormalisedDecision(NamedTuple):
-    """A decision that does not contradict itself, and what was changed to that end."""
+    """A consistent decision, with notes about the corrections that made it so."""
 
     decision: ReplanDecision
     notes: tuple[str, ...]
 
 
 def normalise(decision: ReplanDecision) -> NormalisedDecision:
-    """A decision whose parts agree: its type counts before its level, and its level before its target.
+    """Return a consistent copy of a decision: its type overrides its level, and its level overrides its target.
 
-    A replan always has a level, a target and something to do. Where nothing is to be done again, it has none of them.
+    A replan always has a level, a target and, where it asks the user, questions. A decision without a replan has none.
     """
     notes: list[str] = []
-    asked = _normalise_questions(decision, notes)
-    return NormalisedDecision(_normalise_target(_normalise_type(asked, notes), notes), tuple(notes))
+    decision = _normalise_questions(decision, notes)
+    kind, needed = decision.replan_type, decision.replan_needed
+    if needed and kind is ReplanType.NONE:
+        notes.append("replan_needed was true, but replan_type none: the run continues")
+        decision = decision.model_copy(update={"replan_needed": False})
+    elif not needed and kind is not ReplanType.NONE:
+        notes.append(f"replan_type was {kind}, but replan_needed false: the run continues")
+        decision = decision.model_copy(update={"replan_type": ReplanType.NONE})
+    return NormalisedDecision(_normalise_target(decision, notes), tuple(notes))
 
 
 def _normalise_questions(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
-    """One that asks the user something wherever it says so."""
-    requests = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-    if not requests and not decision.clarification_needed:
+    """Give a decision that asks the user questions to ask, or drop the request."""
+    requested = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+    if not requested and not decision.clarification_needed:
         return decision
-    if requests and not decision.clarification_needed:
+    if not decision.clarification_needed:
         notes.append("clarification_needed was false, but a clarification was requested")
-    said = _non_blank(decision.clarification_questions)
-    questions = said or _non_blank(decision.issues_found) or _non_blank((decision.reasoning,))
-    if not said:
-        source = "the issues found are asked about" if _non_blank(decision.issues_found) else "its reasoning is shown"
+    questions = _non_blank(decision.clarification_questions)
+    if not questions:
+        questions, source = _non_blank(decision.issues_found), "the issues found are asked about"
+        if not questions:
+            questions, source = _non_blank((decision.reasoning,)), "its reasoning is shown"
         notes.append(f"a clarification without questions: {source if questions else 'there is nothing to ask'}")
-    changed = {"clarification_needed": bool(questions), "clarification_questions": questions}
-    if requests and not questions:  # it would spend a request and do nothing
-        return decision.model_copy(update={**changed, "replan_needed": False, "replan_type": ReplanType.NONE})
+    changed: dict[str, object] = {"clarification_needed": bool(questions), "clarification_questions": questions}
+    if requested and not questions:  # it would spend a request and do nothing
+        changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
     return decision.model_copy(update=changed)
+
+
+def _normalise_target(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
+    """Give a decision the level and target of its type."""
+    level, target, targets = decision.replan_level, decision.target_phase, REPLAN_TARGETS[decision.replan_type]
+    if not targets:
+        return decision.model_copy(update={"replan_level": None, "target_phase": None})
+    # The level that returns to the named phase, else the default.
+    fitting = next((number for number, phase in targets.items() if phase is target), next(iter(targets)))
+    right = level if level is not None and level in targets else fitting
+    if level not in (None, right):
+        notes.append(f"replan_level was {level}, but {decision.replan_type} has level {right}")
+    if target not in (None, targets[right]):
+        notes.append(
+            f"target_phase was {target}, but {decision.replan_type} at level {right} returns to {targets[right]}"
+        )
+    return decision.model_copy(update={"replan_level": right, "target_phase": targets[right]})
 
 
 def _non_blank(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -304,37 +361,6 @@ def _non_blank(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def replan_reason(decision: ReplanDecision) -> str:
-    """Why something is done again, for whoever does it."""
+    """Return the reason for a replan as one text: reasoning, issues and recommended actions."""
     parts = (decision.reasoning, "; ".join(decision.issues_found), "; ".join(decision.recommended_actions))
     return " | ".join(part for part in parts if part) or str(decision.replan_type)
-
-
-def _normalise_type(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
-    """One that names a type if, and only if, something is to be done again."""
-    kind, needed = decision.replan_type, decision.replan_needed
-    if needed and kind is ReplanType.NONE:
-        notes.append("replan_needed was true, but replan_type none: nothing is done again")
-        return decision.model_copy(update={"replan_needed": False})
-    if not needed and kind is not ReplanType.NONE:
-        notes.append(f"replan_type was {kind}, but replan_needed false: nothing is done again")
-        return decision.model_copy(update={"replan_type": ReplanType.NONE})
-    return decision
-
-
-def _normalise_target(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
-    """One whose level and target are those of its type."""
-    level, target, targets = decision.replan_level, decision.target_phase, REPLAN_TARGETS[decision.replan_type]
-    if not targets:
-        return decision.model_copy(update={"replan_level": None, "target_phase": None})
-    right = level if level is not None and level in targets else _level_for(target, targets)
-    if level not in (None, right):
-        notes.append(f"replan_level was {level}, but {decision.replan_type} has level {right}")
-    if target not in (None, targets[right]):
-        returns = f"{decision.replan_type} at level {right} returns to {targets[right]}"
-        notes.append(f"target_phase was {target}, but {returns}")
-    return decision.model_copy(update={"replan_level": right, "target_phase": targets[right]})
-
-
-def _level_for(target: Phase | None, targets: Mapping[int, Phase]) -> int:
-    """The level that returns to a phase, else the usual one."""
-    return next((level for level, phase in targets.items() if phase is target), next(iter(targets)))

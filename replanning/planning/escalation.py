@@ -9,8 +9,8 @@ from replanning.live.states import WAITING
 from replanning.live.view import PlanView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, TaskId
-from replanning.planning.decision_records import Consideration
 from replanning.planning.decisions import Phase, ReplanDecision, replan_reason
+from replanning.planning.manager import Consideration
 from replanning.planning.session import PlanningFailed, PlanningSession
 from replanning.planning.steps import PLANNING_PHASES, phase_of, planning_metadata, repeat_phases
 

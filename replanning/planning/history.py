@@ -48,8 +48,8 @@ from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
-from replanning.planning.decision_records import DecisionRecord, ReplanNote
 from replanning.planning.decisions import Phase
+from replanning.planning.manager import DecisionRecord, ReplanNote
 from replanning.planning.request import RunJournals, request_of
 from replanning.planning.state import PlanningState, PlanVersion
 from replanning.planning.steps import is_action, phase_of, planning_metadata

@@ -1,7 +1,7 @@
-"""How often planning mode may replan, and what becomes of what a model decided. Pure: counts go in, a ruling comes out.
+"""Limits on replans in planning mode, the counts that they are compared with, and rulings on a model's decisions. Pure.
 
-Limits are looked at before a model is asked, and again when it has decided. What was spent is never given back: a
-replan that fails has used its budget, and only a success of an action resets anything, namely its retries.
+Limits are checked before a model is asked, and again after it has decided. Counts never go down: a failed replan has
+used its budget. Only the success of an action resets anything, namely the retries of that action.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replanning.planning.decisions import ALLOWED_REPLANS, REPLAN_TARGETS, Phase
 from replanning.settings import PlanningSettings
 
 OverrideReason = Literal["limit", "confidence", "loop"]
-"""Why what a model wanted is not done (D8–10)."""
+"""Reason for not executing a replan that the model wanted."""
 
 RulingKind = Literal["continue", "execute", "execute_with_warning", "ask", "skip"]
 
@@ -41,32 +41,32 @@ _COUNT_BY_TYPE: Final[Mapping[ReplanType, _CountName]] = MappingProxyType(
 _COUNT_BY_TARGET: Final[Mapping[Phase, _CountName]] = MappingProxyType(
     {Phase.TASK_DECOMPOSITION: "redecompositions", Phase.ACTION_SEQUENCE: "regenerations"}
 )
-"""A full replan counts as what it does: a limit is not escaped under another name."""
+"""Counters of full replans, by target: a limit cannot be escaped under another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanLimits:
-    """How often may be replanned in a run, and how sure a model must be.
+    """Maximum numbers of replans in a run, and the confidence that a decision needs.
 
     Attributes:
-        enabled: whether is replanned at all; without it, only a plan that was carried out may be revised.
-        clarifications: how often the user is asked.
-        redecompositions: how often the goal is decomposed again.
-        regenerations: how often the action plan is made again.
-        action_retries: how often each action is retried on a model's word, until it succeeds.
-        partial_replans: how often what follows a failure is replaced.
-        plan_revisions: how often a reflection revises the plan.
-        total: how often all of that may happen together, retries included.
-        replans_per_lineage: how often a task and what replaced it may be replanned.
-        loop_detection: whether the same replan for the same cause is noticed.
-        same_trigger: how often the same replan for the same cause runs.
-        immediate_threshold: from which confidence on a decision is executed.
-        min_threshold: from which on with a warning.
-        confirmation_threshold: from which on after the user has agreed; below, it is not executed.
-        confirm_low_confidence: whether the user may be asked so; else it is not executed either.
+        enabled: allow replans at all; if false, only a finished plan may be revised.
+        clarifications: questions to the user.
+        redecompositions: new decompositions of the goal.
+        regenerations: new action plans.
+        action_retries: retries of each action that a model decides on, until the action succeeds.
+        partial_replans: replacements of the actions after a failure.
+        plan_revisions: revisions after a reflection.
+        total: all replans together, retries included.
+        replans_per_lineage: replans of a task and its replacements.
+        loop_detection: stop repetitions of the same replan for the same cause.
+        same_trigger: executions of the same replan for the same cause.
+        immediate_threshold: confidence from which a decision is executed.
+        min_threshold: confidence from which it is executed with a warning.
+        confirmation_threshold: confidence from which it is executed once the user agrees; below, it is skipped.
+        confirm_low_confidence: ask the user in that band; if false, it is skipped there, too.
 
     Raises:
-        SettingsError: a limit is negative, or not 0 ≤ user ≤ minimum ≤ immediate ≤ 1.
+        SettingsError: a limit is negative, or the thresholds are not ordered 0 ≤ user ≤ minimum ≤ immediate ≤ 1.
     """
 
     enabled: bool = True
@@ -89,18 +89,21 @@ class ReplanLimits:
         counts = {name: getattr(self, name) for name in _COUNT_LIMITS}
         problems = [Problem(name, f"must be at least 0, got {count}") for name, count in counts.items() if count < 0]
         if not 0 <= self.confirmation_threshold <= self.min_threshold <= self.immediate_threshold <= 1:
-            bands = f"user {self.confirmation_threshold:g}, minimum {self.min_threshold:g}, immediate {self.immediate_threshold:g}"
+            bands = (
+                f"user {self.confirmation_threshold:g}, minimum {self.min_threshold:g},"
+                f" immediate {self.immediate_threshold:g}"
+            )
             problems.append(Problem("confidence", f"expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1, got {bands}"))
         if problems:
             raise SettingsError(problems)
 
     @classmethod
     def from_settings(cls, settings: PlanningSettings, *, replans_per_lineage: int = 3) -> Self:
-        """The limits that settings state.
+        """Return the limits in the settings of planning mode.
 
         Args:
-            settings: of planning mode.
-            replans_per_lineage: as the settings of replanning state it for all runs.
+            settings: settings of planning mode.
+            replans_per_lineage: the limit in the general replanning settings.
         """
         replanning = settings.replanning
         revisions, decisions = settings.revision.max_revisions, replanning.llm_decision
@@ -125,7 +128,7 @@ class ReplanLimits:
         )
 
     def confidence_band(self, confidence: float) -> RulingKind:
-        """What a confidence allows; each lower edge belongs to its band."""
+        """Return the ruling for a confidence; each lower edge belongs to its band."""
         if confidence >= self.immediate_threshold:
             return "execute"
         if confidence >= self.min_threshold:
@@ -148,12 +151,12 @@ _COUNT_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReplanCause:
-    """What a decision is about.
+    """Cause of a decision.
 
     Attributes:
-        error: what went wrong, in words; where it is empty, the issues that the model found count as the cause.
-        action: id of the action that was executed, if the decision is about one.
-        lineage: id of the task that it is, or that it replaced first.
+        error: error message; if empty, the issues that the model found count as the cause.
+        action: id of the executed action, if the decision is about one.
+        lineage: id of the first task in the lineage of that action.
     """
 
     error: str = ""
@@ -162,33 +165,33 @@ class ReplanCause:
 
 
 def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
-    """The same for two replans of the same type, after the same phase, for the same cause.
+    """Return a key that is equal for replans of the same type, after the same phase, for the same cause.
 
-    Numbers, addresses, case and space do not tell causes apart, and neither does the order of issues.
+    Causes are compared without numbers, addresses, case, white space and the order of issues.
     """
     issues = decision.issues_found or (decision.reasoning,)
-    said = (cause.lineage or cause.action or "", cause.error) if cause.error else issues
-    texts = sorted(normalised_cause(" ".join(text.casefold().split())) for text in said)
+    causes = (cause.lineage or cause.action or "", cause.error) if cause.error else issues
+    texts = sorted(normalised_cause(" ".join(text.casefold().split())) for text in causes)
     digest = hashlib.sha256("\n".join(texts).encode(errors="surrogatepass")).hexdigest()
     return f"{decision.phase}:{decision.replan_type}:{digest[:16]}"
 
 
 class ReplanCounts(BaseModel):
-    """What a run has spent; immutable, and JSON as it stands.
+    """Replans that a run has spent; immutable and JSON-serialisable.
 
     Attributes:
         considered: decisions of all kinds.
-        total: all replans, retries included, also those that failed.
-        clarifications: times the user was asked.
-        redecompositions: likewise, as in `ReplanLimits`.
-        regenerations: likewise.
-        partial_replans: likewise.
-        plan_revisions: likewise.
-        phases: all replans, by the phase after which they were decided.
-        retries: retries of each action since it last succeeded.
+        total: all replans, retries and failed ones included.
+        clarifications: questions to the user.
+        redecompositions: as in `ReplanLimits`.
+        regenerations: as in `ReplanLimits`.
+        partial_replans: as in `ReplanLimits`.
+        plan_revisions: as in `ReplanLimits`.
+        phases: all replans, by the phase they were decided after.
+        retries: retries of each action since its last success.
         lineages: replans of each lineage.
-        causes: times each fingerprint ran.
-        told: fingerprints about which the model was told that they repeat themselves.
+        causes: executions of each fingerprint.
+        warned: fingerprints whose repetition the model was warned about.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -204,14 +207,14 @@ class ReplanCounts(BaseModel):
     retries: dict[str, NonNegativeInt] = {}
     lineages: dict[str, NonNegativeInt] = {}
     causes: dict[str, NonNegativeInt] = {}
-    told: tuple[str, ...] = ()
+    warned: tuple[str, ...] = ()
 
     def add_considered(self) -> ReplanCounts:
-        """The counts when another decision is considered."""
+        """Count another decision."""
         return self.model_copy(update={"considered": self.considered + 1})
 
     def add_replan(self, decision: ReplanDecision, cause: ReplanCause) -> ReplanCounts:
-        """The counts when a normalised replan is about to be executed, however it ends."""
+        """Count a normalised replan that is about to be executed, whether or not it succeeds."""
         changed: dict[str, object] = {"total": self.total + 1, "phases": _increment(self.phases, decision.phase)}
         counted = _count_name(decision.replan_type, decision.target_phase)
         if counted is not None:
@@ -225,15 +228,15 @@ class ReplanCounts(BaseModel):
         return self.model_copy(update=changed)
 
     def add_clarification(self) -> ReplanCounts:
-        """The counts when the user is asked without a clarification request, which `add_replan` counts itself."""
+        """Count a question to the user that accompanies another decision; `add_replan` counts clarification requests."""
         return self.model_copy(update={"clarifications": self.clarifications + 1})
 
     def add_loop_warning(self, repeated: str) -> ReplanCounts:
-        """The counts when the model is told that a fingerprint repeats itself."""
-        return self.model_copy(update={"told": (*self.told, repeated)})
+        """Remember that the model was warned about a repetition."""
+        return self.model_copy(update={"warned": (*self.warned, repeated)})
 
     def reset_retries(self, action: str) -> ReplanCounts:
-        """The counts when an action succeeded: its retries begin anew, and nothing else."""
+        """Reset the retries of an action that succeeded, and nothing else."""
         return self.model_copy(update={"retries": {a: n for a, n in self.retries.items() if a != action}})
 
 
@@ -250,7 +253,7 @@ def _count_name(kind: ReplanType, target: Phase | None) -> _CountName | None:
 def _exhausted_limit(
     kind: ReplanType, target: Phase | None, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> str:
-    """Which limit stands in the way of a replan, in words; empty where none does."""
+    """Return the limit that forbids a replan, in words; empty if none does."""
     if not limits.enabled and kind is not ReplanType.PLAN_REVISION:
         return "replanning is switched off"
     if counts.total >= limits.total:
@@ -261,26 +264,23 @@ def _exhausted_limit(
     if kind is ReplanType.RETRY:
         retried = counts.retries.get(cause.action or "", 0) >= limits.action_retries
         return f"the limit of {limits.action_retries} retries of action {cause.action!r} is reached" if retried else ""
-    return _exhausted_lineage_limit(limits, counts, cause)
-
-
-def _exhausted_lineage_limit(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str:
-    if cause.lineage is None or counts.lineages.get(cause.lineage, 0) < limits.replans_per_lineage:
-        return ""
-    return f"the limit of {limits.replans_per_lineage} replans of {cause.lineage!r} and what replaced it is reached"
+    lineage = exhausted_lineage(limits, counts, cause)
+    if lineage is not None:
+        return f"the limit of {limits.replans_per_lineage} replans of {lineage!r} and its replacements is reached"
+    return ""
 
 
 def is_within_limits(
     kind: ReplanType, target: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> bool:
-    """Whether limits leave a replan that returns to a phase."""
+    """Return whether the limits allow a replan that returns to `target`."""
     return not _exhausted_limit(kind, target, limits, counts, cause)
 
 
 def available_replan_types(
     phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause
 ) -> tuple[ReplanType, ...]:
-    """The replans that a phase allows and that limits leave; without any, no model need be asked (D1–7)."""
+    """Return the replan types that both the phase and the limits allow; if there are none, no model is asked."""
     return tuple(
         kind
         for kind in ALLOWED_REPLANS[phase]
@@ -290,7 +290,7 @@ def available_replan_types(
 
 
 def exhausted_limits(phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str:
-    """Which limits leave a phase nothing that it could replan, in words; empty where something is open."""
+    """Return the limits that forbid every replan of a phase, in words; empty if any replan is allowed."""
     if available_replan_types(phase, limits, counts, cause):
         return ""
     pairs = [(kind, target) for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()]
@@ -299,21 +299,22 @@ def exhausted_limits(phase: Phase, limits: ReplanLimits, counts: ReplanCounts, c
 
 
 def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str | None:
-    """The lineage that a cause is about, where it has used up its replans."""
-    return cause.lineage if _exhausted_lineage_limit(limits, counts, cause) else None
+    """Return the lineage of a cause if it has used up its replans."""
+    used_up = cause.lineage is not None and counts.lineages.get(cause.lineage, 0) >= limits.replans_per_lineage
+    return cause.lineage if used_up else None
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What becomes of a decision.
+    """Ruling on a decision.
 
     Attributes:
-        kind: go on as no replan is wanted; execute, perhaps with a warning; ask the user whether to; or skip it.
-        reason: the rule that decided, in words.
-        override: why it is not done although it was wanted.
-        questions: what the user is asked, also where nothing is to be done again.
+        kind: continue without a replan; execute, perhaps with a warning; ask the user for approval; or skip.
+        reason: the rule that applied, in words.
+        override: reason for skipping a replan that the model wanted.
+        questions: questions for the user, with or without a replan.
         blocks: the lineage that has used up its replans, so that its task ends blocked.
-        fingerprint: of the replan and its cause; empty where none is wanted.
+        fingerprint: key of the replan and its cause; empty without a replan.
     """
 
     kind: RulingKind
@@ -325,55 +326,39 @@ class Ruling:
 
     @property
     def is_executable(self) -> bool:
-        """Whether the replan is to be executed without asking anybody."""
+        """True if the replan is executed without asking the user."""
         return self.kind in ("execute", "execute_with_warning")
 
     @property
     def needs_escalation(self) -> bool:
-        """Whether it was wanted and cannot be done, so that another way must be found."""
+        """True if the model wanted a replan that a limit or a loop forbids, so that it must be asked for another one."""
         return self.override in ("limit", "loop")
 
 
 def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> Ruling:
-    """What becomes of a normalised decision: limits first, then its confidence, then loops (D8–10)."""
-    questions = _allowed_questions(decision, limits, counts)
+    """Return the ruling on a normalised decision, by limits first, then its confidence, then loops."""
+    may_ask = decision.clarification_needed and counts.clarifications < limits.clarifications
+    questions = decision.clarification_questions if may_ask else ()
     kind = decision.replan_type
     if kind is ReplanType.NONE:
         return Ruling("continue", "the model sees no need to replan", questions=questions)
     if kind is ReplanType.RETRY and cause.action is None:
         return Ruling("continue", "there is no action that could be retried", questions=questions)
-    mark = fingerprint(decision, cause)
+    key = fingerprint(decision, cause)
     asks = kind is ReplanType.CLARIFICATION_REQUEST
-    kept = () if asks else questions
+    kept_questions = () if asks else questions
     if reason := _exhausted_limit(kind, decision.target_phase, limits, counts, cause):
-        return Ruling("skip", reason, "limit", kept, exhausted_lineage(limits, counts, cause), mark)
-    band = limits.confidence_band(decision.confidence)
+        return Ruling("skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key)
+    band, reason = limits.confidence_band(decision.confidence), f"its confidence is {decision.confidence:g}"
     if band == "skip":
-        return Ruling("skip", _low_confidence_reason(decision, limits), "confidence", kept, fingerprint=mark)
-    if reason := _loop_reason(mark, kind, limits, counts):
-        return Ruling("skip", reason, "loop", kept, fingerprint=mark)
-    needed = {"execute": "", "ask": f", below {limits.min_threshold:g}"}.get(
-        band, f", below {limits.immediate_threshold:g}"
-    )
-    reason = f"its confidence is {decision.confidence:g}{needed}"
+        minimum = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
+        return Ruling("skip", f"{reason}, and {minimum:g} is needed", "confidence", kept_questions, fingerprint=key)
+    repetitions = counts.causes.get(key, 0)
+    if limits.loop_detection and kind is not ReplanType.RETRY and repetitions >= limits.same_trigger:
+        looped = f"the same {kind} has run {repetitions} times for the same cause"
+        return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
+    if band != "execute":
+        reason += f", below {limits.min_threshold if band == 'ask' else limits.immediate_threshold:g}"
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
-    return Ruling(band, reason, questions=questions, fingerprint=mark)
-
-
-def _allowed_questions(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts) -> tuple[str, ...]:
-    """What the user is asked, within the limit and regardless of what is to be done again."""
-    left = counts.clarifications < limits.clarifications
-    return decision.clarification_questions if decision.clarification_needed and left else ()
-
-
-def _low_confidence_reason(decision: ReplanDecision, limits: ReplanLimits) -> str:
-    needed = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
-    return f"its confidence is {decision.confidence:g}, and {needed:g} is needed"
-
-
-def _loop_reason(mark: str, kind: ReplanType, limits: ReplanLimits, counts: ReplanCounts) -> str:
-    if not limits.loop_detection or kind is ReplanType.RETRY:
-        return ""
-    times = counts.causes.get(mark, 0)
-    return f"the same {kind} has run {times} times for the same cause" if times >= limits.same_trigger else ""
+    return Ruling(band, reason, questions=questions, fingerprint=key)

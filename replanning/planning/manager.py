@@ -1,10 +1,13 @@
-"""Asks a model for a decision, and says where there is none why not."""
+"""Decide on replans: ask a model after each phase, rule on its decision, execute the replan, and record the outcome."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict
 
 from replanning.environment import Environment
 from replanning.errors import (
@@ -20,15 +23,15 @@ from replanning.history.wording import format_iso_time
 from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.plan.types import JsonObject
-from replanning.planning.decision_records import (
-    Consideration,
-    DecisionRecord,
-    ReplanNote,
-    ReplanStage,
-    ReplanStatistics,
-    replan_statistics,
+from replanning.planning.decisions import (
+    NormalisedDecision,
+    Phase,
+    ReplanDecision,
+    ReplanType,
+    decision_model,
+    normalise,
+    parse_decision,
 )
-from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, decision_model, normalise, parse_decision
 from replanning.planning.limits import (
     OverrideReason,
     ReplanCause,
@@ -41,28 +44,209 @@ from replanning.planning.limits import (
     make_ruling,
 )
 
+ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]
+"""Progress of a replan."""
+
+
+class _RecordModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Consideration(_RecordModel):
+    """A decision with its ruling; JSON-serialisable, so that it can wait for a person and survive a restart.
+
+    Attributes:
+        replan_id: its id: `p1`, `p2`, … in each run.
+        phase: the phase it was made after.
+        cause: its cause.
+        llm_decision: the decision as the model wrote it; None if there is none.
+        problem: reason for the missing decision.
+        model_unavailable: true if the reason is that the model could not be asked at all.
+        ruling: the ruling on it.
+        timestamp: start of deciding, in UTC.
+        seconds: duration of deciding.
+        instead_of: id of the replan that could not be executed and that this one substitutes.
+    """
+
+    replan_id: str
+    phase: Phase
+    cause: ReplanCause
+    llm_decision: JsonObject | None
+    problem: str = ""
+    model_unavailable: bool = False
+    ruling: Ruling
+    timestamp: str
+    seconds: float = 0.0
+    instead_of: str | None = None
+
+    @property
+    def decision(self) -> ReplanDecision | None:
+        """The decision, normalised."""
+        return self._normalised.decision if self._normalised else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Corrections that were made to normalise the decision."""
+        return self._normalised.notes if self._normalised else ()
+
+    @property
+    def _normalised(self) -> NormalisedDecision | None:
+        if self.llm_decision is None:
+            return None
+        return normalise(decision_model(self.phase).model_validate(self.llm_decision, strict=False))
+
+
+class DecisionRecord(_RecordModel):
+    """Outcome of a decision.
+
+    Attributes:
+        replan_id: its id.
+        phase: the phase it was made after.
+        llm_decision: the decision as the model wrote it; None if there is none.
+        confidence: the model's confidence; None without a decision.
+        executed: true if the replan was executed.
+        override_reason: reason for skipping a replan that the model wanted.
+        timestamp: start of deciding, in UTC.
+        result: outcome; replans that were not executed are skipped.
+        duration: seconds spent deciding and executing, without waiting for a person.
+        reason: the rule that applied, in words.
+        notes: corrections that were made to normalise the decision.
+        replan_type: its type after that.
+        cause: its cause.
+        error: reason for the failure, or for the missing decision.
+        instead_of: id of the replan that this one substitutes.
+    """
+
+    replan_id: str
+    phase: Phase
+    llm_decision: JsonObject | None
+    confidence: float | None
+    executed: bool
+    override_reason: OverrideReason | None
+    timestamp: str
+    result: Literal["success", "failure", "skipped"]
+    duration: float
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    replan_type: ReplanType = ReplanType.NONE
+    cause: ReplanCause = ReplanCause()
+    error: str = ""
+    instead_of: str | None = None
+
+    @classmethod
+    def from_consideration(cls, considered: Consideration, *, executed: bool, error: str, seconds: float) -> Self:
+        """Return the record of a decision with its outcome."""
+        decision, ruling = considered.decision, considered.ruling
+        # The user declined it, and its confidence alone was too low.
+        override: OverrideReason | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
+        return cls(
+            replan_id=considered.replan_id,
+            phase=considered.phase,
+            llm_decision=considered.llm_decision,
+            confidence=decision.confidence if decision else None,
+            executed=executed,
+            override_reason=override,
+            timestamp=considered.timestamp,
+            result="skipped" if not executed else "failure" if error else "success",
+            duration=considered.seconds + seconds,
+            reason=ruling.reason,
+            notes=considered.notes,
+            replan_type=decision.replan_type if decision else ReplanType.NONE,
+            cause=considered.cause,
+            error=error or considered.problem,
+            instead_of=considered.instead_of,
+        )
+
+
+class ReplanNote(_RecordModel):
+    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest.
+
+    Attributes:
+        stage: progress of the replan.
+        counts: the counts after this step.
+        considered: the decision.
+        record: its outcome, once known.
+    """
+
+    stage: ReplanStage
+    counts: ReplanCounts
+    considered: Consideration | None = None
+    record: DecisionRecord | None = None
+
+
+class ReplanStatistics(_RecordModel):
+    """Statistics of the decisions of a run.
+
+    Attributes:
+        decisions: number of decisions.
+        wanted: decisions to replan.
+        executed: executed replans.
+        succeeded: executed replans that succeeded.
+        failed: executed replans that failed.
+        success_rate: share of the executed replans that succeeded; None before the first.
+        mean_confidence: mean confidence of the decisions to replan; None before the first.
+        by_phase: executed replans by the phase they were decided after.
+        by_type: executed replans by type.
+        overridden: skipped replans by reason.
+        seconds: total duration.
+    """
+
+    decisions: int
+    wanted: int
+    executed: int
+    succeeded: int
+    failed: int
+    success_rate: float | None
+    mean_confidence: float | None
+    by_phase: dict[Phase, int]
+    by_type: dict[ReplanType, int]
+    overridden: dict[OverrideReason, int]
+    seconds: float
+
+
+def replan_statistics(records: Sequence[DecisionRecord]) -> ReplanStatistics:
+    """Return the statistics of decision records."""
+    executed = [record for record in records if record.executed]
+    succeeded = sum(record.result == "success" for record in executed)
+    wanted = [record for record in records if record.replan_type is not ReplanType.NONE]
+    confidences = [record.confidence for record in wanted if record.confidence is not None]
+    return ReplanStatistics(
+        decisions=len(records),
+        wanted=len(wanted),
+        executed=len(executed),
+        succeeded=succeeded,
+        failed=len(executed) - succeeded,
+        success_rate=succeeded / len(executed) if executed else None,
+        mean_confidence=sum(confidences) / len(confidences) if confidences else None,
+        by_phase=dict(Counter(record.phase for record in executed)),
+        by_type=dict(Counter(record.replan_type for record in executed)),
+        overridden=dict(Counter(record.override_reason for record in records if record.override_reason)),
+        seconds=sum(record.duration for record in records),
+    )
+
+
 _MAX_REPLY_CHARS: Final = 4000
-"""Characters of a reply that cannot be used that are shown to the model again."""
+"""Characters of an unusable reply that are shown to the model again."""
 
 MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejected)
-"""Errors that say nothing of what was asked: the model was not there, or took no request."""
+"""Errors that do not depend on the prompt: the model is unavailable, or rejects requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
-    """What a decision prompt is made of.
+    """Input of a decision prompt.
 
     Attributes:
-        phase: what was done.
-        prompt_data: what the phase came to, and what it is to be judged by.
-        cause: what the decision is about.
-        replan_types: the replans that limits leave.
-        counts: what was spent so far.
-        limits: how much there is.
-        earlier_decisions: the decisions so far, oldest first.
-        refusal: why what the model wanted cannot be done; it is asked for another way. Empty at first.
-        rejected_reply: its reply that could not be used, cut short; empty at first.
-        problem: what is wrong with that reply.
+        phase: the phase that was completed.
+        prompt_data: its output, with the data for judging it.
+        cause: cause of the decision.
+        replan_types: replan types that the limits allow.
+        counts: replans spent so far.
+        limits: their limits.
+        earlier_decisions: decisions so far, oldest first.
+        refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
+        rejected_reply: its last reply, cut, if that was unusable; else empty.
+        problem: the problems of that reply.
     """
 
     phase: Phase
@@ -78,99 +262,61 @@ class DecisionRequest:
 
 
 class DecisionPrompts(Protocol):
-    """Writes what a model is asked."""
+    """Writer of decision prompts."""
 
     def system(self) -> str:
-        """What the model is told about its role."""
+        """Return the system prompt."""
         ...
 
     def decision(self, request: DecisionRequest) -> str:
-        """The question whether to replan; with `refusal` for another way, with `problem` for a usable reply."""
+        """Return the prompt for a decision; with `refusal` for another replan, with `problem` for a usable reply."""
         ...
 
 
 class DecisionResponse(NamedTuple):
-    """What came of asking a model: its decision, or why there is none."""
+    """Response of a model: its decision, or the reason why there is none."""
 
     decision: ReplanDecision | None
     problem: str = ""
     model_unavailable: bool = False
-    """Whether the model could not be asked at all, so that there may be a decision later."""
+    """True if the model could not be asked at all, so that asking later may help."""
     unusable_text: str | None = None
-    """What the model said, where that cannot be used."""
-
-
-class DecisionClient:
-    """Asks a model whether to replan.
-
-    Args:
-        llm: who is asked.
-        prompts: what it is asked.
-        options: how.
-    """
-
-    def __init__(self, llm: LLMProvider, prompts: DecisionPrompts, options: LLMOptions) -> None:
-        self.llm = llm
-        self._prompts, self._options = prompts, options
-
-    def __repr__(self) -> str:
-        return f"<Deciding by {self.llm.name}>"
-
-    async def ask(self, request: DecisionRequest) -> DecisionResponse:
-        """What a model decides; it is told once what was wrong with its reply. Nothing usable is no decision."""
-        reply = await self.ask_once(request)
-        if reply.unusable_text is None:
-            return reply
-        return await self.ask_once(
-            replace(request, rejected_reply=reply.unusable_text[:_MAX_REPLY_CHARS], problem=reply.problem)
-        )
-
-    async def ask_once(self, request: DecisionRequest) -> DecisionResponse:
-        """What a single call comes to."""
-        options = replace(self._options, system=self._prompts.system(), schema=decision_model(request.phase))
-        try:
-            completion = await self.llm.complete_detailed(self._prompts.decision(request), options)
-        except (LLMError, BudgetExceeded) as error:
-            return DecisionResponse(None, str(error), isinstance(error, MODEL_UNAVAILABLE_ERRORS))
-        try:
-            return DecisionResponse(parse_decision(completion.text, request.phase))
-        except LLMResponseInvalid as error:
-            return DecisionResponse(None, reply_problem(completion, str(error)), unusable_text=completion.text)
+    """The reply, if it is unusable."""
 
 
 def reply_problem(completion: Completion, problem: str) -> str:
-    """What is wrong with a reply, for the model; one that was cut off is that first of all."""
+    """Return the problem of a reply, to be shown to the model; truncation is named first."""
     if completion.finish != "length":
         return problem
     return f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
 
 
 _MAX_ERROR_CHARS: Final = 2000
-"""Characters of an error that are kept."""
+"""Characters of an error message that are recorded."""
 
 ApplyReplan = Callable[[ReplanDecision], Awaitable[None]]
-"""Carries out a replan; an exception says that it failed."""
+"""Executes a replan; raises if it fails."""
 
 
 class ReplanManager:
-    """Decides on replans with a model, within limits that it cannot escape.
+    """Decides on replans with a model, within limits that the model cannot escape.
 
     ::
 
-        manager = ReplanManager(model, prompts, Limits.of(settings.planning))
+        manager = ReplanManager(model, prompts, ReplanLimits.from_settings(settings.planning))
         considered = await manager.consider(Phase.ACTION_SEQUENCE, {"action_plan": plan})
-        if considered.ruling.executes:
+        if considered.ruling.is_executable:
             record = await manager.execute_replan(considered, apply)
 
     Args:
-        llm: who is asked.
-        prompts: what it is asked.
-        limits: how often may be replanned, and how sure the model must be.
-        counts: what was spent before, when a run is resumed.
-        records: the decisions before, likewise.
-        note: is told of every step before it has an effect, to put it on record.
-        options: how the model is asked, such as with the meter of the run.
-        environment: where time comes from.
+        llm: the model.
+        prompts: writer of its prompts.
+        limits: maximum numbers of replans, and the confidence needed.
+        counts: counts of a resumed run.
+        records: decisions of a resumed run.
+        on_note: receives every step before it takes effect, to journal it.
+        options: options of model calls, such as the run's budget meter.
+        environment: source of time.
     """
 
     def __init__(
@@ -186,153 +332,159 @@ class ReplanManager:
         environment: Environment | None = None,
     ) -> None:
         self.limits = limits or ReplanLimits()
-        self._decision_client = DecisionClient(llm, prompts, options or LLMOptions())
+        self._llm, self._prompts, self._options = llm, prompts, options or LLMOptions()
         self._counts, self._records = counts or ReplanCounts(), list(records)
         self._on_note = on_note
         self._clock = (environment or Environment()).clock
 
     def __repr__(self) -> str:
-        return f"<ReplanManager {self._decision_client.llm.name} {self._counts.total} of {self.limits.total} replans>"
+        return f"<ReplanManager {self._llm.name} {self._counts.total} of {self.limits.total} replans>"
 
     @property
     def counts(self) -> ReplanCounts:
-        """What was spent so far."""
+        """Replans spent so far."""
         return self._counts
 
     @property
     def records(self) -> tuple[DecisionRecord, ...]:
-        """The decisions so far, oldest first."""
+        """Decisions so far, oldest first."""
         return tuple(self._records)
 
     def can_replan(self, phase: Phase, cause: ReplanCause | None = None) -> bool:
-        """Whether limits leave a phase any replan; where not, no model is asked."""
+        """Return whether the limits allow any replan of a phase; if not, no model is asked."""
         return bool(available_replan_types(phase, self.limits, self._counts, cause or ReplanCause()))
 
     def should_override(self, decision: ReplanDecision, cause: ReplanCause | None = None) -> OverrideReason | None:
-        """Why a decision would not be followed; None where it would, or wants nothing."""
+        """Return the reason why a replan would not be executed; None if it would be, or if none is wanted."""
         return make_ruling(normalise(decision).decision, self.limits, self._counts, cause or ReplanCause()).override
 
     def parse_decision_response(self, text: str, phase: Phase) -> ReplanDecision:
-        """The decision in a reply.
+        """Return the decision in a model's reply.
 
         Raises:
-            LLMReplyInvalid: there is none; says everything that is wrong.
+            LLMResponseInvalid: the reply holds no valid decision; lists all problems.
         """
         return parse_decision(text, phase)
 
-    async def consider(self, phase: Phase, given: JsonObject, cause: ReplanCause | None = None) -> Consideration:
-        """Whether to replan after a phase, and what becomes of that.
+    async def consider(self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause | None = None) -> Consideration:
+        """Ask the model whether to replan after a phase, and rule on its decision.
 
-        No model is asked where limits leave nothing. A replan that a limit or a loop forbids is told to the model, once,
-        which may decide otherwise. What is not followed is on record at once; what is, when it has been executed.
+        The model is not asked if the limits allow no replan. If a limit or a loop forbids the replan that it wants, it
+        is asked once for another decision. Decisions that are not executed are recorded at once, others once executed.
 
         Args:
-            phase: what was done.
-            given: what it came to, for the prompt.
-            cause: what is decided about: an action with its error; nothing in particular when left out.
+            phase: the phase that was completed.
+            prompt_data: its output, for the prompt.
+            cause: the action and error to decide about, if any.
         """
         cause = cause or ReplanCause()
         if closed := exhausted_limits(phase, self.limits, self._counts, cause):
             blocks = exhausted_lineage(self.limits, self._counts, cause)
             ruling = Ruling("continue", f"no model was asked: {closed}", blocks=blocks)
-            return self._record_ruling(
-                self._build_consideration(phase, cause, DecisionResponse(None), ruling, began=self._clock.now())
-            )
+            return self._conclude(phase, cause, DecisionResponse(None), ruling, began=self._clock.now())
         began = self._clock.now()
         self._notify("deciding")
-        reply = await self.request_llm_decision(self._decision_request(phase, given, cause))
-        first = self._record_ruling(
-            self._build_consideration(phase, cause, reply, self._ruling(reply, cause), began=began)
-        )
+        response = await self.request_llm_decision(self._decision_request(phase, prompt_data, cause))
+        first = self._conclude(phase, cause, response, self._ruling(response, cause), began=began)
         if not first.ruling.needs_escalation:
             return first
-        return await self._request_alternative(first, given, first.ruling.reason, first.ruling.questions) or first
+        questions = first.ruling.questions
+        return await self.escalate(first, prompt_data, first.ruling.reason, questions=questions) or first
 
-    async def escalate(self, refused: Consideration, given: JsonObject, reason: str) -> Consideration | None:
-        """What the model decides instead of a replan that cannot be done, or that failed.
+    async def escalate(
+        self, refused: Consideration, prompt_data: JsonObject, reason: str, *, questions: tuple[str, ...] = ()
+    ) -> Consideration | None:
+        """Ask the model for another decision in place of a replan that is not possible, or that failed.
 
         Args:
-            refused: what was wanted.
-            given: what the phase came to, for the prompt.
-            reason: why it cannot be.
+            refused: the decision to replace.
+            prompt_data: output of the phase, for the prompt.
+            reason: reason why it is not possible.
+            questions: questions of the refused decision that are still to be asked, and are counted already.
 
         Returns:
-            Another decision; None when the model gives none, or was told already: then a person must know.
+            Another decision; None if the model gives none or was asked before: then a person must decide.
         """
-        return await self._request_alternative(refused, given, reason, ())
-
-    async def _request_alternative(
-        self, refused: Consideration, given: JsonObject, reason: str, questions: tuple[str, ...]
-    ) -> Consideration | None:
-        mark = refused.ruling.fingerprint
+        key = refused.ruling.fingerprint
         loops = refused.ruling.override == "loop"
-        if refused.instead_of is not None or (loops and mark in self._counts.told):
+        if refused.instead_of is not None or (loops and key in self._counts.warned):
             return None
         if loops:
-            self._counts = self._counts.add_loop_warning(mark)
+            self._counts = self._counts.add_loop_warning(key)
         began = self._clock.now()
         self._notify("deciding")
-        request = replace(self._decision_request(refused.phase, given, refused.cause), refusal=reason)
-        reply = await self._decision_client.ask_once(request)
-        if reply.decision is None:
+        request = replace(self._decision_request(refused.phase, prompt_data, refused.cause), refusal=reason)
+        response = await self._ask_once(request)
+        if response.decision is None:
             self._notify("idle")
             return None
-        other = self._ruling(reply, refused.cause, questions)
-        return self._record_ruling(
-            self._build_consideration(
-                refused.phase, refused.cause, reply, other, began=began, instead_of=refused.replan_id
-            )
-        )
+        ruling = self._ruling(response, refused.cause, questions)
+        return self._conclude(refused.phase, refused.cause, response, ruling, began=began, instead_of=refused.replan_id)
 
     async def request_llm_decision(self, request: DecisionRequest) -> DecisionResponse:
-        """Ask for a decision; the model is told once what was wrong with its reply. Nothing usable is no decision."""
-        return await self._decision_client.ask(request)
+        """Ask the model for a decision; if its reply is unusable, ask once more with the problems."""
+        response = await self._ask_once(request)
+        if response.unusable_text is None:
+            return response
+        rejected = response.unusable_text[:_MAX_REPLY_CHARS]
+        return await self._ask_once(replace(request, rejected_reply=rejected, problem=response.problem))
+
+    async def _ask_once(self, request: DecisionRequest) -> DecisionResponse:
+        options = replace(self._options, system=self._prompts.system(), schema=decision_model(request.phase))
+        try:
+            completion = await self._llm.complete_detailed(self._prompts.decision(request), options)
+        except (LLMError, BudgetExceeded) as error:
+            return DecisionResponse(None, str(error), isinstance(error, MODEL_UNAVAILABLE_ERRORS))
+        try:
+            return DecisionResponse(parse_decision(completion.text, request.phase))
+        except LLMResponseInvalid as error:
+            return DecisionResponse(None, reply_problem(completion, str(error)), unusable_text=completion.text)
 
     async def execute_replan(
         self, considered: Consideration, apply: ApplyReplan, *, resumed: bool = False
     ) -> DecisionRecord:
-        """Carry out a replan: that its ruling lets be executed, or that the user agreed to.
+        """Execute a replan that its ruling allows or that the user approved.
 
-        It is counted before it begins and however it ends. What goes wrong is on record and goes no further. Limits
-        that were reached since it was considered hold: then it is skipped.
+        It is counted before it begins, whether or not it succeeds. A failure is recorded and not raised. Limits that
+        were reached since the decision count: then it is skipped.
 
         Args:
             considered: the replan.
-            apply: does it.
-            resumed: whether it had begun before the run was interrupted, so that it is counted already.
+            apply: executes it.
+            resumed: true if it had begun before the run was interrupted, so that it is counted already.
 
         Raises:
-            ValueError: there is nothing to execute.
-            StoreError: the journal could not be written.
+            ValueError: the ruling does not allow it.
+            StoreError: the journal cannot be written.
         """
         decision = considered.decision
         if decision is None or considered.ruling.kind not in ("execute", "execute_with_warning", "ask"):
-            raise ValueError(f"{considered.replan_id} is not to be executed: {considered.ruling.reason}")
+            raise ValueError(f"{considered.replan_id} must not be executed: {considered.ruling.reason}")
         if not resumed:
             ruling = make_ruling(decision, self.limits, self._counts, considered.cause)
-            if ruling.needs_escalation:  # while the user thought about it, others were executed
+            if ruling.needs_escalation:  # other replans were executed while the user decided
                 return self.record_decision(considered.model_copy(update={"ruling": ruling}), executed=False)
             self._counts = self._counts.add_replan(decision, considered.cause)
         self._notify("applying", considered)
         began, error = self._clock.now(), ""
         try:
             await apply(decision)
-        except StoreError:  # without its journal a run ends
+        except StoreError:  # a run ends without its journal
             raise
-        except Exception as caught:  # noqa: BLE001 - a replan that fails leaves the run as it was; who asked is told
+        except Exception as caught:  # noqa: BLE001 - a failed replan leaves the run as it was
             error = str(caught)[:_MAX_ERROR_CHARS] or type(caught).__name__
         return self.record_decision(considered, executed=True, error=error, seconds=self._clock.now() - began)
 
     def record_decision(
         self, considered: Consideration, *, executed: bool, error: str = "", seconds: float = 0.0
     ) -> DecisionRecord:
-        """Put on record what became of a decision.
+        """Record the outcome of a decision.
 
         Args:
             considered: the decision.
-            executed: whether it was followed; one that the user declined was not.
-            error: why it failed.
-            seconds: how long it took beside deciding; waiting for a person does not count.
+            executed: true if it was executed; false also if the user declined it.
+            error: reason for its failure.
+            seconds: duration beside deciding, without waiting for a person.
         """
         record = DecisionRecord.from_consideration(considered, executed=executed, error=error, seconds=seconds)
         self._records.append(record)
@@ -341,47 +493,48 @@ class ReplanManager:
         return record
 
     def record_skipped(self, considered: Consideration) -> None:
-        """Put on record that what was decided is not done, because something else is; not twice."""
+        """Record that a decision is superseded and not executed, unless its outcome is recorded already."""
         if all(record.replan_id != considered.replan_id for record in self._records):
             self.record_decision(considered, executed=False)
 
     def record_failure(self, considered: Consideration, error: str) -> DecisionRecord:
-        """Put on record that a replan that was carried out has failed after all, as no plan came of it.
+        """Change the recorded outcome of an executed replan to a failure, because it yielded no plan.
 
         Args:
             considered: the replan.
-            error: why.
+            error: reason for the failure.
 
         Raises:
-            ValueError: it was not carried out.
+            ValueError: it was not executed.
         """
-        places = [place for place, one in enumerate(self._records) if one.replan_id == considered.replan_id]
-        if not places or not self._records[places[-1]].executed:
+        ids = [record.replan_id for record in self._records]
+        index = len(ids) - 1 - ids[::-1].index(considered.replan_id) if considered.replan_id in ids else None
+        if index is None or not self._records[index].executed:
             raise ValueError(f"{considered.replan_id} was not executed")
         failed: dict[str, object] = {"result": "failure", "error": error[:_MAX_ERROR_CHARS]}
-        record = self._records[places[-1]] = self._records[places[-1]].model_copy(update=failed)
+        record = self._records[index] = self._records[index].model_copy(update=failed)
         self._notify("failed", considered, record)
         return record
 
     def action_succeeded(self, action: str) -> None:
-        """Take note that an action succeeded, so that its retries begin anew."""
+        """Reset the retries of an action that succeeded."""
         if action in self._counts.retries:
             self._counts = self._counts.reset_retries(action)
             self._notify("idle")
 
     def get_replan_statistics(self) -> ReplanStatistics:
-        """The decisions so far in figures."""
+        """Return statistics of the decisions so far."""
         return replan_statistics(self._records)
 
-    def _decision_request(self, phase: Phase, given: JsonObject, cause: ReplanCause) -> DecisionRequest:
-        left = available_replan_types(phase, self.limits, self._counts, cause)
-        return DecisionRequest(phase, given, cause, left, self._counts, self.limits, self.records)
+    def _decision_request(self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause) -> DecisionRequest:
+        replan_types = available_replan_types(phase, self.limits, self._counts, cause)
+        return DecisionRequest(phase, prompt_data, cause, replan_types, self._counts, self.limits, self.records)
 
-    def _ruling(self, reply: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()) -> Ruling:
-        """What becomes of a reply; questions that are still to be asked, and are counted, stay with it."""
-        if reply.decision is None:
-            return Ruling("continue", f"there is no decision: {reply.problem}")
-        decision = normalise(reply.decision).decision
+    def _ruling(self, response: DecisionResponse, cause: ReplanCause, questions: tuple[str, ...] = ()) -> Ruling:
+        """Rule on a response; `questions` are those of a refused decision, which are counted already."""
+        if response.decision is None:
+            return Ruling("continue", f"there is no decision: {response.problem}")
+        decision = normalise(response.decision).decision
         ruling = make_ruling(decision, self.limits, self._counts, cause)
         if questions:
             return replace(ruling, questions=ruling.questions or questions)
@@ -389,37 +542,35 @@ class ReplanManager:
             self._counts = self._counts.add_clarification()  # a request is counted when it is executed
         return ruling
 
-    def _record_ruling(self, considered: Consideration) -> Consideration:
-        """A decision that is to be executed, or about which a person decides; any other is settled."""
-        if considered.ruling.is_executable or considered.ruling.kind == "ask":
-            self._notify("awaiting_user" if considered.ruling.kind == "ask" else "generating", considered)
-        else:
-            self.record_decision(considered, executed=False)
-        return considered
-
-    def _build_consideration(
+    def _conclude(
         self,
         phase: Phase,
         cause: ReplanCause,
-        reply: DecisionResponse,
+        response: DecisionResponse,
         ruling: Ruling,
         *,
         began: float,
         instead_of: str | None = None,
     ) -> Consideration:
+        """Note a decision that is executed or awaits the user; record any other at once."""
         self._counts = self._counts.add_considered()
-        return Consideration(
+        considered = Consideration(
             replan_id=f"p{self._counts.considered}",
             phase=phase,
             cause=cause,
-            said=None if reply.decision is None else reply.decision.model_dump(mode="json"),
-            problem=reply.problem,
-            unasked=reply.model_unavailable,
+            llm_decision=None if response.decision is None else response.decision.model_dump(mode="json"),
+            problem=response.problem,
+            model_unavailable=response.model_unavailable,
             ruling=ruling,
             timestamp=format_iso_time(began),
             seconds=self._clock.now() - began,
             instead_of=instead_of,
         )
+        if ruling.is_executable or ruling.kind == "ask":
+            self._notify("awaiting_user" if ruling.kind == "ask" else "generating", considered)
+        else:
+            self.record_decision(considered, executed=False)
+        return considered
 
     def _notify(
         self, stage: ReplanStage, considered: Consideration | None = None, record: DecisionRecord | None = None

@@ -1,36 +1,25 @@
-"""What a model writes in planning mode, phase by phase, read strictly: nothing is guessed, and nobody's field is lost.
+"""Outputs of a model in planning mode: one strict model for each phase's reply, and their parsers.
 
-Sizes are bounded, a text holds no control characters, and a reply that does not fit is refused with everything that is
-wrong with it, so that the model can be told.
+Sizes are bounded and control characters refused. A reply that does not fit is refused with all its problems, so that
+the model can be told.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from itertools import islice
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from replanning.errors import LLMResponseInvalid
-from replanning.llm.extraction import extract_json
-from replanning.plan.messages import validation_problems
 from replanning.plan.tasks import Name, Text
 from replanning.plan.types import JsonObject, JsonValue
-from replanning.planning.decisions import Phase
+from replanning.planning.decisions import Phase, parse_json_reply, validate_reply
 
 MAX_REPLY_CHARS: Final = 200_000
-"""Characters of a reply that is read at all."""
-
-_MAX_JSON_CANDIDATES: Final = 50
-
-_MAX_PROBLEMS: Final = 20
-
-_NO_JSON_OBJECT: Final = (
-    "the reply holds no JSON object; one that is cut off, has a field twice, or holds NaN or Infinity is none"
-)
+"""Longest reply that is parsed."""
 
 _MAX_TEXT_CHARS: Final = 20_000
 
@@ -50,7 +39,7 @@ class _ReplyModel(BaseModel):
 
 
 class GoalUnderstanding(_ReplyModel):
-    """How a goal was understood."""
+    """Goal as the model understands it."""
 
     main_objective: Annotated[_Text, Field(min_length=1)]
     success_criteria: _Texts = ()
@@ -59,7 +48,7 @@ class GoalUnderstanding(_ReplyModel):
 
 
 class Subtask(_ReplyModel):
-    """One part of a goal, with the parts that must be done before it."""
+    """Part of a goal, with the parts that must be done before it."""
 
     id: _Id
     description: _Text
@@ -69,7 +58,7 @@ class Subtask(_ReplyModel):
 
 
 class TaskDecomposition(_ReplyModel):
-    """A goal taken apart."""
+    """Goal decomposed into subtasks."""
 
     reasoning: _Text = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
@@ -79,13 +68,13 @@ class Action(_ReplyModel):
     """One use of a tool for a subtask.
 
     Attributes:
-        task_id: the subtask; several actions may serve one, in the order in which they stand.
-        action_type: what kind of step it is, in the model's word.
-        tool: the tool of the library.
-        arguments: what is known of its arguments by now; the rest is asked for when it is executed.
-        purpose: what it is for.
-        expected_outcome: how to see that it worked.
-        fallback_strategy: the name of another tool, or what to do in words.
+        task_id: the subtask; several actions may serve one, in list order.
+        action_type: kind of step, in the model's own word.
+        tool: name of the tool.
+        arguments: the arguments known so far; the model is asked for the others when the action is executed.
+        purpose: its purpose.
+        expected_outcome: the sign of success.
+        fallback_strategy: the name of another tool, or advice in words.
     """
 
     task_id: _Id
@@ -98,14 +87,14 @@ class Action(_ReplyModel):
 
 
 class ActionPlan(_ReplyModel):
-    """What is to be done with which tools."""
+    """Planned actions and their order."""
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
 
 
 class UnclearGoal(_ReplyModel):
-    """The goal cannot be understood without an answer of the user."""
+    """Error reply: the goal cannot be understood without an answer of the user."""
 
     type: Literal["unclear_goal"] = "unclear_goal"
     message: _Text
@@ -113,7 +102,7 @@ class UnclearGoal(_ReplyModel):
 
 
 class CannotDecompose(_ReplyModel):
-    """The goal cannot be taken apart as it is."""
+    """Error reply: the goal cannot be decomposed as stated."""
 
     type: Literal["cannot_decompose"] = "cannot_decompose"
     message: _Text
@@ -123,7 +112,7 @@ class CannotDecompose(_ReplyModel):
 
 
 class PlanningReply(_ReplyModel):
-    """A reply in one of the first three phases; beside an error it may hold what could be inferred."""
+    """Reply in one of the first three phases; an error reply may include partial output."""
 
     phase: Literal["planning"] = "planning"
     comment: _Text = ""
@@ -134,14 +123,14 @@ class PlanningReply(_ReplyModel):
 
 
 class FunctionCall(_ReplyModel):
-    """The use of a tool."""
+    """Call of a tool."""
 
     name: Name
     arguments: JsonObject = Field(default_factory=dict)
 
 
 class ExecutionReply(_ReplyModel):
-    """A reply in execution: which tool is used for the current task, and how."""
+    """Reply in execution: the tool call for the current task."""
 
     phase: Literal["execution"] = "execution"
     comment: _Text = ""
@@ -150,7 +139,7 @@ class ExecutionReply(_ReplyModel):
 
 
 class Reflection(_ReplyModel):
-    """What a model thinks of an executed action."""
+    """Evaluation of an executed action."""
 
     action_id: _Text
     status: Literal["success", "failure", "partial"]
@@ -161,11 +150,11 @@ class Reflection(_ReplyModel):
 
 
 class PlanRevision(_ReplyModel):
-    """How a plan is to be changed.
+    """Revision of a plan.
 
     Attributes:
-        reason: why.
-        changes: what changes, in words.
+        reason: reason for the revision.
+        changes: the changes, in words.
         updated_action_plan: the whole plan from here on.
     """
 
@@ -175,7 +164,7 @@ class PlanRevision(_ReplyModel):
 
 
 class ReflectionReply(_ReplyModel):
-    """A reply in reflection: what the model thinks, how the plan is to be changed, or both."""
+    """Reply in reflection: an evaluation, a plan revision, or both."""
 
     phase: Literal["reflection"] = "reflection"
     comment: _Text = ""
@@ -190,7 +179,7 @@ class ReflectionReply(_ReplyModel):
 
 
 class Summary(_ReplyModel):
-    """What was achieved."""
+    """Summary of a run."""
 
     goal_achieved: bool
     tasks_completed: int = Field(ge=0)
@@ -199,7 +188,7 @@ class Summary(_ReplyModel):
 
 
 class CompletionReply(_ReplyModel):
-    """A reply at the end."""
+    """Reply at the end of a run."""
 
     phase: Literal["completion"] = "completion"
     comment: _Text = ""
@@ -208,7 +197,7 @@ class CompletionReply(_ReplyModel):
 
 
 class StepReply(_ReplyModel):
-    """A reply where there is no plan: the next use of a tool, or that it is done."""
+    """Reply in a tool loop without a plan: the next tool call, or the summary."""
 
     phase: Literal["execution", "completion"] = "execution"
     comment: _Text = ""
@@ -225,7 +214,7 @@ class StepReply(_ReplyModel):
 
 
 class InterventionSummary(Summary):
-    """What was achieved, and why it takes a person to go on."""
+    """Summary of a run that only a person can continue, with the reason."""
 
     revision_attempts: int = Field(ge=0)
     reason: _Text
@@ -234,12 +223,12 @@ class InterventionSummary(Summary):
 
 
 def sanitise_text(text: str) -> str:
-    """Text of somebody else's, such as of an error, as it may stand in a summary."""
+    """Return a foreign text, such as an error message, cleaned and cut to the rules of summary texts."""
     return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)[:_MAX_TEXT_CHARS]
 
 
 class RequiresHumanIntervention(_ReplyModel):
-    """The end of a run whose revisions are used up."""
+    """Completion of a run whose revisions are used up."""
 
     phase: Literal["completion"] = "completion"
     status: Literal["requires_human_intervention"] = "requires_human_intervention"
@@ -252,68 +241,56 @@ PHASE_OUTPUT_FIELDS: Final = {
     Phase.TASK_DECOMPOSITION: "task_decomposition",
     Phase.ACTION_SEQUENCE: "action_plan",
 }
-"""The field of a planning reply that holds what a phase is for."""
+"""Field of a planning reply that holds the output of each phase."""
 
-_Reply = TypeVar("_Reply", bound=BaseModel)
-
-_BARE_FIELDS: Final[dict[type[BaseModel], str]] = {
+_BARE_FIELDS: Final[Mapping[type[BaseModel], str]] = {
     ExecutionReply: "function_call",
     ReflectionReply: "reflection",
     CompletionReply: "summary",
     RequiresHumanIntervention: "summary",
 }
+"""Field of each reply that may be given alone, without the reply around it."""
+
+_Reply = TypeVar("_Reply", bound=BaseModel)
 
 
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
-    """The reply in one of the first three phases; its output may stand by itself, without the rest of the reply.
+    """Return the reply in one of the first three phases; its output may be given alone, without the reply around it.
 
     Args:
-        text: what the model wrote; the JSON may stand in prose, in a fenced block or beside thoughts.
-        phase: whose output is expected, unless the reply states an error.
+        text: the model's reply; the JSON may be surrounded by prose, a fenced block or thoughts.
+        phase: the phase whose output is expected, unless the reply states an error.
 
     Raises:
-        LLMReplyInvalid: there is none; says everything that is wrong with the likeliest.
+        LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
     """
     expected = PHASE_OUTPUT_FIELDS[phase]
-    return _parse_reply(text, PlanningReply, expected, needed=(expected, "error"))
+    return _parse_reply(text, PlanningReply, expected, required=(expected, "error"))
 
 
 def parse_reply(text: str, model: type[_Reply]) -> _Reply:
-    """The reply of a later phase: `ExecutionReply`, `ReflectionReply`, `CompletionReply` and so on.
+    """Return the reply of a later phase, such as an `ExecutionReply` or a `CompletionReply`.
 
     Raises:
-        LLMReplyInvalid: there is none; says everything that is wrong with the likeliest.
+        LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
     """
-    return _parse_reply(text, model, _BARE_FIELDS.get(model), needed=())
+    return _parse_reply(text, model, _BARE_FIELDS.get(model), required=())
 
 
-def _parse_reply(text: str, model: type[_Reply], inner: str | None, needed: tuple[str, ...]) -> _Reply:
+def _parse_reply(text: str, model: type[_Reply], bare_field: str | None, required: tuple[str, ...]) -> _Reply:
     if len(text) > MAX_REPLY_CHARS:
-        raise LLMResponseInvalid(f"the reply has {len(text)} characters, at most {MAX_REPLY_CHARS} are read")
-    likeliest: tuple[int, list[str]] = (-1, [_NO_JSON_OBJECT])
-    for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
-        reply, problems = _parse_candidate(value, model, inner, needed)
-        if reply is not None:
-            return reply
-        known = sum(name in model.model_fields for name in value) if isinstance(value, dict) else 0
-        if known > likeliest[0]:
-            likeliest = (known, problems)
-    wrong = likeliest[1]
-    more = [f"and {len(wrong) - _MAX_PROBLEMS} more"] if len(wrong) > _MAX_PROBLEMS else []
-    raise LLMResponseInvalid("; ".join([*wrong[:_MAX_PROBLEMS], *more]))
+        raise LLMResponseInvalid(f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
 
+    def fields_in(value: JsonValue) -> int:
+        return sum(name in model.model_fields for name in value) if isinstance(value, dict) else 0
 
-def _parse_candidate(
-    value: JsonValue, model: type[_Reply], inner: str | None, needed: tuple[str, ...]
-) -> tuple[_Reply | None, list[str]]:
-    if not isinstance(value, dict):
-        return None, [f"expected a JSON object, got {type(value).__name__}"]
-    bare = inner is not None and not any(name in value for name in model.model_fields)
-    try:
-        # As JSON: there a list may stand for a tuple, but not text for a number.
-        reply = model.model_validate_json(json.dumps({inner: value} if bare else value))
-    except ValidationError as error:
-        return None, [str(problem) for problem in validation_problems(error, model)]
-    if needed and all(getattr(reply, name) is None for name in needed):
-        return None, [f"expected {' or '.join(map(repr, needed))}"]
-    return reply, []
+    def parse(value: JsonValue) -> tuple[_Reply | None, list[str]]:
+        if not isinstance(value, dict):
+            return None, [f"expected a JSON object, got {type(value).__name__}"]
+        is_bare = bare_field is not None and not fields_in(value)
+        reply, problems = validate_reply({bare_field: value} if bare_field and is_bare else value, model)
+        if reply is not None and required and all(getattr(reply, name) is None for name in required):
+            return None, [f"expected {' or '.join(map(repr, required))}"]
+        return reply, problems
+
+    return parse_json_reply(text, parse, fields_in)

@@ -23,9 +23,9 @@ from replanning.planning.action_plan import (
     subtask_ids_by_label,
     subtask_order,
 )
-from replanning.planning.decision_records import Consideration
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, keeps_finished, replan_reason
 from replanning.planning.escalation import current_output, escalate_failure, escalate_forbidden_replan
+from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     Action,
     ActionPlan,

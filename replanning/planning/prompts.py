@@ -1,4 +1,4 @@
-"""Reads the templates of the prompts, which are files of the package."""
+"""Prompts of planning mode: templates from the package's files, data sections cut to size, and the decision prompt."""
 
 from __future__ import annotations
 
@@ -9,61 +9,29 @@ from functools import cache
 from importlib import resources
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning.action_plan import tool_parameters
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, REPLAN_TARGETS, Phase, ReplanType
-from replanning.planning.limits import ReplanCause, ReplanCounts, ReplanLimits, is_within_limits
+from replanning.planning.limits import ReplanCause, is_within_limits
+from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.settings import PlanningSettings
-
-if TYPE_CHECKING:
-    from replanning.planning.decision_records import DecisionRecord
-    from replanning.planning.manager import DecisionRequest
 
 
 @cache
 def prompt_templates() -> Mapping[str, str]:
-    """The templates by their names, such as `goal_understanding` and `decide_execution`; they are read once."""
+    """Return the templates by name, such as `goal_understanding` and `decide_execution`; they are read once."""
     folder = resources.files("replanning.planning") / "prompts"
-    found = {
-        entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip()
-        for entry in folder.iterdir()
-        if entry.name.endswith(".md")
-    }
-    return MappingProxyType(found)
+    files = (entry for entry in folder.iterdir() if entry.name.endswith(".md"))
+    return MappingProxyType(
+        {entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip() for entry in files}
+    )
 
 
-def decision_data(request: DecisionRequest, *, max_records: int) -> JsonObject:
-    """What a decision adds to what its phase came to: the phase, what is left, what was decided before, and what failed."""
-    cause = request.cause
-    about = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
-    found: JsonObject = {
-        "phase": request.phase.value,
-        "limits": _limit_usage(request.limits, request.counts, cause),
-        "replans": [_decision_summary(record) for record in request.earlier_decisions[-max_records:]],
-    }
-    if cause != ReplanCause():
-        found["cause"] = {key: value for key, value in about.items() if value}
-    if request.refusal:
-        found["refused"] = request.refusal
-    if request.problem:
-        found["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
-    return found
-
-
-def _limit_usage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> JsonObject:
-    """How often was replanned, of how often may be."""
-    pairs = {name: (getattr(counts, name), getattr(limits, name)) for name in _LIMITED_COUNTS}
-    if cause.action is not None:
-        pairs["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
-    if cause.lineage is not None:
-        pairs["replans_for_this_action"] = (counts.lineages.get(cause.lineage, 0), limits.replans_per_lineage)
-    told: JsonObject = {name: {"used": used, "of": most} for name, (used, most) in pairs.items()}
-    return told
-
+# Decisions
 
 _LIMITED_COUNTS: Final = (
     "total",
@@ -80,59 +48,88 @@ _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = MappingProxyType(
         ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
     }
 )
-"""What replans come to whose level says too little."""
+"""Descriptions of replan types that the description of their level does not explain."""
+
+
+def _decision_data(request: DecisionRequest) -> JsonObject:
+    """Return the data that a decision adds to the output of its phase: cause, limits, earlier decisions, refusals."""
+    cause, counts, limits = request.cause, request.counts, request.limits
+    usage = {name: (getattr(counts, name), getattr(limits, name)) for name in _LIMITED_COUNTS}
+    if cause.action is not None:
+        usage["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
+    if cause.lineage is not None:
+        usage["replans_for_this_action"] = (counts.lineages.get(cause.lineage, 0), limits.replans_per_lineage)
+    data: JsonObject = {
+        "phase": request.phase.value,
+        "limits": {name: {"used": used, "of": limit} for name, (used, limit) in usage.items()},
+        "replans": [_decision_summary(record) for record in request.earlier_decisions[-_MAX_VALUES:]],
+    }
+    if cause != ReplanCause():
+        fields = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
+        data["cause"] = {name: value for name, value in fields.items() if value}
+    if request.refusal:
+        data["refused"] = request.refusal
+    if request.problem:
+        data["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
+    return data
 
 
 def _decision_summary(record: DecisionRecord) -> JsonObject:
-    said = record.llm_decision or {}
-    went_on = record.replan_type is ReplanType.NONE and record.result == "skipped"
-    told: JsonObject = {
-        "replan": record.replan_id,
-        "phase": record.phase.value,
-        "type": record.replan_type.value,
-        "confidence": record.confidence,
-        "reasoning": said.get("reasoning"),
-        "issues": said.get("issues_found"),
-        "executed": None if went_on else record.executed,
-        "result": None if went_on else record.result,
-        "overridden": record.override_reason,
-        "because": record.reason,
-        "error": record.error,
-    }
-    return {key: value for key, value in told.items() if value not in (None, "", [])}
+    decision = record.llm_decision or {}
+    continued = record.replan_type is ReplanType.NONE and record.result == "skipped"
+    return _without_empty(
+        {
+            "replan": record.replan_id,
+            "phase": record.phase.value,
+            "type": record.replan_type.value,
+            "confidence": record.confidence,
+            "reasoning": decision.get("reasoning"),
+            "issues": decision.get("issues_found"),
+            "executed": None if continued else record.executed,
+            "result": None if continued else record.result,
+            "overridden": record.override_reason,
+            "because": record.reason,
+            "error": record.error,
+        }
+    )
 
 
-def describe_replan_options(request: DecisionRequest) -> str:
-    """The replans that limits leave, with their levels and where each returns to."""
+def _replan_options(request: DecisionRequest) -> str:
+    """Return the replans that the limits allow, one line for each level with its target."""
     lines = ['- "none": go on (`replan_needed` false)']
     for kind in request.replan_types:
         for level, target in REPLAN_TARGETS[kind].items():
             if is_within_limits(kind, target, request.limits, request.counts, request.cause):
-                lines.append(
-                    f'- "{kind}", level {level}, target "{target}": {_REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])}'
-                )
+                description = _REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])
+                lines.append(f'- "{kind}", level {level}, target "{target}": {description}')
     return "\n".join(lines)
 
 
+def _without_empty(data: JsonObject) -> JsonObject:
+    return {name: value for name, value in data.items() if value not in (None, "", [], {})}
+
+
+# Sizes and sections
+
 MAX_PROMPT_CHARS: Final = 24_000
-"""Characters of a prompt, if nothing else is said."""
+"""Default size of a prompt in characters."""
 
 MIN_PROMPT_CHARS: Final = 10_000
-"""With fewer characters than this a model is not told enough to be asked."""
+"""Smallest size of a prompt in characters that holds enough for the model to answer."""
 
 MAX_PLAN_TOKENS: Final = 2000
-"""Tokens that an answer in the first three phases may have."""
+"""Longest reply in the first three phases, in tokens."""
 
 MAX_REFLECTION_TOKENS: Final = 500
-"""Tokens that a reflection may have."""
+"""Longest reflection, in tokens."""
 
 MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = MappingProxyType(
     {"reflection": MAX_REFLECTION_TOKENS, "completion": MAX_REFLECTION_TOKENS}
 )
-"""Tokens that an answer of these kinds may have; any other is one that makes a plan."""
+"""Longest replies of these kinds, in tokens; all others may have `MAX_PLAN_TOKENS`."""
 
 BATCH_KEY: Final = "part"
-"""Names the subtasks whose actions are asked for, where a plan is made in parts."""
+"""Section with the subtasks whose actions are asked for, if a plan is made in batches."""
 
 SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -165,7 +162,7 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "rejected": "answers that could not be used, and why",
     }
 )
-"""The kinds of data that prompts are made of, in the order in which they stand there; the tools come besides."""
+"""Sections of data in prompts, in their order; the tools follow."""
 
 CUT_ORDER: Final = (
     "earlier_runs",
@@ -198,26 +195,26 @@ CUT_ORDER: Final = (
     "request",
     "phase",
 )
-"""The kinds of data, the first to be cut first."""
+"""Sections in the order in which they are cut when a prompt is too long."""
 
 _LATEST_FIRST: Final = frozenset({"comments", "earlier_runs", "answers", "feedback", "executed", "replans"})
-"""Where there is too much of these, the latest are told."""
+"""Sections of which the latest entries are kept when they are cut."""
 
 _LONG_SECTIONS: Final = frozenset({"request", "goal_understanding"})
 
 _LIST_KEYS: Final = ("subtasks", "actions")
 
 _MAX_VALUES: Final = 200
-"""Values of a kind that are looked at."""
+"""Most values of a section."""
 
 _MAX_VALUE_CHARS: Final = 1500
-"""Characters of a value; some may have more."""
+"""Longest value, in characters, except for single values and long sections."""
 
 _MAX_CONTAINERS: Final = 100
-"""Lists and objects in a value that is written without looking at how deep it goes."""
+"""Most arrays and objects in a value that is encoded without checking its depth."""
 
 _MAX_CACHED_LINES: Final = 2000
-"""Lines that are remembered."""
+"""Most encoded lines that are cached."""
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -234,7 +231,7 @@ _OMITTED_SECTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "completion": _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition", "action_plan"},
     }
 )
-"""What a phase has no use for; a decision is told everything."""
+"""Sections left out of the prompts of a phase; decision prompts have all."""
 
 _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -247,29 +244,25 @@ _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = MappingProxyType(
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 
 Redact = Callable[[JsonValue], JsonValue]
-"""Takes secrets out of a value."""
-
-
-def _unchanged(value: JsonValue) -> JsonValue:
-    return value
+"""Removes secrets from a value."""
 
 
 class ReplanPromptBuilder:
-    """Writes the prompts of planning mode: one method for each phase, and `decision` for what is decided after it.
+    """Writes the prompts of planning mode: one method for each phase, and `decision` for the decision after it.
 
-    What a prompt is made of is given as a JSON object with the keys of `SECTION_DESCRIPTIONS`; each value becomes a section, a list with
-    one line for each item. What a phase has no use for is left out; what has another key is told as `other`.
-    A key `rejected`, with a list of replies and problems, asks for the same once more.
+    The data of a prompt is a JSON object with the keys of `SECTION_DESCRIPTIONS`. Each value becomes a section, with one
+    line for each item of a list. Data that the phase does not need is left out; other keys go into the section `other`.
+    The key `rejected`, with a list of replies and their problems, asks for the same reply again.
 
     Args:
-        templates: as `prompt_templates` reads them.
-        settings: the strategy, the level of decomposition, and how deep reflections are.
-        tools: the tools that may be used, with those that are down marked as not available.
-        size: characters that a prompt may have.
-        clean: takes secrets out of a value.
+        templates: the templates, as returned by `prompt_templates`.
+        settings: planning strategy, level of decomposition, and depth of reflections.
+        tools: tools that may be used; those that are down are marked as not available.
+        max_chars: size of a prompt in characters.
+        redact: removes secrets from a value.
 
     Raises:
-        ValueError: the size is less than what a model must be told.
+        ValueError: `max_chars` is less than `MIN_PROMPT_CHARS`.
     """
 
     def __init__(
@@ -279,7 +272,7 @@ class ReplanPromptBuilder:
         tools: Sequence[ToolSpec] = (),
         *,
         max_chars: int = MAX_PROMPT_CHARS,
-        redact: Redact = _unchanged,
+        redact: Redact | None = None,
     ) -> None:
         if max_chars < MIN_PROMPT_CHARS:
             raise ValueError(f"a prompt needs at least {MIN_PROMPT_CHARS} characters, got {max_chars}")
@@ -287,18 +280,18 @@ class ReplanPromptBuilder:
         self._templates = templates
         self._settings = settings or PlanningSettings()
         self._max_chars = max_chars
-        self._redact = redact
+        self._redact: Redact = redact or (lambda value: value)
         self._line_cache: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<ReplanPromptBuilder {self._settings.strategy}, {len(self.tools)} tools, {self._max_chars} characters>"
 
     def system(self) -> str:
-        """What the model is told about its role; it says nothing of the run."""
+        """Return the system prompt, which is the same for every run."""
         return self._templates["system"]
 
-    def build(self, kind: str, given: JsonObject) -> str:
-        """The prompt of a kind: of a phase, `revision`, `completion` or `step`.
+    def build(self, kind: str, data: JsonObject) -> str:
+        """Return the prompt of a kind: a phase, `revision`, `completion` or `step`.
 
         Raises:
             KeyError: there is no such kind.
@@ -313,118 +306,109 @@ class ReplanPromptBuilder:
             "completion": self.completion,
             "step": self.step,
         }
-        return kinds[kind](given)
+        return kinds[kind](data)
 
-    def goal_understanding(self, given: JsonObject) -> str:
-        """Asks what is wanted, and how to see that it is reached."""
-        return self._build_phase_prompt(Phase.GOAL_UNDERSTANDING, given, strategy=self._strategy())
+    def goal_understanding(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the objective and its success criteria."""
+        return self._build_phase_prompt(Phase.GOAL_UNDERSTANDING, data, strategy=self._strategy())
 
-    def task_decomposition(self, given: JsonObject) -> str:
-        """Asks for the subtasks."""
+    def task_decomposition(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the subtasks."""
         level = self._templates[f"level_{self._settings.decomposition_level}"]
         most = str(self._settings.max_subtasks)
         return self._build_phase_prompt(
             Phase.TASK_DECOMPOSITION,
-            given,
+            data,
             strategy=self._strategy(),
             level=_fill_template(level, {"most": most}),
             tokens=str(MAX_PLAN_TOKENS),
         )
 
-    def action_sequence(self, given: JsonObject) -> str:
-        """Asks for the actions; with the key `part`, of some subtasks only."""
-        part = ", but only for those whose ids <part> lists" if given.get(BATCH_KEY) else ""
+    def action_sequence(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the actions; with the key `part`, for those of some subtasks."""
+        part = ", but only for those whose ids <part> lists" if data.get(BATCH_KEY) else ""
         return self._build_phase_prompt(
-            Phase.ACTION_SEQUENCE, given, strategy=self._strategy(), part=part, tokens=str(MAX_PLAN_TOKENS)
+            Phase.ACTION_SEQUENCE, data, strategy=self._strategy(), part=part, tokens=str(MAX_PLAN_TOKENS)
         )
 
-    def execution(self, given: JsonObject) -> str:
-        """Asks for the use of a tool."""
-        return self._build_phase_prompt(Phase.EXECUTION, given)
+    def execution(self, data: JsonObject) -> str:
+        """Return the prompt that asks for a tool call."""
+        return self._build_phase_prompt(Phase.EXECUTION, data)
 
-    def reflection(self, given: JsonObject) -> str:
-        """Asks what came of an action."""
+    def reflection(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the evaluation of an action."""
         depth = _DEPTH_INSTRUCTIONS[self._settings.reflection.depth]
-        return self._build_phase_prompt(Phase.REFLECTION, given, depth=depth, tokens=str(MAX_REFLECTION_TOKENS))
+        return self._build_phase_prompt(Phase.REFLECTION, data, depth=depth, tokens=str(MAX_REFLECTION_TOKENS))
 
-    def revision(self, given: JsonObject) -> str:
-        """Asks how the plan is to be changed."""
-        return self._build_phase_prompt("revision", given, strategy=self._strategy(), tokens=str(MAX_PLAN_TOKENS))
+    def revision(self, data: JsonObject) -> str:
+        """Return the prompt that asks for a revision of the plan."""
+        return self._build_phase_prompt("revision", data, strategy=self._strategy(), tokens=str(MAX_PLAN_TOKENS))
 
-    def completion(self, given: JsonObject) -> str:
-        """Asks for the summary."""
-        return self._build_phase_prompt("completion", given, tokens=str(MAX_REFLECTION_TOKENS))
+    def completion(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the summary."""
+        return self._build_phase_prompt("completion", data, tokens=str(MAX_REFLECTION_TOKENS))
 
-    def step(self, given: JsonObject) -> str:
-        """Asks for the next use of a tool, where there is no plan."""
-        return self._build_phase_prompt("step", given)
+    def step(self, data: JsonObject) -> str:
+        """Return the prompt that asks for the next tool call of a run without a plan."""
+        return self._build_phase_prompt("step", data)
 
     def decision(self, request: DecisionRequest) -> str:
-        """Asks whether to replan after a phase; with `refused` for another way, with `problem` for a usable reply."""
-        given = {**request.prompt_data, **decision_data(request, max_records=_MAX_VALUES)}
-        slots = {
-            "types": describe_replan_options(request),
-            "refused": self._templates["refused"] if request.refusal else "",
-        }
-        slots["refused"] = f"\n{slots['refused']}" if slots["refused"] else ""
-        end = [self._templates[f"decide_{request.phase}"], _fill_template(self._templates["decision"], slots)]
-        return self._assemble(given, end)
+        """Return the prompt that asks whether to replan, for another replan after a refusal, or for a usable reply."""
+        refused = f"\n{self._templates['refused']}" if request.refusal else ""
+        closing = [
+            self._templates[f"decide_{request.phase}"],
+            _fill_template(self._templates["decision"], {"types": _replan_options(request), "refused": refused}),
+        ]
+        return self._assemble({**request.prompt_data, **_decision_data(request)}, closing)
 
-    def _build_phase_prompt(self, name: str, given: JsonObject, **slots: str) -> str:
-        left_out = _OMITTED_SECTIONS.get(name, frozenset())
-        used = {key: value for key, value in given.items() if key not in left_out}
+    def _build_phase_prompt(self, name: str, data: JsonObject, **slots: str) -> str:
+        omitted = _OMITTED_SECTIONS.get(name, frozenset())
+        used = {key: value for key, value in data.items() if key not in omitted}
         return self._assemble(used, [_fill_template(self._templates[name], slots)])
 
     def _strategy(self) -> str:
         return self._templates[f"strategy_{self._settings.strategy}"]
 
-    def _assemble(self, given: JsonObject, end: list[str]) -> str:
-        if given.get("rejected"):
-            end.insert(0, self._templates["rejected"])
-        asked = "\n\n".join(end)
-        told: dict[str, JsonValue] = {kind: given[kind] for kind in SECTION_DESCRIPTIONS if kind in given}
-        told["tools"] = [_tool_data(tool) for tool in self.tools]
-        told["other"] = [
+    def _assemble(self, data: JsonObject, closing: list[str]) -> str:
+        """Return a prompt: the data in sections, cut to size, then the closing paragraphs with the question."""
+        if data.get("rejected"):
+            closing.insert(0, self._templates["rejected"])
+        question = "\n\n".join(closing)
+        values: dict[str, JsonValue] = {kind: data[kind] for kind in SECTION_DESCRIPTIONS if kind in data}
+        values["tools"] = [_tool_data(tool) for tool in self.tools]
+        values["other"] = [
             {key: value}
-            for key, value in islice(given.items(), _MAX_VALUES)
+            for key, value in islice(data.items(), _MAX_VALUES)
             if key not in {*SECTION_DESCRIPTIONS, "tools"}
         ]
-        room = self._max_chars - len(asked)
-        return fit_sections(self._sections(told, room), room, CUT_ORDER) + asked
-
-    def _sections(self, told: Mapping[str, JsonValue], room: int) -> list[DataSection]:
-        """What is told, by and large as much as there is room for: what would be cut first is looked at last."""
-        found: dict[str, DataSection] = {}
+        room = self._max_chars - len(question)
+        # Only about as much is encoded as there is room for, beginning with the sections that are cut last.
+        sections: dict[str, DataSection] = {}
+        left = room
         for kind in reversed(CUT_ORDER):
-            if told.get(kind) not in (None, "", [], {}):
-                found[kind] = self._section(kind, told[kind], room)
-                room -= found[kind].size
-        return [found[kind] for kind in told if kind in found]
+            if values.get(kind) not in (None, "", [], {}):
+                sections[kind] = self._section(kind, values[kind], left)
+                left -= sections[kind].size
+        return fit_sections([sections[kind] for kind in values if kind in sections], room, CUT_ORDER) + question
 
     def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:
-        values = _section_items(value)
-        kept = values[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else values[:_MAX_VALUES]
-        room = min(
-            6 * _MAX_VALUE_CHARS
-            if kind in _LONG_SECTIONS
-            else 2 * _MAX_VALUE_CHARS
-            if len(kept) == 1
-            else _MAX_VALUE_CHARS,
-            self._max_chars // 6,
-        )
+        items = _section_items(value)
+        kept = items[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else items[:_MAX_VALUES]
+        factor = 6 if kind in _LONG_SECTIONS else 2 if len(kept) == 1 else 1
+        room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
         lines: list[str] = []
-        for each in kept:
+        for item in kept:
             if left <= 0:
                 break
-            lines.append(self._encode_line(each, room))
+            lines.append(self._encode_line(item, room))
             left -= len(lines[-1]) + 1
-        return DataSection(kind, lines, omitted=len(values) - len(lines))
+        return DataSection(kind, lines, omitted=len(items) - len(lines))
 
     def _encode_line(self, value: JsonValue, room: int) -> str:
-        """A value as a line; of what stays the same from prompt to prompt, such as a plan, it is remembered."""
+        """Return a value as one line; lines are cached, because much of a plan is the same in every prompt."""
         try:
             text = _ENCODER.encode(value)
-        except (ValueError, RecursionError):  # a number that is none, or one or a nesting that is too large
+        except (ValueError, RecursionError):  # NaN or Infinity, a huge number, or deep nesting
             text = ""
         if text and len(text) <= room and text.count("[") + text.count("{") <= _MAX_CONTAINERS:
             line = self._line_cache.get(text)
@@ -439,11 +423,11 @@ class ReplanPromptBuilder:
 
 
 def _section_items(value: JsonValue) -> list[JsonValue]:
-    """The lines of a section, of which some may be left out: items of a list, also of the list that an output is about."""
+    """Return the lines of a section: the items of a list, or of the main list inside an object, after its other fields."""
     if isinstance(value, dict):
         for name in _LIST_KEYS:
             if isinstance(items := value.get(name), list):
-                rest: JsonObject = {key: each for key, each in value.items() if key != name and each}
+                rest: JsonObject = {key: member for key, member in value.items() if key != name and member}
                 return [*([rest] if rest else []), *items]
     return list(value) if isinstance(value, list) else [value]
 
@@ -453,20 +437,21 @@ def _fill_template(template: str, slots: Mapping[str, str]) -> str:
 
 
 def _tool_data(tool: ToolSpec) -> JsonObject:
-    """A tool without how it is carried out, which is no business of a model."""
-    told: JsonObject = {
-        "name": tool.name,
-        "available": tool.available,
-        "parameters": dict(tool_parameters(tool)),
-        "optional": list(tool.optional),
-        "schema": tool.input_schema,
-        "description": tool.description,
-        "kind": tool.kind,
-        "capability": tool.capability,
-        "requires": list(tool.requires),
-        "needs": list(tool.needs),
-        "produces": list(tool.produces),
-        "cost": tool.cost,
-        "dangerous": tool.dangerous or None,
-    }
-    return {key: value for key, value in told.items() if value not in (None, "", [], {})}
+    """Return the description of a tool without its implementation, which the model does not need."""
+    return _without_empty(
+        {
+            "name": tool.name,
+            "available": tool.available,
+            "parameters": dict(tool_parameters(tool)),
+            "optional": list(tool.optional),
+            "schema": tool.input_schema,
+            "description": tool.description,
+            "kind": tool.kind,
+            "capability": tool.capability,
+            "requires": list(tool.requires),
+            "needs": list(tool.needs),
+            "produces": list(tool.produces),
+            "cost": tool.cost,
+            "dangerous": tool.dangerous or None,
+        }
+    )

@@ -17,10 +17,9 @@ from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.actions import reflect, reflection_from_decision
-from replanning.planning.decision_records import Consideration, DecisionRecord
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
 from replanning.planning.limits import ReplanCause, exhausted_lineage
-from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS
+from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration, DecisionRecord
 from replanning.planning.outputs import ActionPlan
 from replanning.planning.phases import describe_actions
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
@@ -314,7 +313,7 @@ class ActionRecovery:
     ) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
         follows = ruling.is_executable or ruling.kind == "ask"
-        if considered.unasked and (once_more := self._offer_retry(task, considered)) is not None:
+        if considered.model_unavailable and (once_more := self._offer_retry(task, considered)) is not None:
             return once_more
         if not ruling.questions and (decision is None or not follows):
             return await self._reflect(task, considered, given)

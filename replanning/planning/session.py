@@ -17,10 +17,16 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decision_records import Consideration, DecisionRecord, ReplanNote
 from replanning.planning.decisions import Phase, ReplanDecision
 from replanning.planning.limits import ReplanCause, ReplanLimits
-from replanning.planning.manager import ApplyReplan, ReplanManager, reply_problem
+from replanning.planning.manager import (
+    ApplyReplan,
+    Consideration,
+    DecisionRecord,
+    ReplanManager,
+    ReplanNote,
+    reply_problem,
+)
 from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.request import TaskRequest, request_of

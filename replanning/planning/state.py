@@ -17,9 +17,9 @@ from replanning.llm.quoting import truncate_text
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.action_plan import planned_arguments
-from replanning.planning.decision_records import Consideration, DecisionRecord, ReplanNote, ReplanStage
 from replanning.planning.decisions import Phase
 from replanning.planning.limits import ReplanCounts
+from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
 from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning.steps import is_action, is_action_done, phase_of, planning_metadata
 

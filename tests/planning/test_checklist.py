@@ -14,7 +14,7 @@ from replanning.exporters._checklist import render_checklist
 from replanning.exporters._forge import MAX_COMMENT_CHARS
 from replanning.journal import MemoryStore, Record
 from replanning.plan import JsonObject, RunId
-from replanning.planning import PlanningProgress, PlanProgress, PlanStep
+from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from replanning.testing import VirtualClock
 from tests.support.notices import NASTY, TEXTS, read
 from tests.support.planning import Desk, Model, Replies, action, coordinator, go_on, replan, revision

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import LLMResponseInvalid
-from replanning.planning import (
-    ALLOWED_REPLANS,
-    REPLAN_TARGETS,
-    Phase,
-    ReplanType,
-    decision_model,
-    normalise,
-    parse_decision,
-)
+from replanning.planning import Phase, ReplanType
+from replanning.planning.decisions import ALLOWED_REPLANS, REPLAN_TARGETS, decision_model, normalise, parse_decision
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
 
@@ -244,14 +237,14 @@ def test_needed_but_nothing_named() -> None:
     """A replan of no type is none, which is noted."""
     decision, notes = said(replan_type="none", replan_level=3)
     assert (decision.replan_needed, decision.replan_level) == (False, None)
-    assert notes == ("replan_needed was true, but replan_type none: nothing is done again",)
+    assert notes == ("replan_needed was true, but replan_type none: the run continues",)
 
 
 def test_named_but_not_needed() -> None:
     """A type without a need is no replan, which is noted."""
     decision, notes = said(replan_needed=False, replan_type="retry", replan_level=1)
     assert (decision.replan_needed, decision.replan_type) == (False, ReplanType.NONE)
-    assert notes == ("replan_type was retry, but replan_needed false: nothing is done again",)
+    assert notes == ("replan_type was retry, but replan_needed false: the run continues",)
 
 
 @given(decisions())

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from replanning.errors import SettingsError, StoreError
 from replanning.journal import SqliteStore
 from replanning.plan import JsonObject
-from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, Reflection
+from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
+from replanning.planning.outputs import Reflection
 from tests.support.planning import Model, replan
 from tests.support.planning_history import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
 from tests.support.resume import RUN
@@ -250,7 +251,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import anyio
-from replanning.history import SqliteStore
+from replanning.journal import SqliteStore
 from tests.support.planning_history import Freeing, solved
 from tests.support.planning import Model, replan
 
@@ -283,8 +284,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import anyio
-from replanning.events import Contained
-from replanning.history import MemoryStore
+from replanning.journal import ErrorContained, MemoryStore
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
 from tests.support.planning_history import Freeing, in_order, solved, written
 from tests.support.resume import RUN
@@ -302,7 +302,7 @@ async def main():
     desk = Freeing("post", make_room)
     planning = await solved(Model(), folder / "history", desk=desk, store=store)
     print(planning.result.status, len(planning.state.records))
-    print([record.body.error for record in store.read(RUN) if isinstance(record.body, Contained)])
+    print([record.body.error for record in store.read(RUN) if isinstance(record.body, ErrorContained)])
     PlanningHistoryExporter(PlanningHistoryStore(folder / "fresh"), journal=store).catch_up(RUN)
     print(in_order(written(folder / "history")) == in_order(written(folder / "fresh")))
 

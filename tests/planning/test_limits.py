@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import SettingsError
-from replanning.planning import (
-    ALLOWED_REPLANS,
-    REPLAN_TARGETS,
-    Phase,
-    ReplanCause,
-    ReplanCounts,
-    ReplanLimits,
-    ReplanType,
-    available_replan_types,
-    decision_model,
-    fingerprint,
-    make_ruling,
-    normalise,
-)
+from replanning.planning import Phase, ReplanLimits, ReplanType
+from replanning.planning.decisions import ALLOWED_REPLANS, REPLAN_TARGETS, decision_model, normalise
+from replanning.planning.limits import ReplanCause, ReplanCounts, available_replan_types, fingerprint, make_ruling
 from replanning.settings import PlanningSettings
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
@@ -415,7 +404,7 @@ def test_lineage() -> None:
 
     ruling = make_ruling(decided(), LIMITS, counts, FETCH)
     assert (ruling.override, ruling.blocks) == ("limit", "fetch")
-    assert ruling.reason == "the limit of 3 replans of 'fetch' and what replaced it is reached"
+    assert ruling.reason == "the limit of 3 replans of 'fetch' and its replacements is reached"
     assert available_replan_types(EXECUTION, LIMITS, counts, FETCH) == (ReplanType.RETRY,)
     assert make_ruling(decided(), LIMITS, counts, ReplanCause("other", lineage="build")).is_executable
 
@@ -557,7 +546,7 @@ any_limits = st.builds(
     replans_per_lineage=small,
     loop_detection=st.booleans(),
     same_trigger=small,
-    ask_user=st.booleans(),
+    confirm_low_confidence=st.booleans(),
 )
 
 

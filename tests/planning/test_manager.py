@@ -12,18 +12,9 @@ from replanning import Environment
 from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
 from replanning.llm import LLMOptions
 from replanning.plan import JsonObject
-from replanning.planning import (
-    Consideration,
-    DecisionRecord,
-    DecisionRequest,
-    Phase,
-    ReplanCause,
-    ReplanCounts,
-    ReplanLimits,
-    ReplanManager,
-    ReplanNote,
-    ReplanType,
-)
+from replanning.planning import Phase, ReplanLimits, ReplanManager, ReplanType
+from replanning.planning.limits import ReplanCause, ReplanCounts
+from replanning.planning.manager import Consideration, DecisionRecord, DecisionRequest, ReplanNote
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, returns, virtual_environment
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
@@ -242,7 +233,7 @@ async def test_model_is_told_once() -> None:
     assert desk.prompts.requests[3].refusal == "the same partial_replan has run 2 times for the same cause"
     fourth = await desk.consider()
     assert (fourth.ruling.override, len(desk.llm.requests)) == ("loop", 5)
-    assert desk.manager.counts.told == (third.ruling.fingerprint,)
+    assert desk.manager.counts.warned == (third.ruling.fingerprint,)
 
 
 async def test_different_approach_runs() -> None:
@@ -370,7 +361,7 @@ async def test_nothing_to_execute() -> None:
     desk = Desk(says("none"), says(confidence=0.1), "?", "?")
     for _ in range(3):
         considered = await desk.consider()
-        with pytest.raises(ValueError, match="is not to be executed"):
+        with pytest.raises(ValueError, match="must not be executed"):
             await desk.execute(considered)
     assert desk.manager.counts.total == 0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from replanning import Settings, ToolSpec
 from replanning.plan import JsonObject
-from replanning.planning import ReplanPromptBuilder, prompt_templates
+from replanning.planning import ReplanPromptBuilder
+from replanning.planning.prompts import prompt_templates
 from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import answer, cli
 from tests.support.planning import Model

@@ -10,26 +10,18 @@ from hypothesis import strategies as st
 
 from replanning import Goal, Plan, PlanError, ToolSpec
 from replanning.errors import LLMResponseInvalid
-from replanning.planning import (
-    Action,
-    ActionPlan,
+from replanning.planning import Action, ActionPlan, Phase, Subtask, TaskDecomposition
+from replanning.planning.action_plan import compile_action_plan, plan_problems, planned_arguments, revise_decomposition
+from replanning.planning.outputs import (
     CompletionReply,
     ExecutionReply,
-    Phase,
     Reflection,
     ReflectionReply,
     RequiresHumanIntervention,
-    Subtask,
-    TaskDecomposition,
-    batch_subtasks,
-    compile_action_plan,
-    merge_action_plans,
     parse_planning,
     parse_reply,
-    plan_problems,
-    planned_arguments,
-    revise_decomposition,
 )
+from replanning.planning.phases import batch_subtasks, merge_action_plans
 
 TOOLS = (
     ToolSpec(name="read_file", kind="python", callable="tools:read", parameters={"path": "string"}),

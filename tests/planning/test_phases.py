@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replanning.planning import (
+from replanning.planning import Phase, ReplanType
+from replanning.planning.decisions import (
     ALLOWED_REPLANS,
     LEVEL_DESCRIPTIONS,
     REPLAN_TARGETS,
-    Phase,
-    ReplanType,
     carried_over_tasks,
     keeps_finished,
 )

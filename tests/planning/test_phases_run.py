@@ -9,7 +9,8 @@ from replanning.errors import SettingsError
 from replanning.journal import MemoryStore
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.planning import Phase, PlanningCoordinator, UnclearGoal, parse_planning
+from replanning.planning import Phase, PlanningCoordinator
+from replanning.planning.outputs import UnclearGoal, parse_planning
 from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
 from tests.support.planning import (
     GOAL,

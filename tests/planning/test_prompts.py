@@ -14,23 +14,12 @@ from hypothesis import strategies as st
 from replanning import ToolSpec
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.planning import (
-    ALLOWED_REPLANS,
-    DecisionRecord,
-    DecisionRequest,
-    Phase,
-    ReplanCause,
-    ReplanCounts,
-    ReplanLimits,
-    ReplanPromptBuilder,
-    ReplanType,
-    available_replan_types,
-    decision_model,
-    parse_decision,
-    parse_planning,
-    prompt_templates,
-)
-from replanning.planning.prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS
+from replanning.planning import Phase, ReplanLimits, ReplanPromptBuilder, ReplanType
+from replanning.planning.decisions import ALLOWED_REPLANS, decision_model, parse_decision
+from replanning.planning.limits import ReplanCause, ReplanCounts, available_replan_types
+from replanning.planning.manager import DecisionRecord, DecisionRequest
+from replanning.planning.outputs import parse_planning
+from replanning.planning.prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS, prompt_templates
 from replanning.settings import PlanningSettings
 
 TOOLS = (
@@ -46,7 +35,7 @@ FULL: JsonObject = {
 
 def builder(tools=TOOLS, **planning):
     """A builder as planning mode makes it."""
-    options = {name: planning.pop(name) for name in ("size", "clean") if name in planning}
+    options = {name: planning.pop(name) for name in ("max_chars", "redact") if name in planning}
     return ReplanPromptBuilder(prompt_templates(), PlanningSettings(**planning), tools, **options)
 
 
@@ -98,7 +87,7 @@ def test_a_decision_is_told_everything(phase):
         duration=1.0,
         error="it did not help",
     )
-    found = sections(builder().decision(request(phase, earlier=(earlier,))))
+    found = sections(builder().decision(request(phase, earlier_decisions=(earlier,))))
     assert found["phase"] == [phase.value]
     assert found["cause"] == [{"action": "fix", "lineage": "fix", "error": "no such file"}]
     for kind in ("result", "errors", "action_plan", "executed", "context", "goal_understanding", "tool_status"):
@@ -173,7 +162,7 @@ def test_only_open_replans_are_offered(phase):
     """The kinds that a phase allows are offered with level and target, but not those that limits have closed."""
     left = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
     for kinds in (left, left[1:], ()):
-        asked = question(builder().decision(request(phase, open=kinds)))
+        asked = question(builder().decision(request(phase, replan_types=kinds)))
         assert {*re.findall(r'- "(\w+)", level', asked)} == {*kinds}
         assert '- "none"' in asked
 
@@ -197,7 +186,7 @@ def test_what_is_left_for_the_action_is_told():
 
 def test_a_refused_replan_is_told_with_its_reason():
     """Where what a model wanted cannot be done, it is told why and asked for another way."""
-    prompt = builder().decision(request(Phase.EXECUTION, refused="the limit of 2 partial replans is reached"))
+    prompt = builder().decision(request(Phase.EXECUTION, refusal="the limit of 2 partial replans is reached"))
     assert sections(prompt)["refused"] == ["the limit of 2 partial replans is reached"]
     assert "What you wanted last cannot be done" in question(prompt)
     assert "cannot be done" not in question(builder().decision(request(Phase.EXECUTION)))
@@ -207,7 +196,7 @@ def test_an_unusable_reply_is_shown_with_what_is_wrong():
     """A model that is asked again sees its answer and everything that was wrong with it, in decisions and in phases."""
     wrong = {"reply": "{", "problem": "it is cut off"}
     for prompt in (
-        builder().decision(request(Phase.REFLECTION, **wrong)),
+        builder().decision(request(Phase.REFLECTION, rejected_reply="{", problem="it is cut off")),
         *(builder().build(kind, {"rejected": [wrong]}) for kind in KINDS),
     ):
         assert sections(prompt)["rejected"] == [wrong]
@@ -335,7 +324,7 @@ def test_c_data_of_an_unknown_kind_is_told_beside():
 def test_secrets_are_taken_out_before_anything_is_cut():
     """Each value is cleaned as a whole, so that no secret stays because half of it was cut."""
     secret = "SECRET" * 400
-    prompt = builder(clean=lambda value: "[redacted]" if secret in str(value) else value).goal_understanding(
+    prompt = builder(redact=lambda value: "[redacted]" if secret in str(value) else value).goal_understanding(
         {"comments": [f"{'x' * 1200}{secret}"]}
     )
     assert "SECRET" not in prompt
@@ -344,7 +333,7 @@ def test_secrets_are_taken_out_before_anything_is_cut():
 def test_c_what_is_cut_says_so_and_the_latest_stays():
     """Where there is too much, the oldest is left out with its number, the goal and the latest stay, and long values are marked."""
     told = {"request": "mend it", "executed": [f"{number}: {'x' * 900}" for number in range(300)], "action": "y" * 9000}
-    prompt = builder(size=MIN_PROMPT_CHARS).decision(request(Phase.EXECUTION, told))
+    prompt = builder(max_chars=MIN_PROMPT_CHARS).decision(request(Phase.EXECUTION, told))
     found = sections(prompt)
     assert len(prompt) <= MIN_PROMPT_CHARS
     assert found["request"] == ["mend it"]
@@ -357,7 +346,9 @@ def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
     """The subtasks of a decomposition stand one on a line, and those that are left out are counted."""
     subtasks = [{"id": f"t{number}", "description": "x" * 500} for number in range(150)]
     found = sections(
-        builder(size=MIN_PROMPT_CHARS).action_sequence({"task_decomposition": {"reasoning": "r", "subtasks": subtasks}})
+        builder(max_chars=MIN_PROMPT_CHARS).action_sequence(
+            {"task_decomposition": {"reasoning": "r", "subtasks": subtasks}}
+        )
     )["task_decomposition"]
     assert found[:2] == [{"reasoning": "r"}, subtasks[0]]
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
@@ -384,7 +375,7 @@ def test_a_decision_about_nothing_in_particular_has_no_cause():
 def test_a_prompt_must_have_room():
     """A size at which a model could not be told enough is refused with the smallest that will do."""
     with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
-        builder(size=MIN_PROMPT_CHARS - 1)
+        builder(max_chars=MIN_PROMPT_CHARS - 1)
 
 
 def test_every_kind_of_data_can_be_cut():
@@ -411,7 +402,7 @@ DATA = st.dictionaries(st.sampled_from([*SECTION_DESCRIPTIONS]) | HOSTILE, VALUE
 def test_whatever_the_data_a_prompt_keeps_its_size_and_its_form(told, times, size, kind):
     """No data makes a prompt longer than it may be, closes or opens a tag, or changes what is asked."""
     told = {key: [value] * times if times > 1 else value for key, value in told.items()}
-    asking = builder(size=size)
+    asking = builder(max_chars=size)
     pairs = [(asking.build(kind, told), kind)]
     if kind in {*Phase}:
         wanted = {key: value for key, value in told.items() if key not in ("refused", "rejected")}
