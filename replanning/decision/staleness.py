@@ -7,9 +7,9 @@ from typing import Final
 
 from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.triggers import ContextChanged, ResourceChanged, Trigger
+from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK
-from replanning.live.world import strips_problem
 
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause stays until the plan is changed where it lies."""
@@ -62,6 +62,4 @@ def _is_still_missing(trigger: ResourceChanged, live: LivePlan) -> bool:
     tool = live.tools.get(trigger.name)
     if tool is not None:
         return not tool.available
-    return any(
-        not live.pool.can_ever_fit(live.dispatcher.demand(live.entry(t).task)) for t in trigger.tasks if t in live
-    )
+    return any(not live.pool.can_ever_fit(live.pool.demand(live.entry(t).task)) for t in trigger.tasks if t in live)

@@ -9,8 +9,8 @@ from replanning.changes import AbortRun, Alternative, PlanChange, target_task_id
 from replanning.errors import ChangeRejected, Problem
 from replanning.journal.triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning.live.draft import Draft
+from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
-from replanning.live.world import strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, iter_strings

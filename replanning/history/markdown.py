@@ -118,9 +118,8 @@ def _resolve_replaced(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
     stack = [needed]
     while stack:
         entry = live.entry(stack.pop())
-        sinks = live.sinks(entry)
-        if sinks:
-            stack.extend(reversed(sinks))
+        if entry.sinks:
+            stack.extend(sink.id for sink in reversed(entry.sinks))
         else:
             yield entry.id
 

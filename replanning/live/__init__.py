@@ -1,10 +1,9 @@
-"""The plan while it runs: states, dependencies, scheduling, edits and facts. Synchronous, without I/O."""
+"""Plan while it runs: states, dependencies, dispatch, revisions and facts; synchronous, without I/O."""
 
 from __future__ import annotations
 
 from replanning.live.states import TaskState
-from replanning.live.view import DraftView, PlanView, ReplanningInfo, TaskView
-from replanning.live.world import (
+from replanning.live.strips import (
     Feasibility,
     GroundAction,
     StripsProblem,
@@ -14,6 +13,7 @@ from replanning.live.world import (
     regress,
     regress_at,
 )
+from replanning.live.view import DraftView, PlanView, ReplanningInfo, TaskView
 
 __all__ = [
     "DraftView",

@@ -1,4 +1,4 @@
-"""The running state of one task, and the small parts a live plan is made of."""
+"""Runtime state of one task, and the parts of a live plan: resource pool, ready queue, deadlines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import TypedDict
 
 from replanning.journal.observations import Failure
 from replanning.live.states import SATISFIED, TaskState
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 _READY = TaskState.READY
@@ -18,20 +19,20 @@ _READY = TaskState.READY
 _BACKING_OFF = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
 
 MAX_LOOKAHEAD = 16
-"""How many ready tasks may be passed over in one claim, and how often one task may be passed over."""
+"""Limit of ready tasks passed over in one claim, and of how often one task is passed over."""
 
 _CAPACITY_EPSILON = 1e-9
-"""What adding and subtracting fractions may leave over: three tenths fit into 0.3."""
+"""Tolerance for sums of fractions: three tenths fit into 0.3."""
 
 _MIN_COMPACTION_SIZE = 256
-"""How many points in time are kept at least before those that count no more are looked for."""
+"""Number of deadlines below which outdated ones are not removed."""
 
 CONDITION_NOT_MET = -1
-"""Stands for the revision at which a condition held, where it did not hold."""
+"""Value of `TaskEntry.condition_revision` of a task that was skipped because its condition did not hold."""
 
 
 class _TaskFields(TypedDict):
-    """Those fields of a task that are looked at whenever it moves."""
+    """Fields of a task that are read on every transition."""
 
     id: TaskId
     tool: str | None
@@ -44,10 +45,25 @@ class _TaskFields(TypedDict):
 
 
 class TaskEntry:
-    """One task as it runs. Its links to other entries are kept in step by the live plan alone.
+    """Runtime state of one task. Only the live plan updates its links to other entries.
 
     Attributes:
-        fields: those of the task, which are found there many times faster than as attributes of a model.
+        fields: the fields of the task; reading them here is many times faster than through the model.
+        order: position in the plan; ties of priority are broken by it.
+        root: the first task of the lineage, whose id finds the results.
+        iteration: number of replacements between the root and this task.
+        dependents: the tasks that name this one in their `depends_on`.
+        sinks: the tasks that replaced this one and that its dependents wait for.
+        sink_of: the replaced task whose dependents wait for this one.
+        attempts_in_round: attempts since the last trigger or retry by a change.
+        not_before: earliest start in seconds since the epoch.
+        condition_revision: revision at which the condition held, or `CONDITION_NOT_MET`.
+        claim: number of the claim by which a worker holds the task; 0 without one.
+        hold_count: number of questions and triggers that keep the task from being handed out.
+        pass_over_count: how often later tasks were handed out before this one for want of resources.
+        effects: the facts that the running attempt adds and removes when it succeeds.
+        withdrawn: whether it was removed for good because the task it replaced runs again.
+        reserved: the resources that it holds.
     """
 
     __slots__ = (
@@ -68,6 +84,7 @@ class TaskEntry:
         "fields",
         "hold_count",
         "id",
+        "iteration",
         "not_before",
         "order",
         "output",
@@ -81,6 +98,7 @@ class TaskEntry:
         "reserved",
         "root",
         "sink_of",
+        "sinks",
         "started_at",
         "state",
         "task",
@@ -90,7 +108,8 @@ class TaskEntry:
     )
 
     def __init__(self, task: Task, order: int, parent: TaskEntry | None) -> None:
-        self.fields = fields = _field_dict(task)
+        self.fields: _TaskFields = task.__dict__  # type: ignore[assignment]  # pydantic keeps them there, defaults as well
+        fields = self.fields
         self.id: TaskId = fields["id"]
         self.task = task
         self.state = TaskState.PENDING
@@ -98,9 +117,11 @@ class TaskEntry:
         self.priority = fields["priority"]
         self.parent = parent
         self.root: TaskId = self.id if parent is None else parent.root
+        self.iteration: int = 0 if parent is None else parent.iteration + 1
         self.unsatisfied_dependencies = 0
         self.dependents: list[TaskEntry] | tuple[()] = ()
         self.sink_of: TaskEntry | None = None
+        self.sinks: tuple[TaskEntry, ...] = ()
         self.replaced_by: tuple[TaskId, ...] = ()
         self.unsatisfied_sinks = 0
         self.attempts = 0
@@ -128,64 +149,67 @@ class TaskEntry:
         self.reserved: Mapping[str, float] | None = None
 
     def __repr__(self) -> str:
-        return f"<Entry {self.id!r} {self.state} attempts={self.attempts} missing={self.unsatisfied_dependencies}>"
+        return f"<TaskEntry {self.id!r} {self.state} attempts={self.attempts} missing={self.unsatisfied_dependencies}>"
 
     def set_task(self, task: Task) -> None:
-        """Stand for a changed task of the same id."""
+        """Replace the document of the task by a changed one of the same id."""
         self.task = task
-        self.fields = _field_dict(task)
+        self.fields = task.__dict__  # type: ignore[assignment]
         self.priority = task.priority
 
     @property
     def satisfied(self) -> bool:
-        """Whether what depends on this task may run."""
+        """True if the dependents of this task may run."""
         return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.unsatisfied_sinks)
 
     def dependent_ids(self) -> tuple[TaskId, ...]:
-        """The tasks that wait for this one, also those that wait for what it replaced."""
-        found: dict[TaskId, None] = {}
+        """Return the tasks that wait for this one, including those that wait for a task it replaced."""
+        ids: dict[TaskId, None] = {}
         entry: TaskEntry | None = self
         while entry is not None:
-            found.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
+            ids.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
             entry = entry.sink_of
-        return tuple(found)
+        return tuple(ids)
 
     def started_dependents(self) -> list[TaskId]:
-        """The tasks that run or are done and would not have started, were this one not satisfied."""
-        found: list[TaskId] = []
+        """Return the tasks that run or are done and could not have started if this one were not satisfied."""
+        started: list[TaskId] = []
         entry = self
         while True:
-            found += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
+            started += [w.id for w in entry.dependents if w.state in (TaskState.RUNNING, TaskState.DONE)]
             if entry.sink_of is None or entry.sink_of.unsatisfied_sinks:
-                return found
+                return started
             entry = entry.sink_of
-
-    @property
-    def iteration(self) -> int:
-        """How many replacements lie between this task and the root of its lineage."""
-        count, entry = 0, self
-        while entry.parent is not None:
-            count, entry = count + 1, entry.parent
-        return count
-
-
-def _field_dict(task: Task) -> _TaskFields:
-    return task.__dict__  # type: ignore[return-value]  # pydantic keeps them there, defaults as well
 
 
 class ResourcePool:
-    """Named capacities, taken all or none."""
+    """Named capacities; a task takes all that it needs or nothing.
 
-    def __init__(self, capacities: Mapping[str, float]) -> None:
+    Args:
+        capacities: the amount of each resource.
+        tools: the tools by name, whose own needs count for the tasks that use them.
+
+    Attributes:
+        limited: whether anything takes resources at all; set once a capacity is reported.
+    """
+
+    def __init__(self, capacities: Mapping[str, float], tools: Mapping[str, ToolSpec] = MappingProxyType({})) -> None:
         self.capacity = dict(capacities)
         self.used = dict.fromkeys(capacities, 0.0)
+        self.limited = bool(capacities) or any(tool.resources for tool in tools.values())
+        self._tools = tools
+
+    def demand(self, task: Task) -> Mapping[str, float]:
+        """Return the resources that a task takes: those of its tool, overridden by its own."""
+        tool = self._tools.get(task.tool) if task.tool else None
+        return {**tool.resources, **task.resources} if tool and tool.resources else task.resources
 
     def can_ever_fit(self, demand: Mapping[str, float]) -> bool:
-        """Whether the demand could ever be met."""
+        """Return whether the capacities would meet the demand if nothing were in use."""
         return all(amount <= self.capacity.get(name, 0.0) for name, amount in demand.items())
 
     def fits_now(self, demand: Mapping[str, float]) -> bool:
-        """Whether the demand can be met now."""
+        """Return whether the free resources meet the demand."""
         used, capacity = self.used, self.capacity
         return all(
             used.get(name, 0.0) + amount <= capacity.get(name, 0.0) + _CAPACITY_EPSILON
@@ -198,16 +222,16 @@ class ResourcePool:
             self.used[name] = self.used.get(name, 0.0) + amount
 
     def release(self, demand: Mapping[str, float]) -> None:
-        """Mark the demand as free again; nothing in use is exactly 0, whatever floats add up to."""
+        """Mark the demand as free again; rounding errors never leave anything in use."""
         for name, amount in demand.items():
             left = self.used[name] - amount
             self.used[name] = left if left > _CAPACITY_EPSILON else 0.0
 
 
 class ReadyQueue:
-    """Ready entries by (priority, insertion). Items that are no longer right are dropped when they come up.
+    """Ready entries by (priority, order). Outdated items are dropped when they reach the front.
 
-    Most come in the order in which they go out; a heap, which compares each with many others, has only the rest.
+    Most entries arrive in the order in which they leave; only the others go through a heap.
     """
 
     def __init__(self) -> None:
@@ -218,20 +242,20 @@ class ReadyQueue:
         return chain(self._fifo, self._heap)
 
     def push(self, entry: TaskEntry) -> None:
-        """Put an entry in."""
-        # The id tells an entry from one that had its place before a change of the order.
+        """Add an entry."""
+        # The id breaks the tie with an entry that had this place before a reordering.
         item = (entry.priority, entry.order, entry.id, entry)
-        row = self._fifo
-        if not row or row[-1] < item:
-            row.append(item)
+        fifo = self._fifo
+        if not fifo or fifo[-1] < item:
+            fifo.append(item)
         else:
             heapq.heappush(self._heap, item)
 
     def pop(self) -> TaskEntry | None:
-        """Take the first entry out; None when there is none."""
-        row, heap = self._fifo, self._heap
-        while row or heap:
-            first = row.popleft() if row and not (heap and heap[0] < row[0]) else heapq.heappop(heap)
+        """Remove and return the first entry; None if there is none."""
+        fifo, heap = self._fifo, self._heap
+        while fifo or heap:
+            first = fifo.popleft() if fifo and not (heap and heap[0] < fifo[0]) else heapq.heappop(heap)
             priority, order, _, entry = first
             if (
                 entry.state is _READY
@@ -245,7 +269,7 @@ class ReadyQueue:
 
 
 class Deadlines:
-    """Points in time at which an attempt is overdue or a backoff is over."""
+    """Times at which an attempt is overdue or a backoff ends, in seconds since the epoch."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, TaskEntry, AttemptId | None]] = []
@@ -253,7 +277,7 @@ class Deadlines:
         self._compact_at = _MIN_COMPACTION_SIZE
 
     def add(self, when: float, entry: TaskEntry, attempt: AttemptId | None) -> None:
-        """Remember a deadline of an attempt, or without one the end of a backoff."""
+        """Add the deadline of an attempt, or the end of a backoff if `attempt` is None."""
         heap = self._heap
         if len(heap) >= self._compact_at:
             # Most attempts end long before their deadlines, which would pile up.
@@ -264,7 +288,7 @@ class Deadlines:
         heapq.heappush(heap, (when, self._sequence, entry, attempt))
 
     def next_due(self) -> float | None:
-        """The earliest point that still counts."""
+        """Return the earliest time that is still current; None if there is none."""
         heap = self._heap
         while heap:
             when, _, entry, attempt = heap[0]
@@ -274,7 +298,7 @@ class Deadlines:
         return None
 
     def pop_due(self, now: float) -> Iterator[tuple[TaskEntry, AttemptId | None]]:
-        """Take out what is due, earliest first."""
+        """Remove and yield the entries that are due, earliest first."""
         while (when := self.next_due()) is not None and when <= now:
             _, _, entry, attempt = heapq.heappop(self._heap)
             yield entry, attempt

@@ -1,132 +1,144 @@
-"""Which unfinished tasks bear on which facts, kept up with the plan, so that what concerns a fact is found at once."""
+"""Planning problem of a live plan: the remaining steps on facts, reduced to the part that matters where possible."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from replanning.live.index import FactIndex
+from replanning.live.plan import LivePlan
 from replanning.live.staging import PlanOverlay
-from replanning.live.states import FINISHED, SATISFIED
+from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
+from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
-if TYPE_CHECKING:
-    from replanning.live.plan import LivePlan
-    from replanning.live.world import GroundAction
-
-
 MIN_SUBGRAPH_LIMIT: Final = 1_000
-"""So many tasks are followed in any case; of more, the whole plan is looked at when they are a quarter of it."""
+"""Number of tasks that are always followed; a part with more than this and a quarter of the plan is not reduced."""
 
 
-class FactIndex:
-    """The tasks by the facts that they need or change, of a plan that states its facts."""
+def strips_problem(
+    live: LivePlan,
+    overlay: PlanOverlay | None = None,
+    *,
+    tasks: Collection[TaskId] = (),
+    facts: Collection[str] = (),
+) -> StripsProblem:
+    """Return the planning problem of a plan now, or as staged changes would leave it.
 
-    def __init__(self) -> None:
-        self.writers: dict[str, dict[TaskId, None]] = {}
-        self.readers: dict[str, dict[TaskId, None]] = {}
-        self.unresolved: dict[TaskId, None] = {}
-        self._actions: dict[TaskId, GroundAction] = {}
+    The problem of the plan itself is kept until something happens to the plan.
 
-    def __repr__(self) -> str:
-        return f"<Bearing of {len(self._actions)} tasks>"
-
-    def __len__(self) -> int:
-        return len(self._actions)
-
-    def add(self, task_id: TaskId, use: GroundAction, *, resolved: bool) -> None:
-        """Remember what a task needs and changes; of one that is not settled, that may be otherwise later."""
-        self.discard(task_id)
-        self._actions[task_id] = use
-        if not resolved:
-            self.unresolved[task_id] = None
-        for index, facts in ((self.readers, use.requires), (self.writers, use.adds | use.removes)):
-            for fact in facts:
-                index.setdefault(fact, {})[task_id] = None
-
-    def discard(self, task_id: TaskId) -> None:
-        """Forget a task."""
-        use = self._actions.pop(task_id, None)
-        if use is None:
-            return
-        self.unresolved.pop(task_id, None)
-        for index, facts in ((self.readers, use.requires), (self.writers, use.adds | use.removes)):
-            for fact in facts:
-                del index[fact][task_id]
-                if not index[fact]:
-                    del index[fact]
+    Args:
+        live: the plan.
+        overlay: the staged changes.
+        tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything unrelated to the
+            subject and the changes is left out, unless the related part is most of the plan.
+        facts: see `tasks`.
+    """
+    if overlay is not None:
+        return _build_problem(live, overlay, relevant_subgraph(live, overlay, tasks, facts))
+    subject = frozenset(tasks), frozenset(facts)
+    if subject not in live.strips_problems:
+        overlay = PlanOverlay(live)
+        part = relevant_subgraph(live, overlay, *subject)
+        live.strips_problems[subject] = (
+            strips_problem(live) if part is None and any(subject) else _build_problem(live, overlay, part)
+        )
+    return live.strips_problems[subject]
 
 
 class RelevantSubgraph(NamedTuple):
-    """The part of a plan that has to do with some tasks and facts."""
+    """Part of a plan that is related to some tasks and facts."""
 
     tasks: frozenset[TaskId]
     facts: frozenset[str]
 
 
-def relevant_subgraph(
-    live: LivePlan, over: PlanOverlay, tasks: Collection[TaskId], facts: Collection[str]
-) -> RelevantSubgraph | None:
-    """All unfinished tasks that these tasks and facts have to do with, however indirectly; None: (nearly) all of them.
+def _build_problem(live: LivePlan, overlay: PlanOverlay, part: RelevantSubgraph | None) -> StripsProblem:
+    if part is None:
+        task_ids = [*(entry.id for entry in live), *overlay.new_tasks]
+    else:
+        task_ids = [i for i in part.tasks if i in overlay]
+    states = {i: state for i in task_ids if (state := overlay.state(i)) not in FINISHED and overlay.exists(i)}
+    order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *overlay.position(i)))
+    steps = []
+    for task_id in order:
+        task, running = overlay.task(task_id), states[task_id] is TaskState.RUNNING
+        tool = live.tools.get(task.tool) if task.tool else None
+        action, arguments = live.dependency_index.ground(task)
+        if running:
+            action = action._replace(requires=NO_FACTS)
+        waits_for = [d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED]
+        startable = states[task_id] not in STUCK and (tool is None or tool.available)
+        steps.append(StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable))
+    goal = live.goal.facts if part is None else tuple(fact for fact in live.goal.facts if fact in part.facts)
+    return StripsProblem(tuple(live.facts), tuple(steps), goal, live.plan.facts is not None)
 
-    Tasks belong together where one depends on the other, or one changes a fact on which the other bears.
+
+def relevant_subgraph(
+    live: LivePlan, overlay: PlanOverlay, tasks: Collection[TaskId], facts: Collection[str]
+) -> RelevantSubgraph | None:
+    """Return all unfinished tasks and facts related to some of them, however indirectly; None if it is most of the plan.
+
+    Tasks are related if one depends on the other, or if they share a fact that one of them changes.
     """
-    bearing = live.dependency_index.fact_index
-    if bearing is None or not (tasks or facts):
+    index = live.dependency_index.fact_index
+    if index is None or not (tasks or facts):
         return None
-    return _SubgraphSearch(live, over, bearing, facts).run(tasks)
+    return _SubgraphSearch(live, overlay, index, facts).run(tasks)
 
 
 class _SubgraphSearch:
-    """Goes from tasks to facts and from facts to tasks."""
+    """Search from tasks to facts and from facts to tasks."""
 
-    def __init__(self, live: LivePlan, over: PlanOverlay, bearing: FactIndex, facts: Collection[str]) -> None:
+    def __init__(self, live: LivePlan, overlay: PlanOverlay, index: FactIndex, facts: Collection[str]) -> None:
         self._live = live
-        self._overlay = over
-        self._fact_index = bearing
+        self._overlay = overlay
+        self._fact_index = index
         self._facts = dict.fromkeys(facts)
         self._staged_dependents: dict[TaskId, list[TaskId]] = {}
-        for task_id, task in over.tasks.items():
-            for dep in over.follow_replacements(task.depends_on):
+        for task_id, task in overlay.tasks.items():
+            for dep in overlay.follow_replacements(task.depends_on):
                 self._staged_dependents.setdefault(dep, []).append(task_id)
 
     def run(self, tasks: Collection[TaskId]) -> RelevantSubgraph | None:
-        bearing, over = self._fact_index, self._overlay
-        most = max(MIN_SUBGRAPH_LIMIT, len(bearing) // 4)
-        stack = [*tasks, *over.tasks, *over.states, *over.removed, *bearing.unresolved]
+        index, overlay = self._fact_index, self._overlay
+        limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
+        stack = [*tasks, *overlay.tasks, *overlay.states, *overlay.removed, *index.unresolved]
         for fact in self._facts:
-            stack += [*bearing.writers.get(fact, ()), *bearing.readers.get(fact, ())]
-        if len({task_id for task_id in stack if task_id in over}) > most:
-            return None  # without following so many
+            stack += [*index.writers.get(fact, ()), *index.readers.get(fact, ())]
+        if len({task_id for task_id in stack if task_id in overlay}) > limit:
+            return None
         seen: dict[TaskId, None] = {}
         while stack:
             task_id = stack.pop()
-            if task_id in seen or task_id not in over:
+            if task_id in seen or task_id not in overlay:
                 continue
             seen[task_id] = None
-            if len(seen) > most:
+            if len(seen) > limit:
                 return None
-            stack += self._neighbours(task_id)
+            stack += self._related_tasks(task_id)
         return RelevantSubgraph(frozenset(seen), frozenset(self._facts))
 
-    def _neighbours(self, task_id: TaskId) -> Iterator[TaskId]:
-        over, live = self._overlay, self._live
-        task = over.task(task_id)
+    def _related_tasks(self, task_id: TaskId) -> Iterator[TaskId]:
+        overlay, live = self._overlay, self._live
+        task = overlay.task(task_id)
         yield from self._tasks_sharing_facts(task)
-        yield from (dep for dep in over.follow_replacements(task.depends_on) if over.state(dep) not in SATISFIED)
+        yield from (d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED)
         yield from self._staged_dependents.get(task_id, ())
         if task_id in live:
-            yield from (i for i in live.entry(task_id).dependent_ids() if live.entry(i).state not in FINISHED)
-            if (old := live.entry(task_id).task) is not task:
-                yield from self._tasks_sharing_facts(old)
+            entry = live.entry(task_id)
+            yield from (i for i in entry.dependent_ids() if live.entry(i).state not in FINISHED)
+            if entry.task is not task:
+                yield from self._tasks_sharing_facts(entry.task)
 
     def _tasks_sharing_facts(self, task: Task) -> Iterator[TaskId]:
-        """The tasks with which a task shares a fact that one of them changes."""
-        bearing = self._fact_index
-        use = self._live.dependency_index.action_for(task)
-        for fact in use.facts:
-            changed = fact in use.adds or fact in use.removes
-            if fact not in self._facts and (changed or fact in bearing.writers):
+        """Yield the tasks that share a fact with a task, if one of them changes it."""
+        index = self._fact_index
+        action, _ = self._live.dependency_index.ground(task)
+        for fact in action.facts:
+            changed = fact in action.adds or fact in action.removes
+            if fact not in self._facts and (changed or fact in index.writers):
                 self._facts[fact] = None
-                yield from bearing.writers.get(fact, ())
-                yield from bearing.readers.get(fact, ())
+                yield from index.writers.get(fact, ())
+                yield from index.readers.get(fact, ())

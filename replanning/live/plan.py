@@ -1,30 +1,55 @@
-"""The running plan: states, ready queue, facts, revision number; synchronous, no I/O, no clock.
+"""Live plan: a plan while it runs, with states, ready queue, facts and revision number; synchronous, without I/O.
 
-A live plan is a fold over journal records. Its shape changes through `apply` alone; everything else that
-happens to it comes in through `fold`, so that replaying a journal gives the same live plan.
+A live plan is a fold over journal records: replaying a journal gives the same live plan.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
 from replanning.changes import PlanChange, changes_hash
-from replanning.errors import ChangeRejected, Problem, RevisionConflict
-from replanning.journal.records import Record
+from replanning.errors import ChangeRejected, ExpressionError, IllegalTransition, PlanError, Problem, RevisionConflict
+from replanning.journal.observations import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    ContextUpdated,
+    FactsObserved,
+    Failure,
+    GoalChanged,
+    ResourceUpdated,
+)
+from replanning.journal.records import (
+    DecisionMade,
+    PlanRevised,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    RecordBody,
+    RunEnded,
+)
 from replanning.live.draft import Draft
-from replanning.live.entries import TaskEntry
-from replanning.live.folding import PLAN_RECORD_HANDLERS
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
 from replanning.live.graph import TaskGraph
-from replanning.live.inverse import inverse
-from replanning.live.world import StripsProblem
+from replanning.live.states import TaskEvent, transition
+from replanning.live.strips import StripsProblem
 from replanning.plan.document import Plan
-from replanning.plan.tasks import Task
+from replanning.plan.references import resolve_references
+from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import TaskId
 
+MAX_OUTCOMES_PER_TOOL: Final = 50
+"""Number of outcomes per tool that are kept as evidence of past success."""
+
 _YIELD_AFTER_CHARS = 4_000
-"""Characters of a plan after which there is a pause in reading it."""
+"""Characters of a plan that are hashed between two pauses."""
 
 
 class LivePlan(TaskGraph):
@@ -32,7 +57,15 @@ class LivePlan(TaskGraph):
 
     Args:
         plan: the plan document to start from.
-        empty: whether its tasks are left to `fill`.
+        empty: leave its tasks to `load_tasks`.
+
+    Attributes:
+        revision: number of revisions so far.
+        goal: the current goal.
+        strips_problems: planning problems of the plan as it is now, by the tasks and facts that they are about.
+        success_durations: number of successful attempts and their total seconds.
+        ended_attempts: number of attempts that have ended.
+        outcomes: for each tool whether its last attempts succeeded, the newest last.
     """
 
     __slots__ = (
@@ -51,7 +84,6 @@ class LivePlan(TaskGraph):
         self.revision = 0
         self.goal = plan.goal
         self.strips_problems: dict[tuple[frozenset[TaskId], frozenset[str]], StripsProblem] = {}
-        """What was worked out of the plan on facts as it stands, by the tasks and facts that it is about."""
         self.success_durations = (0, 0.0)
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
@@ -66,13 +98,13 @@ class LivePlan(TaskGraph):
 
     @property
     def hash(self) -> str:
-        """Which plan this is: of its document, and of every revision since; worked out when it is first wanted."""
+        """Hash of the plan document and of every revision since; computed on first access."""
         for _ in self.compute_hash():
             pass
         return self._hash
 
     def compute_hash(self) -> Iterator[None]:
-        """Work out the hash beforehand, where that was not done yet, with pauses in which something else may be done."""
+        """Compute the hash ahead of its first use, with pauses for other work."""
         if self._hash:
             return
         digest = hashlib.sha256()
@@ -80,7 +112,7 @@ class LivePlan(TaskGraph):
             digest.update(piece.encode())
             if len(piece) > _YIELD_AFTER_CHARS:
                 yield
-        if not self.revision:  # nobody has worked it out, and gone on from there, meanwhile
+        if not self.revision:  # otherwise it was computed and the plan revised during a pause
             self._hash = digest.hexdigest()
 
     @property
@@ -90,73 +122,62 @@ class LivePlan(TaskGraph):
 
     @property
     def complete(self) -> bool:
-        """Whether every required lineage ended in DONE or SKIPPED and the facts of the goal hold."""
+        """True if every required lineage ended in DONE or SKIPPED and the facts of the goal hold."""
         return not self.unsatisfied_count and not self.missing_facts
 
     def document(self) -> Plan:
-        """The plan as it stands now: what replaced a task in its place, dependencies as they are followed."""
+        """Return the current plan: replacements in the place of what they replaced, with their real dependencies."""
         entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_plan_position)
         tasks = tuple(self._with_current_dependencies(entry) for entry in entries)
-        now: dict[str, object] = {
+        current: dict[str, object] = {
             "goal": self.goal,
             "tasks": tasks,
             "tools": tuple(self.tools.values()),
             "context": dict(self.context),
             "resources": dict(self.pool.capacity),
-            # The dependencies are all there; read again as sequential, a plan with other tasks would get more.
+            # All dependencies are explicit; a changed plan that is read as sequential would get more.
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
-        return self.plan.model_copy(update=now)
+        return self.plan.model_copy(update=current)
 
     def _with_current_dependencies(self, entry: TaskEntry) -> Task:
         task = entry.task
         if all(not self.entry(dep).replaced_by for dep in task.depends_on):
             return task
-        found: dict[TaskId, None] = {}
-        stack = list(reversed(task.depends_on))
+        current: dict[TaskId, None] = {}
+        stack = [self.entry(dep) for dep in reversed(task.depends_on)]
         while stack:
-            needed = self.entry(stack.pop())
+            needed = stack.pop()
             if needed.replaced_by:
-                stack.extend(reversed(self.sinks(needed)))
+                stack.extend(reversed(needed.sinks))
             else:
-                found[needed.id] = None
-        return task.model_copy(update={"depends_on": tuple(found)})
+                current[needed.id] = None
+        return task.model_copy(update={"depends_on": tuple(current)})
 
-    # Changing
+    # Revising
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
-        """What speaks against changes; nothing if `apply` would take them."""
-        return tuple(self.draft(changes).problems)
+        """Return the reasons why changes cannot be applied; empty if they can."""
+        return tuple(Draft(self, changes).problems)
 
     def draft(self, changes: Sequence[PlanChange]) -> Draft:
-        """Stage changes beside the plan; what speaks against them is in the draft's `problems`."""
+        """Stage changes beside the plan; the draft's `problems` say why they cannot be applied."""
         return Draft(self, changes)
 
     def diff(self, changes: Sequence[PlanChange]) -> str:
-        """What changes would do, in lines for people; if they do not fit, why."""
-        draft = self.draft(changes)
+        """Return the effect of changes in lines for people; if they cannot be applied, the reasons."""
+        draft = Draft(self, changes)
         return "\n".join(map(str, draft.problems)) if draft.problems else draft.diff()
-
-    def inverse(self, changes: Sequence[PlanChange]) -> tuple[PlanChange, ...]:
-        """The changes that take others back, asked for before those are applied.
-
-        Applied after them, they give the same plan document, with every waiting task as it was, as long as nothing
-        that the changes brought in has started. A delay between attempts is not given back.
-
-        Raises:
-            ChangeRefused: the changes do not fit, or one of them cannot be taken back.
-        """
-        return inverse(self, changes)
 
     def prepare(
         self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, draft: Draft | None = None
     ) -> Draft:
-        """Stage changes that the plan takes; nothing changes until they are applied, or a record of them is folded.
+        """Stage changes that the plan accepts; nothing changes until they are applied, or a record of them is folded.
 
         Args:
-            changes: the changes, in order; later ones see what earlier ones did.
+            changes: the changes, in order; later ones see the effect of earlier ones.
             expected_revision: the revision they were made for, if that matters.
-            draft: the same changes as they were staged earlier; staged anew where the plan has moved since.
+            draft: the same changes as they were staged earlier; staged anew if the plan has changed since.
 
         Raises:
             RevisionConflict: the plan is at another revision.
@@ -176,9 +197,9 @@ class LivePlan(TaskGraph):
         """Change the plan: all of the changes or none.
 
         Args:
-            changes: the changes, in order; later ones see what earlier ones did.
+            changes: the changes, in order; later ones see the effect of earlier ones.
             expected_revision: the revision they were made for, if that matters.
-            at: now, from which the delay of a retry counts.
+            at: now, in seconds since the epoch; the delay of a retry counts from it.
 
         Returns:
             The number of the new revision.
@@ -197,12 +218,14 @@ class LivePlan(TaskGraph):
         self.revision += 1
         self._hash = draft.plan_hash
 
+    # Folding records
+
     def fold(self, record: Record, draft: Draft | None = None) -> None:
-        """Take in a journal record; records that do not concern the plan's state are passed over.
+        """Apply a journal record; records that do not concern the state of the plan are ignored.
 
         Args:
             record: the record.
-            draft: for a revision that was prepared just now, its changes as they are staged.
+            draft: for a revision that was prepared just now, its staged changes.
 
         Raises:
             IllegalTransition: the record does not fit the state of its task; nothing has changed.
@@ -219,11 +242,197 @@ class LivePlan(TaskGraph):
                 self.strips_problems.clear()
             handler(self, body, at)
 
+    def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
+        entry = self._entries.get(body.task) or self.entry(body.task)
+        name = entry.fields["tool"]
+        tool = self.tools.get(name) if name is not None else None
+        effects = None
+        if tool is not None and (tool.adds or tool.removes or tool.produces):
+            effects = self._ground_effects(entry.task, tool)
+        self.transition(entry, TaskEvent.START)
+        self.dispatcher.start(entry)
+        entry.effects = effects
+        entry.attempt = body.attempt
+        entry.attempts = body.number
+        entry.attempts_in_round += 1
+        entry.started_at = at
+        entry.not_before = None
+        entry.deadline = body.deadline
+        if body.deadline is not None:
+            self.deadlines.add(body.deadline, entry, body.attempt)
+
+    def _ground_effects(self, task: Task, tool: ToolSpec) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Return the facts that a tool adds and removes with the current arguments; None if they are unknown."""
+        try:
+            stored = partial(self.results.output_of, stored_only=True)
+            arguments = resolve_references(task.arguments, context=self.context, result_of=stored)
+            return tool.additions(arguments), tool.deletions(arguments)
+        except (ExpressionError, PlanError):
+            return None
+
+    def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
+        entry = self._entries.get(body.task) or self.entry(body.task)
+        if entry.attempt != body.attempt:
+            raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
+        self.transition(entry, TaskEvent.SUCCEED)
+        self.end_attempt(entry)
+        if body.recoverable:
+            entry.output = body.output
+        entry.recoverable = body.recoverable
+        entry.failure, entry.failures = None, 0
+        self._count_attempt(entry, at, succeeded=True)
+        if entry.effects is not None:
+            added, removed = entry.effects
+            entry.effects = None
+            for fact in removed:
+                self.facts.pop(fact, None)
+            self.facts.update(dict.fromkeys(added))
+        self.satisfy_dependents(entry)
+
+    def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
+        entry = self.entry(body.task)
+        failure = failure_of(body)
+        event = TaskEvent.FAIL
+        if body.retry_at is not None:
+            event = TaskEvent.CONTINUE if failure.kind == "unfinished" else TaskEvent.BACK_OFF
+        if entry.attempt != body.attempt:
+            raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
+        self.transition(entry, event)
+        self.end_attempt(entry)
+        entry.failure = failure
+        entry.effects = None
+        self._count_attempt(entry, at, succeeded=False)
+        if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
+            entry.attempts_in_round -= 1  # an interruption is no fault of the task
+        if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
+            entry.failures += 1
+            entry.attempts_in_round = 0
+        if event is TaskEvent.CONTINUE:
+            entry.continuations, entry.feedback, entry.attempts_in_round = entry.continuations + 1, failure.message, 0
+        elif failure.kind == "blocked":
+            self.transition(entry, TaskEvent.BLOCK)
+            entry.reason = failure.message
+        if body.retry_at is not None:
+            self.wait_until(entry, body.retry_at)
+
+    def _count_attempt(self, entry: TaskEntry, at: float, *, succeeded: bool) -> None:
+        entry.duration = at - entry.started_at
+        self.ended_attempts += 1
+        if succeeded:
+            count, total = self.success_durations
+            self.success_durations = (count + 1, total + entry.duration)
+        tool = entry.fields["tool"]
+        if tool is not None:
+            outcomes = self.outcomes.get(tool)
+            if outcomes is None:
+                outcomes = self.outcomes[tool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+            outcomes.append(succeeded)
+
+    def _on_condition_evaluated(self, body: ConditionEvaluated, _at: float) -> None:
+        entry = self.entry(body.task)
+        if body.value:
+            entry.condition_revision = self.revision
+            return
+        self.transition(entry, TaskEvent.CONDITION_ERROR if body.value is None else TaskEvent.SKIP)
+        self.dispatcher.end_claim(entry)
+        if body.value is None:
+            entry.failure = Failure("ConditionError", body.error, kind="condition")
+            entry.failures += 1
+        else:
+            entry.condition_revision = CONDITION_NOT_MET
+            entry.reason = f"its condition {entry.task.when!r} does not hold"
+            self.satisfy_dependents(entry)
+
+    def _on_context_updated(self, body: ContextUpdated, _at: float) -> None:
+        self.context.update(body.changes)
+        for name in body.removed:
+            self.context.pop(name, None)
+        self.dispatcher.unpark()
+
+    def _on_resource_updated(self, body: ResourceUpdated, _at: float) -> None:
+        if body.available is not None and body.name in self.tools:
+            self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
+        if body.capacity is not None:
+            self.pool.capacity[body.name] = body.capacity
+            self.pool.limited = True
+        self.dispatcher.unpark()
+
+    def _on_facts_observed(self, body: FactsObserved, _at: float) -> None:
+        for fact in body.ceased:
+            self.facts.pop(fact, None)
+        self.facts.update(dict.fromkeys(body.holds))
+        self.dispatcher.unpark()
+
+    def _on_goal_changed(self, body: GoalChanged, _at: float) -> None:
+        self.goal = body.goal
+
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
+        self.apply(body.changes, body.parent, at=at)
+
+    def _on_decided(self, body: DecisionMade, _at: float) -> None:
+        if body.blocks:
+            self._end_all(body.blocks, TaskEvent.BLOCK, body.reason)
+
+    def _on_question_asked(self, body: QuestionAsked, _at: float) -> None:
+        held = [self.entry(task_id) for task_id in body.holds]
+        self._holds_by_question[body.question] = body.holds
+        self.dispatcher.hold(held)
+
+    def _on_question_answered(self, body: QuestionAnswered, _at: float) -> None:
+        self.dispatcher.release([self._entries[i] for i in self._holds_by_question.pop(body.question, ())])
+
+    def _on_run_ended(self, body: RunEnded, _at: float) -> None:
+        self._end_all(body.cancelled, TaskEvent.CANCEL, body.reason)
+
+    def _end_all(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:
+        """Block or cancel tasks, all or none."""
+        entries = [self.entry(task_id) for task_id in dict.fromkeys(task_ids)]
+        for entry in entries:
+            transition(entry.state, event, entry.id)
+        for entry in entries:
+            self.transition(entry, event)
+            self.end_attempt(entry)
+            self.dispatcher.end_claim(entry)
+            entry.reason = reason
+
+
+def failure_of(body: AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> Failure:
+    """Return the failure with which an attempt ended."""
+    if isinstance(body, AttemptFailed):
+        return body.failure
+    if isinstance(body, AttemptTimedOut):
+        return Failure("TimedOut", f"ran into its deadline after {body.timeout:g} s", kind="timeout")
+    return Failure("Interrupted", body.reason, kind="interrupted")
+
+
+def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
+    return f"task {body.task!r}, whose current attempt is not {body.attempt!r},"
+
 
 def _plan_position(entry: TaskEntry) -> tuple[int, ...]:
-    """Where a task stands in the plan: within the place of what it replaced."""
-    places = [entry.order]
+    """Return the position of a task in the document: within the place of the task it replaced."""
+    order = [entry.order]
     while entry.parent is not None:
         entry = entry.parent
-        places.append(entry.order)
-    return tuple(reversed(places))
+        order.append(entry.order)
+    return tuple(reversed(order))
+
+
+PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
+    AttemptStarted: LivePlan._on_attempt_started,
+    AttemptSucceeded: LivePlan._on_attempt_succeeded,
+    AttemptFailed: LivePlan._on_attempt_failed,
+    AttemptTimedOut: LivePlan._on_attempt_failed,
+    AttemptInterrupted: LivePlan._on_attempt_failed,
+    ConditionEvaluated: LivePlan._on_condition_evaluated,
+    ContextUpdated: LivePlan._on_context_updated,
+    ResourceUpdated: LivePlan._on_resource_updated,
+    FactsObserved: LivePlan._on_facts_observed,
+    GoalChanged: LivePlan._on_goal_changed,
+    PlanRevised: LivePlan._on_revised,
+    DecisionMade: LivePlan._on_decided,
+    QuestionAsked: LivePlan._on_question_asked,
+    QuestionAnswered: LivePlan._on_question_answered,
+    RunEnded: LivePlan._on_run_ended,
+}
+"""The kinds of record that concern the state of a plan."""

@@ -1,4 +1,4 @@
-"""A live plan with changes laid over it that have not been carried out."""
+"""Overlay of staged changes on a live plan, and the checks of the plan as they would leave it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StagedTask(NamedTuple):
-    """A task that the changes bring in, what it replaces, and which change brings it in."""
+    """New task, the task that it replaces, and the path of the change that adds it."""
 
     task: Task
     parent: TaskId | None
@@ -24,7 +24,7 @@ class StagedTask(NamedTuple):
 
 
 class AddedDependency(NamedTuple):
-    """A dependency that a change adds and by which a circle could close."""
+    """Dependency that a change adds and that could close a cycle."""
 
     waiting: TaskId
     needed: TaskId
@@ -32,10 +32,21 @@ class AddedDependency(NamedTuple):
 
 
 class PlanOverlay:
-    """What changes make of a plan, as far as they touch it; everything else is read from the plan itself.
+    """Plan as staged changes would leave it; what they do not touch is read from the plan itself.
 
     Args:
         graph: the plan, which stays as it is.
+
+    Attributes:
+        new_tasks: the tasks that the changes add.
+        tasks: the new tasks and the changed documents of others.
+        states: the states that the changes lead to.
+        sinks: for each task that the changes replace, the new tasks that its dependents would wait for.
+        removed: the removed tasks, with the path of the change.
+        withdrawn: the removed replacements of tasks that are retried.
+        revived: the retried tasks, with the path of the change.
+        changed_references: the tasks whose references have to be checked, with the path of the change.
+        added_dependencies: the dependencies that could close a cycle.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -57,37 +68,37 @@ class PlanOverlay:
     # Reading
 
     def task(self, task_id: TaskId) -> Task:
-        """A task as the changes leave it."""
+        """Return a task as the changes leave it."""
         return self.tasks[task_id] if task_id in self.tasks else self.graph.entry(task_id).task
 
     def state(self, task_id: TaskId) -> TaskState:
-        """The state in which the changes leave a task."""
+        """Return the state in which the changes leave a task."""
         if task_id in self.states:
             return self.states[task_id]
         return TaskState.PENDING if task_id in self.new_tasks else self.graph.entry(task_id).state
 
     def exists(self, task_id: TaskId) -> bool:
-        """Whether there is such a task and it is not removed."""
+        """Return whether a task exists and is not removed."""
         if task_id in self.removed or task_id not in self:
             return False
         return task_id in self.new_tasks or task_id in self.revived or not self.graph.entry(task_id).removed
 
     def is_satisfied(self, task_id: TaskId) -> bool:
-        """Whether a task was done or skipped before the changes, and they leave it so."""
+        """Return whether a task was satisfied before the changes and they leave it so."""
         if task_id in self.new_tasks:
             return False
         entry = self.graph.entry(task_id)
         return entry.satisfied and self.state(task_id) is entry.state
 
     def position(self, task_id: TaskId) -> tuple[int, int]:
-        """The place of a task among those that are ready: priority, then order."""
+        """Return the position of a task among the ready ones: priority, then order."""
         if task_id in self._positions:
             return self._positions[task_id]
         entry = self.graph.entry(task_id)
         return entry.priority, entry.order
 
     def follow_replacements(self, task_ids: Iterable[TaskId]) -> Iterator[TaskId]:
-        """The tasks that stand for these: what was replaced is followed to its sinks."""
+        """Yield the tasks that these stand for: replaced ones are followed to their sinks."""
         stack = list(task_ids)[::-1]
         while stack:
             task_id = stack.pop()
@@ -96,19 +107,19 @@ class PlanOverlay:
             elif task_id in self.sinks:
                 stack.extend(reversed(self.sinks[task_id]))
             else:
-                stack.extend(reversed(self.graph.sinks(self.graph.entry(task_id))))
+                stack.extend(sink.id for sink in reversed(self.graph.entry(task_id).sinks))
 
     def unsatisfied_dependencies(self, task_id: TaskId) -> Iterator[TaskId]:
-        """What a task still waits for."""
-        every = self.graph.has_early_skips
+        """Return the dependencies that a task still waits for."""
+        include_satisfied = self.graph.has_early_skips
         return (
             dep
             for dep in self.follow_replacements(self.task(task_id).depends_on)
-            if every or not self.is_satisfied(dep)
+            if include_satisfied or not self.is_satisfied(dep)
         )
 
     def stranded_by_removal(self, task_id: TaskId) -> Iterator[TaskId]:
-        """The tasks that would wait for ever if a task went."""
+        """Yield the tasks that would wait for ever if a task were removed."""
         for other, task in self.tasks.items():
             if task_id in task.depends_on and self._is_active(other):
                 yield other
@@ -122,7 +133,7 @@ class PlanOverlay:
                 yield entry.sink_of.id
 
     def ancestors(self, task_id: TaskId) -> Iterator[TaskId]:
-        """What a task replaces, directly and before that."""
+        """Yield the tasks that a task replaces, the nearest first."""
         while task_id in self.new_tasks:
             parent = self.new_tasks[task_id].parent
             if parent is None:
@@ -139,128 +150,121 @@ class PlanOverlay:
     def _is_replaced(self, task_id: TaskId) -> bool:
         return self.state(task_id) is TaskState.REPLACED_BY_REPLAN
 
-    # Laying changes over it
+    # Staging
 
-    def add_task(self, task: Task, parent: TaskId | None, place: str) -> None:
+    def add_task(self, task: Task, parent: TaskId | None, path: str) -> None:
         """Add a task."""
         self._positions[task.id] = (task.priority, len(self.graph) + len(self.new_tasks))
-        self.new_tasks[task.id] = StagedTask(task, parent, place)
+        self.new_tasks[task.id] = StagedTask(task, parent, path)
         self.tasks[task.id] = task
-        self.changed_references[task.id] = place
+        self.changed_references[task.id] = path
 
     def reorder(self, task_id: TaskId, priority: int, order: int) -> Task:
-        """Give a task another place, and return it as it is then."""
+        """Move a task to another position, and return it with its new priority."""
         self._positions[task_id] = (priority, order)
         task = self.task(task_id)
         if task.priority != priority:
             task = self.tasks[task_id] = task.model_copy(update={"priority": priority})
         return task
 
-    def edit(self, old: Task, new: Task, place: str) -> None:
-        """Put a changed task in the place of the one it was."""
+    def edit(self, old: Task, new: Task, path: str) -> None:
+        """Change the document of a task."""
         self.tasks[new.id] = new
         if new.priority != old.priority:
             self._positions[new.id] = (new.priority, self.position(new.id)[1])
         self.added_dependencies += [
-            AddedDependency(new.id, dep, place) for dep in new.depends_on if dep not in old.depends_on
+            AddedDependency(new.id, dep, path) for dep in new.depends_on if dep not in old.depends_on
         ]
-        reads_anew = any(
+        references_changed = any(
             getattr(new, name) != getattr(old, name) for name in ("arguments", "when", "fallbacks", "undo")
         )
-        if reads_anew or not set(old.depends_on).issubset(new.depends_on):
-            self.changed_references[new.id] = place
+        if references_changed or not set(old.depends_on).issubset(new.depends_on):
+            self.changed_references[new.id] = path
 
-    def remove(self, task_id: TaskId, place: str) -> None:
-        """Take a task out."""
+    def remove(self, task_id: TaskId, path: str) -> None:
+        """Remove a task."""
         self.revived.pop(task_id, None)
-        self.removed[task_id] = place
+        self.removed[task_id] = path
 
-    def revive(self, task_id: TaskId, was: TaskState, place: str) -> None:
-        """Let a task wait again that was removed, had ended, or was replaced."""
+    def revive(self, task_id: TaskId, was: TaskState, path: str) -> None:
+        """Retry a task that was removed, ended or replaced."""
         self.removed.pop(task_id, None)
-        self.revived[task_id] = place
-        if was is TaskState.REPLACED_BY_REPLAN:  # its own dependencies are followed again, not those of its sinks
-            self.added_dependencies += [AddedDependency(task_id, dep, place) for dep in self.task(task_id).depends_on]
+        self.revived[task_id] = path
+        if was is TaskState.REPLACED_BY_REPLAN:  # its own dependencies count again, not those of its sinks
+            self.added_dependencies += [AddedDependency(task_id, dep, path) for dep in self.task(task_id).depends_on]
 
 
 MAX_DEPENDENCY_SEARCH: Final = 1_000
-"""How many tasks before one are looked at to see whether it depends on another; beyond that it is taken to."""
+"""Number of tasks searched for a dependency; beyond it a task is assumed to depend on the other."""
 
 _MAX_LISTED_TASKS: Final = 10
 
 
-def check_changed_graph(staging: PlanOverlay, *, changes_valid: bool) -> list[Problem]:
-    """What is wrong with a plan once the changes are carried out.
+def check_changed_graph(overlay: PlanOverlay, *, changes_valid: bool) -> list[Problem]:
+    """Return the problems of the plan as the changes would leave it.
 
     Args:
-        staging: the plan with the changes.
-        sound_so_far: whether each change fits for itself, so that it makes sense to follow dependencies.
+        overlay: the plan with the changes.
+        changes_valid: whether each change is valid by itself, so that it makes sense to follow dependencies.
     """
-    problems = [*_missing_dependencies(staging), *_stranded_dependents(staging)]
+    problems = []
+    for task_id in [*overlay.tasks, *(i for i in overlay.revived if i not in overlay.tasks)]:
+        exists = overlay.__contains__ if task_id in overlay.removed else overlay.exists
+        for dep in overlay.task(task_id).depends_on:
+            if not exists(dep):
+                why = "was removed" if dep in overlay else "does not exist"
+                path = _offending_change(overlay, task_id, dep)
+                problems.append(Problem(path, f"task {task_id!r} depends on {dep!r}, which {why}"))
+    for task_id, path in overlay.removed.items():
+        stranded = sorted(set(overlay.stranded_by_removal(task_id)))
+        if stranded:
+            more = ", …" if len(stranded) > _MAX_LISTED_TASKS else ""
+            names = ", ".join(map(repr, stranded[:_MAX_LISTED_TASKS])) + more
+            problems.append(Problem(path, f"task {task_id!r} cannot be removed: {names} would be left waiting for it"))
     if problems or not changes_valid:
         return problems
-    return _find_cycle(staging) or list(_invalid_references(staging))
+    if cycle := _find_cycle(overlay):
+        return [cycle]
+    return list(_invalid_references(overlay))
 
 
-def _missing_dependencies(staging: PlanOverlay) -> Iterator[Problem]:
-    touched = [*staging.tasks, *(i for i in staging.revived if i not in staging.tasks)]
-    for task_id in touched:
-        there = staging.__contains__ if task_id in staging.removed else staging.exists
-        for dep in staging.task(task_id).depends_on:
-            if not there(dep):
-                why = "was removed" if dep in staging else "does not exist"
-                yield Problem(
-                    _offending_change(staging, task_id, dep), f"task {task_id!r} depends on {dep!r}, which {why}"
-                )
+def _offending_change(overlay: PlanOverlay, task_id: TaskId, dep: TaskId) -> str:
+    """Return the path of the change that makes a task depend on another."""
+    added = [edge.change_path for edge in overlay.added_dependencies if edge[:2] == (task_id, dep)]
+    if added:
+        return added[-1]
+    new = overlay.new_tasks.get(task_id)
+    return new.change_path if new is not None else overlay.revived.get(task_id) or overlay.removed.get(dep, "")
 
 
-def _offending_change(staging: PlanOverlay, task_id: TaskId, dep: TaskId) -> str:
-    """The change that makes a task depend on another."""
-    named = [edge.change_path for edge in staging.added_dependencies if edge[:2] == (task_id, dep)]
-    if named:
-        return named[-1]
-    born = staging.new_tasks.get(task_id)
-    return born.change_path if born is not None else staging.revived.get(task_id) or staging.removed.get(dep, "")
+def _find_cycle(overlay: PlanOverlay) -> Problem | None:
+    """Return the first cycle that the changes would close.
 
-
-def _stranded_dependents(staging: PlanOverlay) -> Iterator[Problem]:
-    for task_id, place in staging.removed.items():
-        waiting = sorted(set(staging.stranded_by_removal(task_id)))
-        if waiting:
-            names = ", ".join(map(repr, waiting[:_MAX_LISTED_TASKS])) + (
-                ", …" if len(waiting) > _MAX_LISTED_TASKS else ""
-            )
-            yield Problem(place, f"task {task_id!r} cannot be removed: {names} would be left waiting for it")
-
-
-def _find_cycle(staging: PlanOverlay) -> list[Problem]:
-    """The first circle that the changes would close.
-
-    New tasks can close one among themselves, which is seen without leaving them. One that leads through the rest
-    of the plan needs an edge that a change adds there, so the search begins at these edges. What is settled is
-    left out, except in a plan in which a task was skipped before what it depends on was settled.
+    A cycle among new tasks is found by following these alone. One that leads through the rest of the plan contains
+    a dependency that a change adds there, so the search starts at those. Satisfied dependencies are left out, unless
+    a task was ever skipped before its dependencies were settled.
     """
     inside: set[TaskId] = set()
     outside: set[TaskId] = set()
     starts = [
-        (AddedDependency(new, dep, born.change_path), True)
-        for new, born in staging.new_tasks.items()
-        for dep in staging.unsatisfied_dependencies(new)
+        (AddedDependency(task_id, dep, new.change_path), True)
+        for task_id, new in overlay.new_tasks.items()
+        for dep in overlay.unsatisfied_dependencies(task_id)
     ]
     for edge, within in [
-        *((e, w) for e, w in starts if e.needed in staging.new_tasks),
-        *((e, False) for e in staging.added_dependencies),
+        *((e, w) for e, w in starts if e.needed in overlay.new_tasks),
+        *((e, False) for e in overlay.added_dependencies),
     ]:
-        loop = _cycle_through(staging, edge, inside if within else outside, within)
+        loop = _cycle_through(overlay, edge, inside if within else outside, within)
         if loop:
             names = [*loop[:_MAX_LISTED_TASKS], "…", loop[-1]] if len(loop) > _MAX_LISTED_TASKS + 1 else loop
-            return [Problem(edge.change_path, f"tasks would wait for one another: {' -> '.join(names)}")]
-    return []
+            return Problem(edge.change_path, f"tasks would wait for one another: {' -> '.join(names)}")
+    return None
 
 
-def _cycle_through(staging: PlanOverlay, edge: AddedDependency, done: set[TaskId], within: bool) -> list[TaskId]:
-    """A circle that is reached over an edge; `done` has what was seen to lead to none."""
-    path: dict[TaskId, Iterator[TaskId]] = {edge.waiting: staging.follow_replacements([edge.needed])}
+def _cycle_through(overlay: PlanOverlay, edge: AddedDependency, done: set[TaskId], within: bool) -> list[TaskId]:
+    """Return a cycle that an edge leads to; `done` collects the tasks that lead to none."""
+    path: dict[TaskId, Iterator[TaskId]] = {edge.waiting: overlay.follow_replacements([edge.needed])}
     while path:
         task_id = next(reversed(path))
         following = next(path[task_id], None)
@@ -271,42 +275,34 @@ def _cycle_through(staging: PlanOverlay, edge: AddedDependency, done: set[TaskId
         elif following in path:
             names = list(path)
             return [*names[names.index(following) :], following]
-        elif following not in done and (not within or following in staging.new_tasks):
-            path[following] = staging.unsatisfied_dependencies(following)
+        elif following not in done and (not within or following in overlay.new_tasks):
+            path[following] = overlay.unsatisfied_dependencies(following)
     return []
 
 
-def _invalid_references(staging: PlanOverlay) -> Iterator[Problem]:
-    """References of new and changed tasks to results that they cannot see."""
-    for task_id, place in staging.changed_references.items():
-        if task_id in staging.removed:
-            continue
-        for _, name, text in result_references(staging.task(task_id), staging):
-            if why := _reference_error(staging, task_id, name):
-                yield Problem(place, f"task {task_id!r} refers to {text}, {why}")
+def _invalid_references(overlay: PlanOverlay) -> Iterator[Problem]:
+    """Yield the references of new and changed tasks to results that they cannot see."""
+    for task_id, path in overlay.changed_references.items():
+        if task_id not in overlay.removed:
+            for _, name, text in result_references(overlay.task(task_id), overlay):
+                if why := _reference_error(overlay, task_id, name):
+                    yield Problem(path, f"task {task_id!r} refers to {text}, {why}")
 
 
-def _reference_error(staging: PlanOverlay, task_id: TaskId, name: TaskId) -> str:
-    if not staging.exists(name):
+def _reference_error(overlay: PlanOverlay, task_id: TaskId, name: TaskId) -> str:
+    if not overlay.exists(name):
         return f"and {name!r} is no task of the plan"
     if name == task_id:
         return "its own output"
-    if name in staging.ancestors(task_id):
+    if name in overlay.ancestors(task_id):
         return f"the output of what it replaces: there is none until {task_id!r} is done"
-    wanted = {other for other in staging.follow_replacements([name]) if not staging.is_satisfied(other)}
-    if _depends_on_all(staging, task_id, wanted):
-        return ""
-    return f"and does not depend on {name!r}: add {name!r} to its depends_on"
-
-
-def _depends_on_all(staging: PlanOverlay, task_id: TaskId, wanted: set[TaskId]) -> bool:
-    """Whether a task waits for all of these, as far as can be seen within the bound."""
+    sources = {other for other in overlay.follow_replacements([name]) if not overlay.is_satisfied(other)}
     seen = {task_id}
     stack = [task_id]
-    while stack and wanted and len(seen) < MAX_DEPENDENCY_SEARCH:
-        for needed in staging.unsatisfied_dependencies(stack.pop()):
-            wanted.discard(needed)
+    while stack and sources and len(seen) < MAX_DEPENDENCY_SEARCH:
+        for needed in overlay.unsatisfied_dependencies(stack.pop()):
+            sources.discard(needed)
             if needed not in seen:
                 seen.add(needed)
                 stack.append(needed)
-    return not wanted or bool(stack)
+    return f"and does not depend on {name!r}: add {name!r} to its depends_on" if sources and not stack else ""

@@ -1,4 +1,4 @@
-"""The states of a task, and the one table by which they change."""
+"""States of a task, and the one table of their transitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replanning.errors import IllegalTransition
 
 
 class TaskState(StrEnum):
-    """Where a task stands."""
+    """State of a task."""
 
     PENDING = "PENDING"
     READY = "READY"
@@ -25,7 +25,7 @@ class TaskState(StrEnum):
 
 
 class TaskEvent(StrEnum):
-    """What can happen to a task."""
+    """Event that changes the state of a task."""
 
     SATISFY = "dependencies satisfied"
     UNSATISFY = "dependency added"
@@ -46,16 +46,16 @@ class TaskEvent(StrEnum):
 _S, _E = TaskState, TaskEvent
 
 WAITING: Final = frozenset({_S.PENDING, _S.READY, _S.BACKOFF, _S.NEEDS_CONTINUATION})
-"""States of tasks that have not finished and are not running: they may be edited."""
+"""States of unfinished tasks that are not running and may be edited."""
 
 STUCK: Final = frozenset({_S.FAILED, _S.BLOCKED})
-"""States that only an explicit change leaves."""
+"""States that a task leaves only by an explicit change."""
 
 SATISFIED: Final = frozenset({_S.DONE, _S.SKIPPED})
 """States that satisfy dependents."""
 
 FINISHED: Final = frozenset({_S.DONE, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN})
-"""States in which nothing is left to do for the task itself."""
+"""States of tasks that need no further work themselves."""
 
 
 def _build_transitions() -> dict[tuple[TaskState, TaskEvent], TaskState]:
@@ -91,14 +91,14 @@ def _build_transitions() -> dict[tuple[TaskState, TaskEvent], TaskState]:
 
 
 TRANSITIONS: Final = _build_transitions()
-"""Every legal move: (state, event) to the state that follows."""
+"""Every legal transition: (state, event) to the next state."""
 
 
 def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> TaskState:
-    """The state that follows.
+    """Return the state that follows an event.
 
     Raises:
-        IllegalTransition: the table has no such move.
+        IllegalTransition: the table has no such transition.
     """
     try:
         return TRANSITIONS[state, event]
@@ -107,7 +107,7 @@ def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> T
 
 
 def mermaid_diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
+    """Return the table as a Mermaid state diagram, for the documentation."""
     arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
     for (state, event), follows in TRANSITIONS.items():
         arrows.setdefault((state, follows), []).append(event)

@@ -1,4 +1,4 @@
-"""A read-only look at a live plan, for providers, detectors and people."""
+"""Read-only views of a live plan, for providers, detectors and people."""
 
 from __future__ import annotations
 
@@ -6,33 +6,40 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from replanning.changes import PlanChange, ReplaceTask
 from replanning.errors import Problem, StaleView
 from replanning.journal.observations import Failure
 from replanning.journal.records import PlanRevised
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET
+from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.facts import strips_problem
+from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, TaskState
-from replanning.live.world import StripsProblem, strips_problem
+from replanning.live.strips import StripsProblem
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
-
-if TYPE_CHECKING:
-    from replanning.live.entries import TaskEntry
-    from replanning.live.plan import LivePlan
-
 
 _ID_SUFFIX = re.compile(r"~\d+$")
 
 
 class TaskView(NamedTuple):
-    """One task as it stands: its document, state, attempts so far, last failure, and its lineage.
+    """State of one task.
 
-    `condition_not_met` says that it was skipped because its condition did not hold, `is_held` that a question to a person is
-    about it.
+    Attributes:
+        task: its document.
+        attempts: number of attempts so far.
+        failure: its last failure.
+        root: the first task of its lineage.
+        iteration: number of replacements between the root and this task.
+        replaced_by: the tasks that replaced it.
+        reason: why it was skipped, cancelled or blocked.
+        failures: number of failures that were not followed by a retry.
+        duration: seconds that its last attempt took.
+        condition_not_met: whether it was skipped because its condition did not hold.
+        is_held: whether it is held back by a question to a person.
     """
 
     id: TaskId
@@ -51,10 +58,9 @@ class TaskView(NamedTuple):
 
 
 class PlanView:
-    """The plan as it stands, pinned to the revision at which the view was made; it copies nothing.
+    """Read-only view of a plan, pinned to the revision at which it was made; it copies nothing.
 
-    Reading it after the plan has moved on to another revision raises `StaleView`. States move on within a
-    revision, as tasks finish.
+    Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
     """
 
     __slots__ = ("_plan", "revision")
@@ -74,102 +80,96 @@ class PlanView:
 
     @property
     def goal(self) -> Goal:
-        """What the plan is for now."""
+        """Current goal of the plan."""
         return self._live.goal
 
     @property
     def original_plan(self) -> Plan:
-        """The plan document that the run started from."""
+        """Plan document that the run started from."""
         return self._live.plan
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
-        """The context now."""
+        """Current context."""
         return MappingProxyType(self._live.context)
 
     @property
     def facts(self) -> AbstractSet[str]:
-        """The facts that hold now."""
+        """Facts that hold now."""
         return self._live.facts.keys()
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
-        """The tools by name, with their availability now."""
+        """Tools by name, with their current availability."""
         return MappingProxyType(self._live.tools)
 
     def tool(self, name: str | None) -> ToolSpec | None:
-        """A tool, or None where the plan does not describe it."""
+        """Return a tool, or None if the plan does not describe it."""
         return self._live.tools.get(name) if name is not None else None
 
     @property
     def capacity(self) -> Mapping[str, float]:
-        """The resources and how much of each there is now."""
+        """Current capacity of each resource."""
         return MappingProxyType(self._live.pool.capacity)
 
     def demand(self, task: Task) -> Mapping[str, float]:
-        """What a task takes of the resources."""
-        return self._live.dispatcher.demand(task)
+        """Return the resources that a task takes."""
+        return self._live.pool.demand(task)
 
     def task(self, task_id: TaskId) -> TaskView:
-        """A task by its id, past ones included.
+        """Return a task by its id, past ones included.
 
         Raises:
-            UnknownTask: there never was one.
+            UnknownTask: there never was such a task.
         """
         return _task_view(self._live.entry(task_id))
 
     def tasks(self) -> Iterator[TaskView]:
-        """All tasks, past ones included, in the order in which they came into the plan."""
-        return (_task_view(entry) for entry in self._live)
+        """Yield all tasks, past ones included, in the order in which they were added."""
+        return map(_task_view, self._live)
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
-        """The same as they are written, each with its state alone: for whoever looks through all of a large plan."""
+        """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
         return ((entry.task, entry.state) for entry in self._live)
 
     def stuck(self) -> tuple[TaskView, ...]:
-        """The tasks that FAILED or are BLOCKED."""
-        return tuple(_task_view(self._live.entry(task_id)) for task_id in self._live.stuck)
+        """Return the tasks that are FAILED or BLOCKED."""
+        return tuple(map(self.task, self._live.stuck))
 
     def unfinished(self) -> Iterator[TaskView]:
-        """The tasks that still have to run, or could not: neither finished nor removed."""
+        """Yield the tasks that are neither finished nor removed."""
         return (_task_view(entry) for entry in self._live if entry.state not in FINISHED)
 
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
-        """The tasks whose arguments or condition refer to a key of the context."""
-        return tuple(
-            _task_view(self._live.entry(task_id))
-            for task_id in self._live.dependency_index.context_readers.get(key, ())
-        )
+        """Return the tasks whose arguments or condition refer to a key of the context."""
+        return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
 
     def resource_users(self, name: str) -> Iterator[TaskView]:
-        """The unfinished tasks that use a tool or take a resource of this name."""
-        return (
-            _task_view(self._live.entry(task_id))
-            for task_id in self._live.dependency_index.resource_users.get(name, ())
-        )
+        """Yield the unfinished tasks that use a tool or take a resource of this name."""
+        return map(self.task, self._live.dependency_index.resource_users.get(name, ()))
 
     def dependents(self, task_id: TaskId) -> tuple[TaskId, ...]:
-        """The tasks that wait for a task, also those that wait for what it replaced."""
+        """Return the tasks that wait for a task, including those that wait for a task it replaced."""
         return self._live.entry(task_id).dependent_ids()
 
     def arguments(self, task_id: TaskId) -> Mapping[str, JsonValue]:
-        """The arguments of a task with references replaced by their values.
+        """Return the arguments of a task with references replaced by their values.
 
         Raises:
-            ExpressionError: a reference finds nothing (yet).
+            ExpressionError: a reference has no value yet.
         """
         return self._live.arguments(self._live.entry(task_id))
 
     def result(self, task_id: TaskId) -> JsonValue:
-        """The output found through the lineage of a task.
+        """Return the output found through the lineage of a task.
 
         Raises:
-            UnknownTask: there is none (yet).
+            NoResult: there is none yet.
         """
         return self._live.results.output_of(task_id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
-        """What a task replaced, the root first, and the task itself."""
+        """Return the tasks that a task replaced, the root first, and the task itself."""
         chain = [entry := self._live.entry(task_id)]
         while entry.parent is not None:
             chain.append(entry := entry.parent)
@@ -178,27 +178,27 @@ class PlanView:
     def strips_problem(
         self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
     ) -> StripsProblem:
-        """The facts, the steps that are left and the goal, now or as changes that fit the plan would leave them.
+        """Return the current facts, remaining steps and goal, or those that valid changes would leave.
 
         Args:
-            changes: these changes.
-            tasks: with `facts`, about which the world is to be: of a plan that states its facts, what has nothing to
-                do with these may be left out.
+            changes: the changes.
+            tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything unrelated to
+                the subject and the changes may be left out.
             facts: see `tasks`.
         """
         live = self._live
         return strips_problem(live, Draft(live, changes).overlay if changes else None, tasks=tasks, facts=facts)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
-        """What speaks against changes; nothing if they can be applied."""
-        return self._live.check(changes)
+        """Return the reasons why changes cannot be applied; empty if they can."""
+        return tuple(Draft(self._live, changes).problems)
 
     def with_changes(self, changes: Sequence[PlanChange]) -> DraftView:
-        """The plan as changes that fit it would leave it, to plan on from there."""
+        """Return the plan as valid changes would leave it."""
         return DraftView(self._live, changes)
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
-        """An id made from another that no task has had, and that is not among those already given out."""
+        """Return an id derived from another that no task has had and that is not in `taken`."""
         live, stem, number = self._live, _ID_SUFFIX.sub("", base)[:180], 2
         while (new := f"{stem}~{number}") in live or new in taken:
             number += 1
@@ -206,26 +206,26 @@ class PlanView:
 
     @property
     def succeeded_attempts(self) -> int:
-        """How many attempts have succeeded."""
+        """Number of attempts that have succeeded."""
         return self._live.success_durations[0]
 
     @property
     def ended_attempts(self) -> int:
-        """How many attempts have ended."""
+        """Number of attempts that have ended."""
         return self._live.ended_attempts
 
     @property
     def successful_seconds(self) -> float:
-        """How long successful attempts took, added up."""
+        """Total seconds of the successful attempts."""
         return self._live.success_durations[1]
 
     @property
     def counts(self) -> Mapping[TaskState, int]:
-        """How many tasks are in each state, past ones included."""
+        """Number of tasks in each state, past ones included."""
         return MappingProxyType(self._live.counts)
 
     def evaluate(self, condition: str) -> bool:
-        """Whether a `when` expression holds now.
+        """Return whether a `when` expression holds now.
 
         Raises:
             ExpressionError: it cannot be evaluated.
@@ -234,7 +234,7 @@ class PlanView:
 
 
 class DraftView:
-    """A plan as changes would leave it that have not been applied; what is said of it follows these changes."""
+    """Read-only view of a plan as staged changes would leave it."""
 
     __slots__ = ("_base", "_changes", "_overlay")
 
@@ -248,71 +248,70 @@ class DraftView:
 
     @property
     def new_task_ids(self) -> tuple[TaskId, ...]:
-        """The tasks that the changes bring in."""
+        """Tasks that the changes add."""
         return tuple(self._overlay.new_tasks)
 
     @property
     def original_plan(self) -> Plan:
-        """The plan document that the run started from."""
+        """Plan document that the run started from."""
         return self._base.original_plan
 
     @property
     def goal(self) -> Goal:
-        """What the plan is for now."""
+        """Current goal of the plan."""
         return self._base.goal
 
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
-        """The tools by name, with their availability now."""
+        """Tools by name, with their current availability."""
         return self._base.tools
 
     def tool(self, name: str | None) -> ToolSpec | None:
-        """A tool, or None where the plan does not describe it."""
+        """Return a tool, or None if the plan does not describe it."""
         return self._base.tool(name)
 
     def task(self, task_id: TaskId) -> TaskView:
-        """A task by its id, new and past ones included.
+        """Return a task by its id, new and past ones included.
 
         Raises:
-            UnknownTask: there is none.
+            UnknownTask: there is no such task.
         """
-        staging = self._overlay
-        if task_id not in staging.new_tasks:
-            return self._base.task(task_id)._replace(task=staging.task(task_id), state=staging.state(task_id))
-        older = (task_id, *staging.ancestors(task_id))
-        task, state = staging.task(task_id), staging.state(task_id)
-        root, iteration = older[-1], len(older) - 1
+        overlay = self._overlay
+        if task_id not in overlay.new_tasks:
+            return self._base.task(task_id)._replace(task=overlay.task(task_id), state=overlay.state(task_id))
+        lineage = (task_id, *overlay.ancestors(task_id))
+        task, state = overlay.task(task_id), overlay.state(task_id)
+        root, iteration = lineage[-1], len(lineage) - 1
         return TaskView(
             task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
         )
 
     def tasks(self) -> Iterator[TaskView]:
-        """All tasks, past ones included, then the new ones."""
+        """Yield all tasks, past ones included, then the new ones."""
         return map(self.task, [*(task.id for task in self._base.tasks()), *self.new_task_ids])
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
-        """The same as they are written, each with its state alone."""
-        staging = self._overlay
+        """Yield the document and state of all tasks."""
         ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return ((staging.task(task_id), staging.state(task_id)) for task_id in ids)
+        return ((self._overlay.task(task_id), self._overlay.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
-        """What a task replaced, the root first, and the task itself."""
+        """Return the tasks that a task replaced, the root first, and the task itself."""
         return (*map(self.task, reversed(list(self._overlay.ancestors(task_id)))), self.task(task_id))
 
     def strips_problem(self) -> StripsProblem:
-        """The facts, the steps that would be left and the goal."""
+        """Return the facts, the steps that would remain and the goal."""
         return strips_problem(self._base._live, self._overlay)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
-        """What speaks against applying these changes after the first ones."""
+        """Return the reasons why changes cannot be applied after the staged ones."""
         return self._base.check((*self._changes, *changes))
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
-        """An id made from another that no task has had or would have, and that is not among those given out."""
-        given: set[TaskId] = set()
-        while (new := self._base.unused_id(base, given)) in self._overlay.new_tasks or new in taken:
-            given.add(new)
+        """Return an id derived from another that no task has had or would have and that is not in `taken`."""
+        used: set[TaskId] = set()
+        while (new := self._base.unused_id(base, used)) in self._overlay.new_tasks or new in taken:
+            used.add(new)
         return new
 
 
@@ -335,14 +334,14 @@ def _task_view(entry: TaskEntry) -> TaskView:
 
 
 class ReplanningInfo(NamedTuple):
-    """How a task came about by replanning, and what became of it.
+    """Lineage of a task.
 
     Attributes:
-        iteration: how many replacements lie between the original task and this one.
-        max_iterations: how often a lineage may be replanned.
-        original_task_id: the task that the lineage began with.
-        replaced_by: what took the place of this task.
-        replan_reason: why it was replaced; of one that was not, why it took the place of another.
+        iteration: number of replacements between the original task and this one.
+        max_iterations: limit of replans per lineage.
+        original_task_id: the first task of the lineage.
+        replaced_by: the tasks that replaced this one.
+        replan_reason: why it was replaced; for a task that was not, why it replaced another.
     """
 
     iteration: int
@@ -353,7 +352,7 @@ class ReplanningInfo(NamedTuple):
 
 
 def replanning_info(task: TaskView, revisions: Iterable[PlanRevised], max_iterations: int) -> ReplanningInfo:
-    """What the revisions so far, the newest last, mean for a task."""
+    """Return the lineage of a task from the revisions so far, the newest last."""
     made = replaced = ""
     for revised in revisions:
         for change in revised.changes:

@@ -43,8 +43,7 @@ from replanning.journal.records import (
     RunResumed,
 )
 from replanning.journal.store import RunStore, check_run_id
-from replanning.live.folding import failure_of
-from replanning.live.plan import LivePlan
+from replanning.live.plan import LivePlan, failure_of
 from replanning.llm.quoting import truncate_value
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId

@@ -383,7 +383,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
             entry.not_before if entry.not_before is not None and entry.not_before > at else None
         )
         if entry.state is TaskState.RUNNING:
-            for name, amount in live.dispatcher.demand(entry.task).items():
+            for name, amount in live.pool.demand(entry.task).items():
                 used[name] = used.get(name, 0.0) + amount
     found["in use"] = {name: round(amount, 9) for name, amount in used.items()}
     return found

@@ -148,7 +148,7 @@ def test_lineage() -> None:
     child = TaskEntry(Task(id="b"), 1, TaskEntry(Task(id="c"), 2, root))
     assert (root.root, root.iteration) == ("a", 0)
     assert (child.root, child.iteration) == ("a", 2)
-    assert repr(root) == "<Entry 'a' READY attempts=0 missing=0>"
+    assert repr(root) == "<TaskEntry 'a' READY attempts=0 missing=0>"
 
 
 @pytest.mark.parametrize("state", list(TaskState))

@@ -68,7 +68,7 @@ def test_results_as_a_mapping() -> None:
     run.apply(SkipTask(task_id="c"))
     results = run.live.results
     assert dict(results) == {"a": {"n": 1}, "c": None}
-    assert (len(results), repr(results)) == (2, "<Results of ['a', 'c']>")
+    assert (len(results), repr(results)) == (2, "<TaskResults of ['a', 'c']>")
     assert results["a2"] == {"n": 1}
     with pytest.raises(KeyError, match="it is READY"):
         results["b"]
@@ -283,5 +283,5 @@ def test_parts_say_what_they_hold() -> None:
     run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert run.live.dispatcher.claim_next() is run.live.entry("a")
     assert run.live.dispatcher.claim_next() is None
-    assert repr(run.live.dispatcher) == "<Claims count=1 parked=['b']>"
-    assert repr(run.live.dependency_index) == "<Usage of ['gone']>"
+    assert repr(run.live.dispatcher) == "<Dispatcher claimed=1 parked=['b']>"
+    assert repr(run.live.dependency_index) == "<DependencyIndex of ['gone']>"

@@ -296,4 +296,4 @@ def test_what_has_to_do_with_nearly_everything() -> None:
     plan = kept(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
 
     assert len(PlanView(plan.live).strips_problem(tasks=["t5"]).steps) == 1_100
-    assert repr(plan.live.dependency_index.fact_index) == "<Bearing of 1100 tasks>"
+    assert repr(plan.live.dependency_index.fact_index) == "<FactIndex of 1100 tasks>"

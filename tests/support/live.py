@@ -24,11 +24,11 @@ from replanning.journal import (
 from replanning.live.entries import MAX_LOOKAHEAD, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
-from replanning.live.world import GroundAction, ground_action
+from replanning.live.strips import GroundAction, ground_action
 from replanning.plan.references import resolve_references
 
 _OF_THIS_PROCESS = frozenset({"claim", "pass_over_count", "reserved"})
-_LINKS = frozenset({"parent", "dependents", "sink_of"})
+_LINKS = frozenset({"parent", "dependents", "sinks", "sink_of"})
 
 
 class Kept:
@@ -117,7 +117,7 @@ def everything(live: LivePlan) -> dict[str, object]:
     return {
         **held(live),
         "queue": [(priority, order, name) for priority, order, name, _ in live.dispatcher.queue],
-        "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live._deadlines._heap],
+        "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live.deadlines._heap],
         "parked": list(live.dispatcher.parked),
         "claims": (live.dispatcher.claimed_count, live.dispatcher.last_claim),
         "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
@@ -269,7 +269,7 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
-    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.dispatcher.demand(entry.task).items()):
+    if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.pool.demand(entry.task).items()):
         return False
     return live.plan.facts is None or used is None or _applicable(live, entry)
 
@@ -302,7 +302,7 @@ def next_up(live: LivePlan) -> str | None:
     free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
     ready = [e for e in live if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):
-        if all(amount <= free[name] + 1e-9 for name, amount in live.dispatcher.demand(entry.task).items()):
+        if all(amount <= free[name] + 1e-9 for name, amount in live.pool.demand(entry.task).items()):
             return entry.id
         if entry.pass_over_count >= MAX_LOOKAHEAD or passed >= MAX_LOOKAHEAD:
             return None

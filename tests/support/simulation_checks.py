@@ -144,7 +144,7 @@ def _inconsistent_links(live: LivePlan, entry: TaskEntry) -> Iterator[str]:
     missing = sum(not live.entry(dep).satisfied for dep in entry.task.depends_on)
     if entry.unsatisfied_dependencies != missing and not entry.removed:
         yield f"{entry!r} should miss {missing}"
-    sinks = sum(not live.entry(sink).satisfied for sink in live.sinks(entry))
+    sinks = sum(not sink.satisfied for sink in entry.sinks)
     if entry.state is TaskState.REPLACED_BY_REPLAN and entry.unsatisfied_sinks != sinks:
         yield f"{entry!r} has {entry.unsatisfied_sinks} open sinks, should have {sinks}"
     if entry.state is TaskState.READY and missing:
