@@ -53,7 +53,7 @@ def simulate_plan(
         print_json(report.document())
     else:
         _print_simulation(report, plan)
-    return int(ExitCode.OK if report.success_rate == 1 and not report.broken else ExitCode.FAILED)
+    return int(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
 
 
 def _simulation_providers(names: Sequence[str]) -> list[str]:
@@ -113,10 +113,6 @@ def _print_simulation(report: SimulationReport, plan: Plan) -> None:
             out.print(f"\n{title}", style="bold")
             for name, number in list(found.items())[:10]:
                 out.print(f"  {number:6} {escape_control(name)}")
-    if report.broken:
-        out.print("\nPromises of the engine that were broken; please report this with the plan", style="bold red")
-        for promise in report.broken[:10]:
-            out.print(f"  {escape_control(promise)}")
 
 
 def _format_spread(spread: Distribution | None, unit: str = "") -> str:

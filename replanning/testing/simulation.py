@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""Simulation of a plan: many runs on a virtual clock with random faults, and the report on them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from replanning.journal import (
 from replanning.plan import JsonObject
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule
-from replanning.testing.promises import invariant_violations, replay_differences
 from replanning.testing.scripted import ScriptedExecutor
+
+DEFAULT_TIME_LIMIT: Final = 30 * 24 * 3600.0
+"""Virtual seconds after which a run counts as stuck."""
 
 SimulatedStatus = RunStatus | Literal["stuck", "crashed"]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """One run of a simulation.
+    """Result of one simulated run.
 
     Attributes:
-        seed: `simulate(..., runs=1, seed=seed)` does the same run again.
-        status: as of any run; `stuck` if it had not ended after the time limit, `crashed` if it raised.
-        reason: in one sentence, why.
-        makespan: seconds from start to end, on the virtual clock.
-        revisions: how often the plan was changed.
-        questions: how many questions people were asked.
-        failures: for each task, how many of its attempts failed.
-        broken: promises that were not kept; see `broken_promises`.
+        seed: `simulate(..., runs=1, seed=seed)` repeats the run.
+        status: the status of the run; `stuck` if it had not ended at the time limit, `crashed` if it raised.
+        reason: one sentence about the status.
+        makespan: virtual seconds from start to end.
+        revisions: number of revisions of the plan.
+        questions: number of questions to people.
+        failures: number of failed attempts per task.
     """
 
     seed: int
@@ -52,12 +53,11 @@ class SimulatedRun:
     revisions: int = 0
     questions: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
-    broken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How numbers are spread."""
+    """Minimum, median, maximum and mean of some numbers."""
 
     least: float
     median: float
@@ -66,7 +66,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Distribution | None:
-        """The spread of some values, if there are any."""
+        """Return the distribution of the values, or None without values."""
         if not values:
             return None
         ordered = sorted(values)
@@ -75,11 +75,11 @@ class Distribution:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class SimulationReport:
-    """What came out of simulated runs of a plan.
+    """Results of the simulated runs of a plan.
 
     Attributes:
-        plan: how the plan is called.
-        runs: every run, in order.
+        plan: name of the plan.
+        runs: the runs, in the order of their seeds.
     """
 
     plan: str
@@ -87,53 +87,46 @@ class SimulationReport:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "no runs"
-        makespan = self.makespan
-        took = f", {makespan.median:g} s" if makespan is not None else ""
-        broken = f", {len(self.broken)} promises BROKEN" if self.broken else ""
-        return f"<SimulationReport of {self.plan!r}: {counts}{took}{broken}>"
+        makespan = f", {self.makespan.median:g} s" if self.makespan is not None else ""
+        return f"<SimulationReport of {self.plan!r}: {counts}{makespan}>"
 
     @property
     def statuses(self) -> Mapping[SimulatedStatus, int]:
-        """How many runs ended in which way, the most frequent first."""
+        """Number of runs per status, most frequent first."""
         return dict(Counter(run.status for run in self.runs).most_common())
 
     @property
     def success_rate(self) -> float:
-        """The share of runs that succeeded; 0 without runs."""
+        """Share of runs that succeeded; 0 without runs."""
         return sum(run.status == "succeeded" for run in self.runs) / len(self.runs) if self.runs else 0.0
 
     @property
     def makespan(self) -> Distribution | None:
-        """How long the runs took that succeeded, in seconds; None if none did."""
+        """Virtual seconds taken by the runs that succeeded; None if none did."""
         return Distribution.of([run.makespan for run in self.runs if run.status == "succeeded"])
 
     @property
     def revisions(self) -> Distribution | None:
-        """How often the plan was changed in a run."""
+        """Number of revisions per run."""
         return Distribution.of([run.revisions for run in self.runs])
 
     @property
     def questions(self) -> Distribution | None:
-        """How many questions people were asked in a run."""
+        """Number of questions per run."""
         return Distribution.of([run.questions for run in self.runs])
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """For each task, in how many runs an attempt at it failed; the most frequent first."""
+        """Number of runs in which an attempt at the task failed, per task, most frequent first."""
         return dict(Counter(task for run in self.runs for task in run.failures).most_common())
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Why runs did not succeed, and how many; the most frequent first."""
+        """Number of runs without success per reason, most frequent first."""
         return dict(Counter(run.reason for run in self.runs if run.status != "succeeded").most_common())
 
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """Promises that were not kept, with the seed of the run; there should be none."""
-        return tuple(f"seed {run.seed}: {promise}" for run in self.runs for promise in run.broken)
-
     def document(self) -> JsonObject:
-        """The report as JSON values."""
+        """Return the report as JSON values."""
         spreads = {"makespan": self.makespan, "revisions": self.revisions, "questions": self.questions}
         summary: JsonObject = {
             "plan": self.plan,
@@ -143,25 +136,20 @@ class SimulationReport:
             **{name: None if spread is None else asdict(spread) for name, spread in spreads.items()},
             "failures": dict(self.failures),
             "reasons": dict(self.reasons),
-            "broken": list(self.broken),
-            "runs": [{**asdict(run), "broken": list(run.broken)} for run in self.runs],
+            "runs": [asdict(run) for run in self.runs],
         }
         return summary
 
     def to_json(self) -> str:
-        """The report as the text of a JSON object."""
+        """Return the report as the text of a JSON object."""
         return json.dumps(self.document(), ensure_ascii=False, indent=2) + "\n"
 
 
-DEFAULT_TIME_LIMIT: Final = 30 * 24 * 3600.0
-"""Virtual seconds after which a run counts as stuck."""
-
-
 class EngineFactory(Protocol):
-    """Makes the engine of one simulated run; `ReplanningEngine` itself is one, and so is a `partial` of it."""
+    """Builds the engine of one simulated run; `ReplanningEngine` itself and a `partial` of it are two."""
 
     def __call__(self, *, environment: Environment, store: RunStore, gate: HumanGate | None) -> ReplanningEngine:
-        """An engine with these parts."""
+        """Return an engine that uses this environment, store and gate."""
         ...
 
 
@@ -175,27 +163,27 @@ def simulate(
     max_concurrency: int = 8,
     time_limit: float = DEFAULT_TIME_LIMIT,
 ) -> SimulationReport:
-    """Run a plan many times on a virtual clock, with faults that are drawn anew for each run.
+    """Run a plan many times on a virtual clock, with faults drawn anew for each run.
 
-    No tool is really used: attempts take the time and have the outcome that the faults say. The plan, the engine
+    No tool is executed: attempts take the time and have the outcome that the faults say. The plan, the engine
     and its providers are the real ones. Equal arguments give equal reports. ::
 
         report = simulate(Plan.load("release.yaml"), FaultSchedule(fail={"build": 1.0}), runs=200)
-        assert report.success_rate == 1.0 and not report.broken
+        assert report.success_rate == 1.0
 
     It runs an event loop of its own; from a coroutine call it through `anyio.to_thread.run_sync`.
 
     Args:
-        plan: what is run.
-        faults: what goes wrong; nothing when left out.
-        runs: how many times.
+        plan: the plan to run.
+        faults: what goes wrong; nothing by default.
+        runs: number of runs.
         seed: of the first run; each further run has the next number.
-        engine_factory: makes the engine of each run, such as `partial(ReplanningEngine, ["repair"], settings=...)`.
-        max_concurrency: how many tasks run at once at most.
+        engine_factory: builds the engine of each run, such as `partial(ReplanningEngine, ["repair"], settings=...)`.
+        max_concurrency: largest number of tasks that run at once.
         time_limit: virtual seconds after which a run is given up as stuck.
 
     Raises:
-        PlanError: the faults do not suit the plan.
+        PlanError: the faults name tasks that the plan lacks, or a chance or duration is out of range.
     """
     schedule = faults or FaultSchedule()
     schedule.check(plan)
@@ -208,7 +196,7 @@ def simulate(
 
 
 class _Simulation:
-    """One run of a simulation, its workers, and what happens around it."""
+    """One simulated run with its workers, its scheduled events and its time limit."""
 
     def __init__(self, plan: Plan, schedule: FaultSchedule, seed: int, workers: int, time_limit: float) -> None:
         self._plan = plan
@@ -224,13 +212,12 @@ class _Simulation:
         self._run: PlanRun | None = None
 
     async def play(self, factory: EngineFactory) -> SimulatedRun:
-        """Run the plan, and say what became of it."""
         async with self._clock:
             engine = self._engine(factory)
             try:
                 async with engine.open(self._plan) as self._run:
                     await self._drive(self._run)
-            except Exception as error:  # noqa: BLE001 - what a run raises is what a simulation is to find out
+            except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
                 self._abnormal_end = "crashed", f"{type(error).__name__}: {error}"
             return self._summary()
 
@@ -263,8 +250,8 @@ class _Simulation:
         await self._clock.sleep(when)
         try:
             action(run)
-        except Exception as error:  # noqa: BLE001 - it is the user's function, and belongs into the report
-            self._abnormal_end = "crashed", f"what happens after {when:g} s raised {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - an error of the user's function belongs in the report
+            self._abnormal_end = "crashed", f"the event after {when:g} s raised {type(error).__name__}: {error}"
             scope.cancel()
 
     async def _enforce_time_limit(self, run: PlanRun, scope: anyio.CancelScope) -> None:
@@ -279,13 +266,9 @@ class _Simulation:
         records = list(self._store.read(self._store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
         failed = Counter(r.body.task for r in records if isinstance(r.body, AttemptFailed | AttemptTimedOut))
-        status, reason = self._abnormal_end or ("crashed", "it did not begin")
-        broken: list[str] = []
-        if self._run is not None:
-            if self._abnormal_end is None:
-                status, reason = self._run.result.status, self._run.result.reason
-            if not self._run.result.unjournaled:
-                broken = invariant_violations(records) + replay_differences(self._run, records, self._clock.now())
+        status, reason = self._abnormal_end or ("crashed", "the run was not opened")
+        if self._run is not None and self._abnormal_end is None:
+            status, reason = self._run.result.status, self._run.result.reason
         return SimulatedRun(
             seed=self._seed,
             status=status,
@@ -294,5 +277,4 @@ class _Simulation:
             revisions=kinds[PlanRevised],
             questions=kinds[QuestionAsked],
             failures=dict(failed.most_common()),
-            broken=tuple(broken),
         )

@@ -15,7 +15,7 @@ pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not
 from benchmarks import figures, instances, outages, peers, planbench, planning, plots, readme, recorded, workflows
 from benchmarks.instances import Action, Domain, Instance
 from replanning.planning import Phase
-from replanning.testing import ScriptedLLMServer
+from tests.support.llm_server import ScriptedLLMServer
 
 ROOT = Path(__file__).parents[2]
 DATA = (ROOT / instances.SHARED).resolve()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import answer, cli
 from tests.support.forges import TOKEN, FakeForge, FakeGitHub, FakeGitLab, Fault, served
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, replan
 
 TOOLS = [

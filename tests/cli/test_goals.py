@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from replanning.plan import JsonObject
-from replanning.testing import ScriptedLLMServer
 from tests.cli.test_solve import Service, subtask, use
 from tests.support.cli import cli, lines
+from tests.support.llm_server import ScriptedLLMServer
 from tests.support.planning import Replies, go_on, replan, revision, summary
 
 WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}

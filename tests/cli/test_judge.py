@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from replanning.plan.types import JsonValue
-from replanning.testing import ScriptedLLMServer
 from replanning.tools import InvalidArguments, ToolExecutor, ToolTimedOut, ToolUnavailable
 from tests.support.cli import answer, cli, lines, write_plan
+from tests.support.llm_server import ScriptedLLMServer
 from tests.support.tools import Attempt, shell, task
 
 SLOPPY = {"sloppy": "true {out} ## capability: build", "careful": "echo built > {out} ## capability: build"}

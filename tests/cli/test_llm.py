@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from replanning.plan import JsonObject
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 from tests.support.cli import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 WAY_ON: JsonObject = {
     "candidates": [

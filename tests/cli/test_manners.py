@@ -12,8 +12,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from replanning.cli.app import app
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 from tests.support.cli import ENVIRONMENT, answer, cli
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 # A program that is interrupted when a certain module is imported, as by Ctrl-C at that instant.
 INTERRUPTED = """

@@ -10,8 +10,8 @@ import pytest
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningHistoryStore
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import answer, cli
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, summary
 from tests.support.planning_history import ISSUE, saved, written
 

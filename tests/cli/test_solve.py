@@ -14,8 +14,8 @@ import pytest
 from replanning import Plan
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import ENVIRONMENT, SCRIPT, Gate, Started, Terminal, answer, cli, lines
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, replan, revision, summary
 
 TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"

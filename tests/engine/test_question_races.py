@@ -19,11 +19,10 @@ from replanning.testing import (
     ScriptStep,
     VirtualClock,
     hangs,
-    invariant_violations,
     raises,
-    replay_differences,
     returns,
 )
+from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.runs import alternative, environment, plan
 
 TASKS = (

@@ -29,12 +29,11 @@ from replanning.testing import (
     ScriptStep,
     VirtualClock,
     hangs,
-    invariant_violations,
     raises,
-    replay_differences,
     returns,
     virtual_environment,
 )
+from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.runs import again, alternative, bodies, kinds, plan
 from tests.support.simulation_play import cut
 from tests.support.simulation_world import RUN

@@ -23,7 +23,8 @@ from replanning.changes import ReplaceTask
 from replanning.engine.providers import ToolSimilarity
 from replanning.errors import NoLLMProvider
 from replanning.journal import AlternativesConsidered, MemoryStore, ToolOutcome
-from replanning.testing import ScriptedLLM, ScriptedLLMServer, VirtualClock
+from replanning.testing import ScriptedLLM, VirtualClock
+from tests.support.llm_server import ScriptedLLMServer
 from tests.support.runs import Proposer, bodies, environment, failing
 
 TOOLS: Final = (

@@ -30,7 +30,8 @@ from replanning.orchestrators import SwarmOrchestrator
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.providers.decompose import Decomposer
-from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, replay_differences, virtual_environment
+from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, virtual_environment
+from tests.support.invariants import replay_differences
 from tests.support.llm import PRICES
 from tests.support.runs import Proposer, again, alternative, bodies, plan
 

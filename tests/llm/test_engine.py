@@ -18,15 +18,15 @@ from replanning.testing import (
     LLMReply,
     ScriptedExecutor,
     ScriptedLLM,
-    ScriptedLLMServer,
     VirtualClock,
     hangs,
-    invariant_violations,
     raises,
     returns,
     virtual_environment,
 )
+from tests.support.invariants import invariant_violations
 from tests.support.llm import somebodys_plugins
+from tests.support.llm_server import ScriptedLLMServer
 from tests.support.runs import Proposer, alternative, bodies
 from tests.support.tracing import Spans
 

@@ -29,20 +29,17 @@ from replanning.plugins import load_plugin
 from replanning.providers._proposals import ProposalReply
 from replanning.testing import (
     FaultSchedule,
-    LLMRequest,
-    LLMServerReply,
     ScriptedExecutor,
     ScriptedGate,
-    ScriptedLLMServer,
     ScriptStep,
-    ServerReply,
     VirtualClock,
     hangs,
-    invariant_violations,
     returns,
     virtual_environment,
 )
+from tests.support.invariants import invariant_violations
 from tests.support.llm_chaos import FAULTS, FaultyService
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 # On trio, httpx's own generators complain where an answer is not read to its end; endless ones must not be.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx.:ResourceWarning")

@@ -14,7 +14,8 @@ from replanning import Plan
 from replanning.journal import AlternativesConsidered, QuestionAnswered, QuestionAsked, RunOpened
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.testing import invariant_violations, raises
+from replanning.testing import raises
+from tests.support.invariants import invariant_violations
 from tests.support.models import PLAN, Played, candidate, change, played, replaced, reply
 
 pytestmark = pytest.mark.anyio

@@ -23,8 +23,9 @@ from replanning.journal import (
     TriggerFired,
 )
 from replanning.plan import RunId
-from replanning.testing import VirtualClock, invariant_violations, replay_differences
+from replanning.testing import VirtualClock
 from tests.support.cli import answer, cli
+from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.runs import Proposer, alternative, bodies, environment
 from tests.support.world import Event, Outcome, play
 

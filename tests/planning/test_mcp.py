@@ -10,8 +10,8 @@ from replanning import Settings, ToolSpec
 from replanning.plan import JsonObject
 from replanning.planning import ReplanPromptBuilder
 from replanning.planning.prompts import prompt_templates
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.cli import answer, cli
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model
 
 SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from replanning.journal import Record, RunEnded, RunPaused, dump_body
-from replanning.testing import invariant_violations
+from tests.support.invariants import invariant_violations
 from tests.support.limits_recount import answered, begun, exceeded, overrun, told
 from tests.support.misbehaviour import DECISIONS, REPLIES, Played, play
 

@@ -20,8 +20,9 @@ from replanning.decision import ExporterContext
 from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
 from replanning.plan import RunId
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, VirtualClock
+from replanning.testing import VirtualClock
 from tests.support.cli import cli
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.notices import (
     EVENTFUL,
     RUN,

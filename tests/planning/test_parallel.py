@@ -10,7 +10,8 @@ from replanning.journal import MemoryStore
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
-from replanning.testing import ScriptedLLM, VirtualClock, invariant_violations, virtual_environment
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from tests.support.invariants import invariant_violations
 from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, revision
 from tests.support.planning_task import MISSING, because
 from tests.support.resume import RUN

@@ -11,7 +11,8 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import Phase, PlanningCoordinator
 from replanning.planning.outputs import UnclearGoal, parse_planning
-from replanning.testing import ScriptedGate, VirtualClock, invariant_violations
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     GOAL,
     SUBTASKS,

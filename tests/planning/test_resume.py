@@ -8,7 +8,8 @@ from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Recor
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
 from replanning.planning.steps import is_action
-from replanning.testing import VirtualClock, invariant_violations
+from replanning.testing import VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.planning import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
 from tests.support.resume import RUN, cut
 

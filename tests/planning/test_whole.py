@@ -17,16 +17,11 @@ from replanning.exporters.notices import FileNotifier
 from replanning.plan import JsonObject
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
-from replanning.testing import (
-    LLMRequest,
-    LLMServerReply,
-    ScriptedGate,
-    ScriptedLLMServer,
-    VirtualClock,
-    invariant_violations,
-)
+from replanning.testing import ScriptedGate, VirtualClock
 from replanning.tools import ToolExecutor
 from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
+from tests.support.invariants import invariant_violations
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Desk, Model, Replies, go_on, replan, revision, summary
 from tests.support.planning import coordinator as scripted
 

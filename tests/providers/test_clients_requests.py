@@ -19,8 +19,8 @@ from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider
 from replanning.providers.openai import OpenAIProvider
-from replanning.testing import ScriptedLLMServer
 from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
+from tests.support.llm_server import ScriptedLLMServer
 
 ULM = '{"name": "Ulm", "people": 126000}'
 USER = {"role": "user", "content": "Which?"}

@@ -13,9 +13,10 @@ from replanning import Environment
 from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import LLMOptions
 from replanning.providers.openai import OpenAIProvider
-from replanning.testing import ScriptedLLMServer, ServerReply, VirtualClock, hangs
+from replanning.testing import VirtualClock, hangs
 from replanning.testing.clock import EPOCH
 from tests.support.llm_clients import CLIENTS, KEY, Endless, Network, client, fails, said
+from tests.support.llm_server import ScriptedLLMServer, ServerReply
 
 FOUR = said(OpenAIProvider)
 

@@ -9,7 +9,8 @@ from replanning.changes import AddTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.history import ReplanHistory, why_report
 from replanning.journal import AlternativesConsidered, Candidate
 from replanning.live import TaskState
-from replanning.testing import VirtualClock, invariant_violations
+from replanning.testing import VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.runs import Proposer, alternative, environment
 from tests.support.world import Event, Outcome, play
 

@@ -11,7 +11,8 @@ from replanning.errors import LLMUnavailable
 from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked
 from replanning.providers._proposals import MAX_CANDIDATES, MAX_CHANGES
 from replanning.providers.llm import LLMAlternatives
-from replanning.testing import ScriptedGate, ScriptedLLM, hangs, invariant_violations
+from replanning.testing import ScriptedGate, ScriptedLLM, hangs
+from tests.support.invariants import invariant_violations
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
 pytestmark = pytest.mark.anyio

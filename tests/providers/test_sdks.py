@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from replanning.testing import LLMServerReply, ScriptedLLMServer, ServerReply, hangs
+from replanning.testing import hangs
+from tests.support.llm_server import LLMServerReply, ScriptedLLMServer, ServerReply
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,8 @@ from replanning import Environment
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.llm import LLMProvider
 from replanning.plugins import load_plugin
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply, hangs, returns
+from replanning.testing import hangs, returns
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 NAMES = ("openai", "anthropic", "github-copilot", "ollama")
 KEYS = {"openai": "authorization", "anthropic": "x-api-key", "github-copilot": "authorization"}

@@ -14,8 +14,9 @@ import pytest
 from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext, open_run
 from replanning.journal import AttemptFailed, JsonlStore, MemoryStore, RunStore, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
-from replanning.testing import VirtualClock, replay_differences
+from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
+from tests.support.invariants import replay_differences
 from tests.support.resume import RUN
 from tests.support.runs import bodies, chain, environment
 

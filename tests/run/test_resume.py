@@ -29,7 +29,8 @@ from replanning.journal import (
     TriggerFired,
 )
 from replanning.plan import AttemptId
-from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
+from replanning.testing import FlakyStore, VirtualClock
+from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, cut, engine_for, from_start, resumed, story, through
 from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
 

@@ -28,7 +28,8 @@ from replanning.journal import (
     RunStore,
     SqliteStore,
 )
-from replanning.testing import FlakyStore, VirtualClock, invariant_violations, replay_differences
+from replanning.testing import FlakyStore, VirtualClock
+from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story, through
 from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
 

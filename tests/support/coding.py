@@ -15,7 +15,7 @@ from typing import Final
 from replanning import TaskContext, ToolSpec
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.testing import LLMRequest, LLMServerReply
+from tests.support.llm_server import LLMRequest, LLMServerReply
 from tests.support.planning import go_on, kind_of, replan, revision, summary
 
 OBJECTIVE: Final = "Write sums.add, test first"

@@ -36,7 +36,7 @@ from replanning.journal import (
     dump_body,
 )
 from replanning.plan import RunId
-from replanning.testing import invariant_violations
+from tests.support.invariants import invariant_violations
 
 ROOT: Final = Path(__file__).parents[2]
 RUN: Final = RunId("run-1")

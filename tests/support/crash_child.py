@@ -34,8 +34,8 @@ from replanning.errors import RunOwned
 from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
 from replanning.plan import RunId
 from replanning.run import Work
-from replanning.testing import replay_differences
 from replanning.tools import ToolExecutor
+from tests.support.invariants import replay_differences
 
 BLOCKS = 3
 

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from replanning.environment import Clock
-from replanning.testing import LLMRequest, ServerReply
-from replanning.testing.llm_server import ROUTES, Headers, _response_body
+from tests.support.llm_server import ROUTES, Headers, LLMRequest, ServerReply, _response_body
 
 Pieces = Iterable[tuple[float, bytes | Exception]]
 """A body: after how many seconds comes what, or which error."""

@@ -29,9 +29,10 @@ from replanning.journal import (
     UsageCharged,
 )
 from replanning.planning import PlanningHistoryStore, PlanningState
-from replanning.testing import LLMRequest, LLMServerReply, ScriptedLLMServer, invariant_violations
 from tests.support.coding import Coder, repository
 from tests.support.crash import PATIENCE, ROOT, RUN, journal, text
+from tests.support.invariants import invariant_violations
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 
 KILLS_PER_RUN: Final = 7
 AIMS: Final = (

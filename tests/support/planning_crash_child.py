@@ -21,10 +21,10 @@ from replanning.exporters.notices import FileNotifier
 from replanning.journal import RunStore
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
-from replanning.testing import replay_differences
 from replanning.tools import ToolExecutor
 from tests.support.coding import OBJECTIVE, tools
 from tests.support.crash_child import store_at
+from tests.support.invariants import replay_differences
 
 CALLS = 200
 

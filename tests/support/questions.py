@@ -6,7 +6,8 @@ from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.decision import AlternativeProvider, HumanGate
 from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked, RunStore
-from replanning.testing import VirtualClock, invariant_violations
+from replanning.testing import VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.runs import Propose, Proposer, alternative, bodies, environment
 
 DOUBT = 0.4

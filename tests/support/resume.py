@@ -31,7 +31,8 @@ from replanning.journal import (
     RunStore,
 )
 from replanning.plan import RunId
-from replanning.testing import VirtualClock, invariant_violations
+from replanning.testing import VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.runs import Proposer, alternative, environment, plan
 
 RUN = RunId("run-1")

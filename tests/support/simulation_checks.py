@@ -19,8 +19,8 @@ from replanning.journal import (
 )
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.testing import invariant_violations, replay_differences
-from replanning.testing.model import RunModel
+from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.run_model import RunModel
 from tests.support.simulation_order import out_of_order
 from tests.support.simulation_world import World
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from replanning import Plan
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
 from replanning.journal import AttemptStarted, PlanRevised, Record, RunOpened, RunResumed, TriggerFired
-from replanning.testing.model import RunModel
+from tests.support.run_model import RunModel
 
 
 class Places:

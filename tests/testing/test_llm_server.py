@@ -17,7 +17,8 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from replanning.testing import LLMServerReply, ScriptedLLMServer, ServerReply, hangs, raises, returns
+from replanning.testing import hangs, raises, returns
+from tests.support.llm_server import LLMServerReply, ScriptedLLMServer, ServerReply
 
 SPECIFICATION = Path(__file__).parents[3] / "shared/data/specs/openai-openapi.json.gz"
 CHATS = {

@@ -1,10 +1,10 @@
-"""The checks of a journal find what they are there for: each kind of broken promise, in a journal that has it."""
+"""The journal checks in tests/support/invariants.py find each kind of violation."""
 
 from __future__ import annotations
 
 import pytest
 
-from replanning import Plan, Settings, Task
+from replanning import Plan, ReplanningEngine, Settings, Task
 from replanning.changes import CancelTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.journal import (
     AlternativesConsidered,
@@ -15,6 +15,7 @@ from replanning.journal import (
     ConditionEvaluated,
     DecisionMade,
     Failure,
+    MemoryStore,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
@@ -30,8 +31,9 @@ from replanning.journal import (
     TriggerFired,
 )
 from replanning.plan import AttemptId, QuestionId, ReplanId, RunId, TriggerId
-from replanning.testing import invariant_violations
-from tests.support.runs import plan
+from replanning.testing import VirtualClock, virtual_environment
+from tests.support.invariants import invariant_violations, replay_differences, snapshot
+from tests.support.runs import chain, plan
 
 TWO = plan(Task(id="a"), Task(id="b", depends_on=("a",)))
 R1, T1, Q1 = ReplanId("r1"), TriggerId("t1"), QuestionId("run-1.q1")
@@ -246,3 +248,21 @@ BROKEN = {
 def test_broken_promises(records: list[Record], promise: str) -> None:
     """Every promise that a journal breaks is named, with the record that breaks it."""
     assert any(promise in found for found in invariant_violations(records)), invariant_violations(records)
+
+
+async def test_live_plan_and_journal_are_compared() -> None:
+    """Differences between the live plan and its journal are named; a complete journal has none."""
+    async with VirtualClock() as clock:
+        store = MemoryStore()
+        engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
+        async with engine.open(chain("a", "b")) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = task.id
+        records = list(store.read(run.id))
+        assert (invariant_violations(records), replay_differences(run, records, clock.now())) == ([], [])
+        lost = replay_differences(run, records[:-2], clock.now())
+        assert "live plan and journal differ: task 'b' output is 'b', by the journal None" in lost
+        assert snapshot(run.live, clock.now())["task 'a' state"] == "DONE"
+        nonsense = [*records[:3], *records[2:]]
+        assert "the journal cannot be replayed" in replay_differences(run, nonsense, clock.now())[0]

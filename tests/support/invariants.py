@@ -35,7 +35,7 @@ from replanning.journal import (
     TriggerFired,
     UsageCharged,
 )
-from replanning.testing.model import RunModel, changed_tasks
+from tests.support.run_model import RunModel, changed_tasks
 
 if TYPE_CHECKING:
     from replanning.live.plan import LivePlan
