@@ -28,7 +28,7 @@ from replanning.exporters._forge import Forge, ForgeComment, ForgeError, Marker,
 from replanning.exporters._forge_issue import CommentIndex
 from replanning.journal import Record
 from replanning.plan import RunId
-from replanning.planning.request import RunJournals
+from replanning.planning.history import RunJournals
 
 _COMMENT_PATTERN: Final = re.compile(
     r"^<!-- comment (?P<number>\d{1,9}) at (?P<at>\S{1,40}) -->\n"

@@ -1,4 +1,8 @@
-"""What the journal of a run of planning mode comes to, in lines for people and programs. Pure."""
+"""History of planning mode: one file of JSON lines for each run, for people and programs.
+
+`HistoryLineBuilder` turns the records of a journal into lines, `PlanningHistoryStore` writes and reads them, and
+`PlanningHistoryExporter` keeps the files of running coordinators up to date.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from pathlib import Path
 from stat import S_ISREG
 from threading import RLock
 from typing import Final, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
@@ -49,27 +54,27 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.planning.decisions import Phase
 from replanning.planning.manager import DecisionRecord, ReplanNote
-from replanning.planning.request import RunJournals, request_of
+from replanning.planning.request import request_of
 from replanning.planning.state import PlanningState, PlanVersion
 from replanning.planning.steps import is_action, phase_of, planning_metadata
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
 
 FINAL_STATUSES: Final = ("succeeded", "failed", "aborted")
-"""How a run ends for good; any other end is one from which it is resumed."""
+"""Final statuses of a run; from any other it can be resumed."""
 
 _MAX_OUTPUT_CHARS: Final = 20_000
-"""Characters of an output that a line holds; the journal has all of it."""
+"""Characters of an output in a line; the journal has all of it."""
 
 _LineContent = tuple[LineType, JsonObject]
-"""What a line tells beside what every line has."""
+"""Type of a line, and its fields beside the common ones."""
 
 _AttemptEnd = AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingDecision:
-    """A decision whose replan has not changed the plan yet."""
+    """Outcome of a replan that has not changed the plan yet."""
 
     seq: int
     record: DecisionRecord
@@ -77,13 +82,13 @@ class _PendingDecision:
 
 
 class HistoryLineBuilder:
-    """Turns the records of one run into lines.
+    """Builds the lines of one run from its records.
 
-    Lines follow from the records alone, and the same records give the same lines: what was not written can be made
-    again. Two lines of a run never have type, timestamp and number in common.
+    The same records always give the same lines, so lost lines can be rebuilt. No two lines of a run share type,
+    timestamp and number.
 
     Attributes:
-        seq: the number of the last record that was taken in.
+        seq: number of the last record.
     """
 
     def __init__(self) -> None:
@@ -97,34 +102,31 @@ class HistoryLineBuilder:
         self._pending: _PendingDecision | None = None
 
     def __repr__(self) -> str:
-        return f"<HistoryLines of {self._common_fields.get('task_uuid', 'no run of planning mode')} after record {self.seq}>"
+        return (
+            f"<HistoryLineBuilder of {self._common_fields.get('task_uuid', 'no planning run')} after record {self.seq}>"
+        )
 
     def lines_from(self, record: Record) -> list[JsonObject]:
-        """The lines that can be written from this record on; none where the run is none of planning mode."""
+        """Return the lines that a record completes; none if the run is not one of planning mode."""
         self.seq = record.seq
-        if isinstance(record.body, RunOpened):
-            self._on_opened(record.body)
+        if isinstance(record.body, RunOpened) and (request := request_of(record.body.plan)) is not None:
+            self._live = LivePlan(record.body.plan)
+            self._common_fields = {"task_uuid": record.body.run, "issue_id": request.issue_id}
         live = self._live
         if live is None:
             return []
         live.fold(record)
         self._state.fold(record)
         lines = [*self._flush_pending(record.body, live), *self._decision_lines(record, live)]
-        if said := self._content(record, live):
-            lines.append(self._line(said[0], record.seq, format_iso_time(record.at), said[1]))
+        if content := self._content(record, live):
+            lines.append(self._line(content[0], record.seq, format_iso_time(record.at), content[1]))
         return lines
 
-    def _on_opened(self, opened: RunOpened) -> None:
-        request = request_of(opened.plan)
-        if request is not None:
-            self._live = LivePlan(opened.plan)
-            self._common_fields = {"task_uuid": opened.run, "issue_id": request.issue_id}
-
-    def _line(self, kind: LineType, seq: int, timestamp: str, said: JsonObject) -> JsonObject:
-        return {"type": kind, "timestamp": timestamp, **self._common_fields, "seq": seq, **said}
+    def _line(self, kind: LineType, seq: int, timestamp: str, fields: JsonObject) -> JsonObject:
+        return {"type": kind, "timestamp": timestamp, **self._common_fields, "seq": seq, **fields}
 
     def _content(self, record: Record, live: LivePlan) -> _LineContent | None:
-        """What a record tells by itself."""
+        """Return the line of a record, apart from decisions."""
         match record.body:
             case PlanningNoted() as body:
                 return self._note_content(body)
@@ -143,7 +145,13 @@ class HistoryLineBuilder:
                     **self._clarification_fields(question),
                 }
             case QuestionAnswered() as body:
-                return "execution", _answer_fields(body)
+                answer: JsonObject = {
+                    "event": "answered",
+                    "question": body.question,
+                    "verdict": body.verdict,
+                    "by": body.by,
+                }
+                return "execution", {**answer, "comment": body.comment} if body.comment else answer
             case RunResumed():
                 return "execution", {"event": "resumed"}
             case RunEnded() as body:
@@ -165,7 +173,7 @@ class HistoryLineBuilder:
         return None
 
     def _clarification_fields(self, question: QuestionId) -> JsonObject:
-        """What is to be clarified, and what is assumed where nobody answers; nothing where agreement is asked for."""
+        """Return the questions and default assumptions of a clarification; nothing for other questions."""
         if not self._state.is_clarification(question):
             return {}
         held = self._state.held[self._state.questions[question]]
@@ -174,7 +182,7 @@ class HistoryLineBuilder:
     # Plans
 
     def _plan_content(self, plans: list[PlanVersion]) -> _LineContent:
-        """The newest plan; from the second on with what it changes."""
+        """Return the newest plan, with its changes unless it is the first."""
         new = plans[-1]
         plan: JsonObject = {
             "number": new.number,
@@ -191,7 +199,7 @@ class HistoryLineBuilder:
     # Decisions
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
-        """What became of a decision, where it is known already what it made of the plan."""
+        """Return the line of a decision, unless its replan is still going to change the plan."""
         if not isinstance(record.body, PlanningNoted) or record.body.type != "replan":
             return
         note = ReplanNote.model_validate(record.body.data, strict=False)
@@ -202,12 +210,12 @@ class HistoryLineBuilder:
         before = self._snapshots_before.pop(note.record.replan_id, None) or _plan_snapshot(live)
         decided = _PendingDecision(record.seq, note.record, before)
         if note.record.result == "success" and before["revision"] == live.revision:
-            self._pending = decided  # the engine changes the plan after that
+            self._pending = decided  # the engine changes the plan next
         else:
             yield self._decision_line(decided, live)
 
     def _flush_pending(self, body: object, live: LivePlan) -> Iterator[JsonObject]:
-        """The decision that waited for its change of the plan, if that has come, or comes no more."""
+        """Return the line of the pending decision once its replan has changed the plan, or will not."""
         pending = self._pending
         if pending is None or not _settles_decision(body, pending.record.replan_id):
             return
@@ -215,17 +223,17 @@ class HistoryLineBuilder:
         yield self._decision_line(pending, live)
 
     def _decision_line(self, decided: _PendingDecision, live: LivePlan) -> JsonObject:
-        said: JsonObject = decided.record.model_dump(mode="json")
-        said |= {"plan_before": decided.plan_before, "plan_after": _plan_snapshot(live)}
-        return self._line("replan_decision", decided.seq, decided.record.timestamp, said)
+        fields: JsonObject = decided.record.model_dump(mode="json")
+        fields |= {"plan_before": decided.plan_before, "plan_after": _plan_snapshot(live)}
+        return self._line("replan_decision", decided.seq, decided.record.timestamp, fields)
 
     # Execution
 
     def _execution_fields(self, body: _AttemptEnd, at: float, live: LivePlan) -> JsonObject:
-        """How an attempt at an action ended."""
+        """Return the fields for the end of an attempt at an action."""
         task = live.entry(body.task).task
         arguments = self._state.calls.get(body.attempt, dict(task.arguments))
-        said: JsonObject = {
+        fields: JsonObject = {
             "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
             "task_id": self._state.name_of(live.entry(body.task).root),
             "attempt": body.attempt,
@@ -234,10 +242,10 @@ class HistoryLineBuilder:
             "seconds": at - self._started_at.pop(body.attempt, at),
         }
         if isinstance(body, AttemptSucceeded):
-            return {**said, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
+            return {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
         failure = failure_of(body)
         error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
-        return {**said, "error": error, "tried_again": body.retry_at is not None}
+        return {**fields, "error": error, "tried_again": body.retry_at is not None}
 
     def _end_content(self, body: RunEnded) -> _LineContent:
         if body.status not in FINAL_STATUSES:
@@ -247,23 +255,17 @@ class HistoryLineBuilder:
 
 
 def _change_content(body: PlanRevised) -> _LineContent | None:
-    """What was done to the plan beside what other lines tell: fallbacks, retries, what was left out, and by hand."""
+    """Return the line of a plan change that no other line covers: fallbacks, retries, skips, and manual changes."""
     if any(map(_is_planning_change, body.changes)):
         return None
-    told: list[JsonValue] = [
+    changes: list[JsonValue] = [
         {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)} for change in body.changes
     ]
-    return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": told}
-
-
-def _answer_fields(body: QuestionAnswered) -> JsonObject:
-    """What was decided about a question, and by whom, in which words."""
-    said: JsonObject = {"event": "answered", "question": body.question, "verdict": body.verdict, "by": body.by}
-    return {**said, "comment": body.comment} if body.comment else said
+    return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": changes}
 
 
 def _settles_decision(body: object, replan: str) -> bool:
-    """Whether a replan has changed the plan by now, or will not any more."""
+    """Return whether a replan has changed the plan by now, or will not any more."""
     if isinstance(body, PlanningNoted) and body.type == "replan":
         considered = body.data.get("considered")
         return isinstance(considered, dict) and considered.get("replan_id") != replan
@@ -271,7 +273,7 @@ def _settles_decision(body: object, replan: str) -> bool:
 
 
 def _is_planning_change(change: PlanChange) -> bool:
-    """Whether a change puts phases or planned actions into place, which other lines tell of."""
+    """Return whether a change adds phases or planned actions, which other lines cover."""
     match change:
         case AddTask(task=task):
             return phase_of(task) is not None or "by" in planning_metadata(task)
@@ -281,21 +283,23 @@ def _is_planning_change(change: PlanChange) -> bool:
 
 
 def _plan_snapshot(live: LivePlan) -> JsonObject:
-    """The plan as it stands, phases included."""
+    """Return the current plan, phases included."""
     tasks: list[JsonValue] = []
     for task in live.document().tasks:
-        one: JsonObject = {"id": task.id, "state": live.entry(task.id).state.value, "depends_on": list(task.depends_on)}
-        one |= {
-            name: value
-            for name, value in (("goal", task.goal), ("tool", task.tool or planning_metadata(task).get("tool")))
-            if value
-        }
-        tasks.append(one)
+        state, optional = (
+            live.entry(task.id).state.value,
+            {
+                "goal": task.goal,
+                "tool": task.tool or planning_metadata(task).get("tool"),
+            },
+        )
+        fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
+        tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
     return {"revision": live.revision, "tasks": tasks}
 
 
 def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
-    """What a plan adds to the one before it, takes out of it, and does otherwise."""
+    """Return the tasks that a plan adds, modifies or removes compared with the one before."""
     before, after = _actions_by_id(old), _actions_by_id(new)
     for name in new.tasks:
         if name not in old.tasks:
@@ -310,7 +314,9 @@ def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
 
 def _actions_by_id(plan: PlanVersion) -> dict[str, JsonObject]:
     actions = plan.action_plan.get("actions")
-    return {str(one["task_id"]): one for one in actions if isinstance(one, dict)} if isinstance(actions, list) else {}
+    if not isinstance(actions, list):
+        return {}
+    return {str(action["task_id"]): action for action in actions if isinstance(action, dict)}
 
 
 _ERRNO_ADVICE: Final = {
@@ -318,8 +324,8 @@ _ERRNO_ADVICE: Final = {
     errno.EDQUOT: "make room within the quota",
     errno.EFBIG: "raise the limit on the size of files",
     errno.EROFS: "name a folder that can be written to",
-    errno.ENOTDIR: "a file stands where a folder is needed: name another folder",
-    errno.EEXIST: "a file stands where a folder is needed: name another folder",
+    errno.ENOTDIR: "a file is in the place of a folder: name another folder",
+    errno.EEXIST: "a file is in the place of a folder: name another folder",
 }
 
 _SUFFIX: Final = ".jsonl"
@@ -331,200 +337,34 @@ COMMON_FIELDS: Final[Mapping[str, type]] = {
     "issue_id": str,
     "seq": int,
 }
-"""What every line has."""
+"""Fields of every line."""
 
 _TAIL_BYTES: Final = 1 << 16
 
 
-class FileSignature(NamedTuple):
-    """By which a file is known to be as it was: which one it is, and how long."""
+class _FileSignature(NamedTuple):
+    """Identity and size of a file; equal while nobody replaces it or writes to it."""
 
     inode: int
     size: int
 
 
 class _CachedFile(NamedTuple):
-    """What is known of a file without reading it again."""
+    """Content of a file as last read or written."""
 
-    signature: FileSignature
+    signature: _FileSignature
     line_keys: set[tuple[object, ...]]
     last_seq: int
 
 
-class HistoryFiles:
-    """Reads and writes the lines of tasks; several processes may do so at once.
-
-    What a process wrote outlives it. A line that was torn when a process was killed, or when the disk was full, is
-    passed over by whoever reads, and so is any other that cannot be read; what is written next stands on a line of
-    its own. The index only saves reading: it follows from the files, and what it lacks is read from them.
-
-    Args:
-        directory: where the files are; made when the first line is written.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._cache: dict[str, _CachedFile] = {}
-        self._lock = RLock()
-
-    def __repr__(self) -> str:
-        return f"<HistoryFiles {str(self.directory)!r}>"
-
-    # Lines
-
-    def read(self, task_uuid: str) -> list[JsonObject]:
-        """The lines of a task in the order of their numbers; none where there is no such task."""
-        with self._translate_errors("be read"):
-            return _read_lines(self._path(task_uuid))
-
-    def append(self, task_uuid: str, lines: Sequence[JsonObject]) -> None:
-        """Write lines, except those that are there already; one without a number gets the next.
-
-        Raises:
-            StoreError: they cannot be written; then none of them, or the first ones, are there.
-        """
-        with self._translate_errors("be written"):
-            path = self._path(task_uuid)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with file_lock(self._lock_path):
-                known = self._cached_file(task_uuid, path)
-                last, new = known.last_seq, dict[tuple[object, ...], JsonObject]()
-                for line in lines:
-                    numbered = line if "seq" in line else _with_seq(line, last + 1)
-                    if (identity := _line_key(numbered)) not in known.line_keys:
-                        new[identity] = numbered
-                        last = max(last, _line_seq(numbered))
-                if not new:
-                    return
-                _append_lines(path, list(new.values()))
-                known.line_keys.update(new)
-                self._cache[task_uuid] = _CachedFile(_file_signature(path), known.line_keys, last)
-                if not known.signature.size:
-                    self._add_to_index([next(iter(new.values()))])
-
-    def is_unchanged(self, task_uuid: str) -> bool:
-        """Whether nobody has changed the file of a task since this has written to it, if it has."""
-        with self._translate_errors("be read"):
-            known = self._cache.get(task_uuid)
-            return known is None or known.signature == _file_signature(self._path(task_uuid))
-
-    def last_completion(self, task_uuid: str) -> tuple[JsonObject | None, FileSignature]:
-        """The line with which a task was finished, None where it is not, and by what its file is known to be the same.
-
-        A reflection after the end does not begin a task anew; anything else does.
-        """
-        with self._translate_errors("be read"):
-            path = self._path(task_uuid)
-            mark = _file_signature(path)
-            for lines in (_read_tail(path), _read_lines(path)):
-                for line in reversed(lines):
-                    if line["type"] != "reflection":
-                        return (line if line["type"] == "completion" and line.get("done") is True else None), mark
-        return None, mark
-
-    def archive_or_delete(self, task_uuid: str, mark: FileSignature, archive: Path | None) -> str | None:
-        """Move the file of a task into an archive, or remove it; the index still has to be made anew.
-
-        Args:
-            task_uuid: the task.
-            mark: as its file was when that was decided.
-            archive: a folder, made when it is missing; None to remove the file.
-
-        Returns:
-            Where it is now, empty where it was removed; None where it stays, because it was written to meanwhile.
-
-        Raises:
-            StoreError: the disk does not allow it; the file stays.
-        """
-        path = self._path(task_uuid)
-        with self._translate_errors("be put away"), file_lock(self._lock_path):
-            if _file_signature(path) != mark:
-                return None
-            moved = "" if archive is None else str(_move_to_archive(path, archive))
-            path.unlink(missing_ok=True)
-            self._cache.pop(task_uuid, None)
-            return moved
-
-    # Tasks
-
-    def tasks(self) -> list[str]:
-        """The tasks that have files, by name; none where there is no folder."""
-        with self._translate_errors("be read"), suppress(FileNotFoundError):
-            found = (entry.name for entry in os.scandir(self.directory) if entry.is_file())
-            return sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX) and name[0] != ".")
-        return []
-
-    def tasks_of_issue(self, issue_id: str) -> list[str]:
-        """The tasks of an issue in the order in which they began; files that the index knows are not read."""
-        entries = self._load_index()
-        found = [(str(one["timestamp"]), task) for task, one in entries.items() if one["issue_id"] == issue_id]
-        return [task for _, task in sorted(found)]
-
-    def write_index(self) -> None:
-        """Make the index anew from the files."""
-        with self._translate_errors("be written"), suppress(FileNotFoundError), file_lock(self._lock_path):
-            whole = self._index_path.with_name(self._index_path.name + ".new")
-            lines = [_index_entry(line) for task in self.tasks() if (line := _read_first_line(self._path(task)))]
-            whole.write_bytes(b"".join(map(_encode_line, lines)))
-            whole.replace(self._index_path)
-
-    def _load_index(self) -> dict[str, JsonObject]:
-        """The first lines of the tasks, in short; what the index does not know yet is read and added to it."""
-        with self._translate_errors("be read"):
-            tasks = self.tasks()
-            known = {str(line["task_uuid"]): line for line in _read_lines(self._index_path)}
-            missing = {
-                task: line for task in tasks if task not in known and (line := _read_first_line(self._path(task)))
-            }
-            if missing:
-                with suppress(OSError), file_lock(self._lock_path):  # a folder that is only read has no index
-                    self._add_to_index(list(missing.values()))
-            found = {**known, **{task: _index_entry(line) for task, line in missing.items()}}
-            return {task: found[task] for task in tasks if task in found}
-
-    def _add_to_index(self, firsts: Sequence[JsonObject]) -> None:
-        with suppress(OSError):  # it can be made again, and what counts is written
-            _append_lines(self._index_path, [_index_entry(line) for line in firsts])
-
-    @property
-    def _lock_path(self) -> Path:
-        return self.directory / ".lock"
-
-    @property
-    def _index_path(self) -> Path:
-        return self.directory / f".index{_SUFFIX}"
-
-    def _path(self, task_uuid: str) -> Path:
-        check_run_id(RunId(task_uuid))
-        return self.directory / f"{task_uuid}{_SUFFIX}"
-
-    def _cached_file(self, task_uuid: str, path: Path) -> _CachedFile:
-        """What is in a file, read again only where it is not as this process left it."""
-        known, mark = self._cache.get(task_uuid), _file_signature(path)
-        if known is not None and known.signature == mark:
-            return known
-        lines = _read_lines(path)
-        return _CachedFile(mark, set(map(_line_key, lines)), max(map(_line_seq, lines), default=0))
-
-    @contextmanager
-    def _translate_errors(self, doing: str) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except OSError as error:
-                advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
-                place = error.filename or self.directory
-                raise StoreError(f"planning history: {place} cannot {doing}: {error.strerror}; {advice}") from error
-
-
-def _file_signature(path: Path) -> FileSignature:
+def _file_signature(path: Path) -> _FileSignature:
     try:
         status = path.stat()
     except FileNotFoundError:
-        return FileSignature(0, 0)
-    if not S_ISREG(status.st_mode):  # to read a pipe would take for ever
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return FileSignature(status.st_ino, status.st_size)
+        return _FileSignature(0, 0)
+    if not S_ISREG(status.st_mode):  # reading a pipe would block
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return _FileSignature(status.st_ino, status.st_size)
 
 
 def _line_key(line: JsonObject) -> tuple[object, ...]:
@@ -538,13 +378,13 @@ def _line_seq(line: JsonObject) -> int:
 
 
 def _with_seq(line: JsonObject, seq: int) -> JsonObject:
-    """A line with its number in its place."""
+    """Return a line with its number after the other common fields."""
     head = ("type", "timestamp", "task_uuid", "issue_id")
     return {**{name: line[name] for name in head}, "seq": seq, **{k: v for k, v in line.items() if k not in head}}
 
 
 def _index_entry(line: JsonObject) -> JsonObject:
-    """What the index keeps of the first line of a task."""
+    """Return the part of a task's first line that the index keeps."""
     return {name: line[name] for name in COMMON_FIELDS}
 
 
@@ -552,11 +392,11 @@ def _encode_line(line: JsonObject) -> bytes:
     try:
         return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecordNotSerializable(f"a line of type {line['type']!r} cannot be kept as JSON: {error}") from error
+        raise RecordNotSerializable(f"a line of type {line['type']!r} cannot be written as JSON: {error}") from error
 
 
 def _append_lines(path: Path, lines: Sequence[JsonObject]) -> None:
-    """Append lines in one write, on a line of their own also where the last one is torn."""
+    """Append lines in one write, after a line break if the last line is torn."""
     text = b"".join(map(_encode_line, lines))
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -568,14 +408,14 @@ def _append_lines(path: Path, lines: Sequence[JsonObject]) -> None:
 
 
 def _parse_lines(lines: Sequence[bytes]) -> list[JsonObject]:
-    """The lines that can be read, by their numbers."""
-    found: list[JsonObject] = []
+    """Return the valid lines in the order of their numbers."""
+    valid: list[JsonObject] = []
     for text in lines:
         with suppress(ValueError, RecursionError):
             line = json.loads(text)
             if isinstance(line, dict) and all(isinstance(line.get(name), kind) for name, kind in COMMON_FIELDS.items()):
-                found.append(line)
-    return sorted(found, key=_line_seq)
+                valid.append(line)
+    return sorted(valid, key=_line_seq)
 
 
 def _read_lines(path: Path) -> list[JsonObject]:
@@ -586,7 +426,7 @@ def _read_lines(path: Path) -> list[JsonObject]:
 
 
 def _read_tail(path: Path) -> list[JsonObject]:
-    """The last lines of a file, as many as stand in its end; the first of them may be cut, and is left out."""
+    """Return the lines in the last bytes of a file; the first is skipped if it is incomplete."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         return _parse_lines(file.read().split(b"\n"))
@@ -594,7 +434,7 @@ def _read_tail(path: Path) -> list[JsonObject]:
 
 
 def _read_first_line(path: Path) -> JsonObject | None:
-    """The first line of a file that can be read."""
+    """Return the first valid line of a file."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for text in file:
             if lines := _parse_lines([text]):
@@ -603,7 +443,7 @@ def _read_first_line(path: Path) -> JsonObject | None:
 
 
 def _move_to_archive(path: Path, archive: Path) -> Path:
-    """Put a file into another folder, whole or not at all; what is there already stays."""
+    """Move a file into another folder, atomically, under a free name; return its new path."""
     archive.mkdir(parents=True, exist_ok=True)
     number, target = 1, archive / path.name
     while target.exists():
@@ -614,7 +454,7 @@ def _move_to_archive(path: Path, archive: Path) -> Path:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy = archive / f".{target.name}.new"  # another disk: nobody sees half of it under its name
+        copy = archive / f".{target.name}.new"  # another disk: the copy gets its name when it is complete
         try:
             shutil.copy2(path, copy)
             with copy.open("rb") as file:
@@ -632,13 +472,13 @@ _PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
 @dataclass(frozen=True, slots=True)
 class PrunedTask:
-    """A finished task whose lines were put away.
+    """A finished task whose history was archived or deleted.
 
     Attributes:
-        task_uuid: which.
-        issue_id: what it was about.
-        finished: when it was, in UTC.
-        archived: the file that holds its lines now; empty where they were removed.
+        task_uuid: id of the task.
+        issue_id: id of its issue.
+        finished: time of its completion, in UTC.
+        archived: the file that holds its lines now; empty if they were deleted.
     """
 
     task_uuid: str
@@ -648,21 +488,25 @@ class PrunedTask:
 
 
 class PlanningHistoryStore:
-    """Keeps one file of JSON lines for each task, which is a run of planning mode, or whatever you call one.
+    """History of planning tasks: one file of JSON lines for each task, such as a run of planning mode.
 
-    Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A coordinator's run is written by a
-    `PlanningHistoryExporter`; whoever plans without a coordinator saves what there is to keep by themselves::
+    Every line has `type`, `timestamp` (UTC), `task_uuid`, `issue_id` and `seq`. A `PlanningHistoryExporter` writes the
+    runs of a coordinator; programs without a coordinator call the `save` methods::
 
         history = PlanningHistoryStore(task_uuid="fix-12", issue_id="owner/repo#12")
         if not history.has_plan():
             history.save_plan(plan)
 
+    Several processes may read and write the files at once. Written lines survive the process. Readers skip torn lines,
+    left by a kill or a full disk, and others that they cannot parse; the next write begins a new line. The index only
+    saves reading: entries that it lacks are read from the files.
+
     Args:
-        directory: where the files are; made when the first line is written.
-        task_uuid: the task that methods are about where they name none.
-        issue_id: of the issue that the task is about, such as `owner/repo#12`.
-        environment: where time comes from.
-        redactor: takes secrets out of what is saved by hand.
+        directory: folder of the files; created with the first line.
+        task_uuid: task that methods use by default.
+        issue_id: id of its issue, such as `owner/repo#12`.
+        environment: source of time.
+        redactor: removes secrets from saved lines.
     """
 
     def __init__(
@@ -675,7 +519,9 @@ class PlanningHistoryStore:
         redactor: Redactor | None = None,
     ) -> None:
         self.directory = Path(directory)
-        self.files = HistoryFiles(self.directory)
+        self._index_path, self._lock_path = self.directory / f".index{_SUFFIX}", self.directory / ".lock"
+        self._cache: dict[str, _CachedFile] = {}
+        self._lock = RLock()
         self._task, self._issue = task_uuid, issue_id
         self._clock = (environment or Environment()).clock
         self._redactor = redactor or Redactor()
@@ -686,108 +532,110 @@ class PlanningHistoryStore:
     # Saving
 
     def save_plan(self, plan: JsonObject | BaseModel) -> None:
-        """Keep the first plan of the task.
+        """Save the first plan of the task.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the line cannot be written.
         """
         self._save("plan", {"plan": _to_json_object(plan)})
 
     def save_revision(self, revised_plan: JsonObject | BaseModel, reflection: JsonObject | BaseModel) -> None:
-        """Keep a plan that takes the place of the one before.
+        """Save a plan that replaces the one before.
 
         Args:
             revised_plan: the whole plan.
-            reflection: from which it follows: `plan_revision {reason, changes[]}`, or these themselves.
+            reflection: its cause: an object with `plan_revision {reason, changes[]}`, or with these fields.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the line cannot be written.
         """
-        given = _to_json_object(reflection)
-        revision = given.get("plan_revision")
-        said = revision if isinstance(revision, dict) else given
-        reason, changes = said.get("reason") or said.get("evaluation") or "", said.get("changes") or []
+        fields = _to_json_object(reflection)
+        revision = fields.get("plan_revision")
+        fields = revision if isinstance(revision, dict) else fields
+        reason, changes = fields.get("reason") or fields.get("evaluation") or "", fields.get("changes") or []
         self._save("revision", {"reason": reason, "changes": changes, "updated_plan": _to_json_object(revised_plan)})
 
     def save_reflection(self, evaluation: JsonObject | BaseModel) -> None:
-        """Keep what was thought of what was done.
+        """Save the evaluation of a reflection.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the line cannot be written.
         """
         self._save("reflection", {"evaluation": _to_json_object(evaluation)})
 
     def save_execution(self, execution: JsonObject | BaseModel) -> None:
-        """Keep what was done, and what came of it.
+        """Save an executed action with its outcome.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the line cannot be written.
         """
         self._save("execution", _to_json_object(execution))
 
     def save_completion(self, completion: JsonObject | BaseModel, *, done: bool = True) -> None:
-        """Keep how the task came out.
+        """Save the completion of the task.
 
         Args:
-            completion: in the form of the specification: `summary {goal_achieved, …}`, or whatever there is to say.
-            done: whether that is the end; else somebody must look after it, and the task is never pruned.
+            completion: the outcome, such as `summary {goal_achieved, …}`.
+            done: false if the task still needs attention; it is then never pruned.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the line cannot be written.
         """
         self._save("completion", {**_to_json_object(completion), "done": done})
 
-    def _save(self, kind: LineType, said: JsonObject) -> None:
-        task, clean = self._require_task_uuid(None), self._redactor.value(said)
+    def _save(self, kind: LineType, fields: JsonObject) -> None:
+        task, clean = self._require_task_uuid(None), self._redactor.value(fields)
         assert isinstance(clean, dict)
         head: JsonObject = {"type": kind, "timestamp": format_iso_time(self._clock.now()), "task_uuid": task}
-        self.files.append(task, [{**clean, **head, "issue_id": self._issue}])
+        self.append(task, [{**clean, **head, "issue_id": self._issue}])
 
     # Reading
 
     def entries(self, task_uuid: str | None = None) -> list[JsonObject]:
-        """All lines of a task, oldest first; those that cannot be read are passed over.
+        """Return all valid lines of a task, oldest first.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        return self.files.read(self._require_task_uuid(task_uuid))
+        with self._translate_errors("be read"):
+            return _read_lines(self._path(self._require_task_uuid(task_uuid)))
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
-        """The newest line with a plan: of type `plan`, or `revision`; None where there is none."""
-        found = [line for line in self.entries(task_uuid) if line["type"] in _PLAN_LINE_TYPES]
-        return found[-1] if found else None
+        """Return the newest line with a plan, of type `plan` or `revision`; None if there is none."""
+        return next((line for line in reversed(self.entries(task_uuid)) if line["type"] in _PLAN_LINE_TYPES), None)
 
     def has_plan(self, task_uuid: str | None = None) -> bool:
-        """Whether there is a plan, which is to be continued and not made again."""
+        """Return whether there is a plan to continue."""
         return self.get_latest_plan(task_uuid) is not None
 
     def get_revision_history(self, task_uuid: str | None = None) -> list[JsonObject]:
-        """The lines with plans that took the place of another, oldest first."""
+        """Return the lines of type `revision`, oldest first."""
         return [line for line in self.entries(task_uuid) if line["type"] == "revision"]
 
     def get_all_reflections(self, task_uuid: str | None = None) -> list[JsonObject]:
-        """The lines with what was thought of what was done, oldest first."""
+        """Return the lines of type `reflection`, oldest first."""
         return [line for line in self.entries(task_uuid) if line["type"] == "reflection"]
 
     def get_past_executions_for_issue(self, issue_id: str) -> list[JsonObject]:
-        """What was planned and done about an issue: one object for each task, in the order in which they began.
+        """Return a summary of each task of an issue, in the order of their start.
 
-        Each has `task_uuid`, `started`, `updated`, `done`, and the last `completion`; the latest `plan` with how often
-        it was revised and why; and what came of the `actions`. Files of other issues are not read.
+        Each has `task_uuid`, `started`, `updated`, `done`, the last `completion`, the `revisions` with their reasons, the
+        `actions` with their outcomes, and the latest `plan`. Files of other issues are not read.
         """
         if not issue_id:
             return []
-        found = [(task, self.files.read(task)) for task in self.files.tasks_of_issue(issue_id)]
-        if any(lines and lines[0]["issue_id"] != issue_id for _, lines in found):  # the index is of other files
-            self.files.write_index()
-            found = [(task, self.files.read(task)) for task in self.files.tasks_of_issue(issue_id)]
-        return [_task_summary(task, lines) for task, lines in found if lines]
+        histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
+        if any(lines and lines[0]["issue_id"] != issue_id for lines in histories.values()):  # the index is outdated
+            self._write_index()
+            histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
+        return [_task_summary(task, lines) for task, lines in histories.items() if lines]
 
     def _require_task_uuid(self, task_uuid: str | None) -> str:
         task = task_uuid if task_uuid is not None else self._task
         if task is None:
-            raise SettingsError([Problem("task_uuid", "say which task is meant, here or when the store is made")])
+            raise SettingsError(
+                [Problem("task_uuid", "no task is named: pass task_uuid to this method or to the store")]
+            )
         return task
 
     # Keeping tidy
@@ -799,52 +647,229 @@ class PlanningHistoryStore:
         *,
         dry_run: bool = False,
     ) -> list[PrunedTask]:
-        """Put away the lines of tasks that have been finished for longer than that; others are never touched.
+        """Archive or delete the files of tasks that finished long ago; unfinished tasks are never touched.
 
         Args:
-            retention_days: for how many days finished tasks stay.
-            archive_directory: where their files go; None to remove them.
-            dry_run: only say which ones these are.
+            retention_days: days for which finished tasks stay.
+            archive_directory: folder to move their files to; None to delete them.
+            dry_run: only return the tasks, without touching their files.
 
         Raises:
             SettingsError: the archive is the folder of the history itself.
-            StoreError: a file cannot be put away; those before it were.
+            StoreError: a file cannot be moved or deleted; earlier ones were.
         """
         archive = None if archive_directory is None else Path(archive_directory)
         if archive is not None and archive.resolve() == self.directory.resolve():
-            raise SettingsError([Problem("archive_directory", f"{archive} is the history itself; name another folder")])
-        found = (
-            self._prune(task, _SECONDS_PER_DAY * retention_days, archive, dry_run=dry_run)
-            for task in self.files.tasks()
-        )
+            raise SettingsError(
+                [Problem("archive_directory", f"{archive} is the folder of the history itself; name another folder")]
+            )
+        pruned: list[PrunedTask] = []
         try:
-            return [one for one in found if one is not None]
+            for task in self._tasks():
+                completion, signature = self._last_completion(task)
+                if completion is None:
+                    continue
+                finished, age = str(completion["timestamp"]), _SECONDS_PER_DAY * retention_days
+                if self._clock.now() - _timestamp_seconds(finished) < age:
+                    continue
+                target: str | None = "" if archive is None else str(archive / f"{task}.jsonl")
+                if not dry_run:
+                    target = self._archive_or_delete(task, signature, archive)
+                if target is not None:
+                    pruned.append(PrunedTask(task, str(completion["issue_id"]), finished, target))
         finally:
             if not dry_run:
-                self.files.write_index()
+                self._write_index()
+        return pruned
 
-    def _prune(self, task: str, seconds: float, archive: Path | None, *, dry_run: bool) -> PrunedTask | None:
-        completion, mark = self.files.last_completion(task)
-        if completion is None or self._clock.now() - _timestamp_seconds(str(completion["timestamp"])) < seconds:
-            return None
-        where = "" if archive is None else str(archive / f"{task}.jsonl")
-        moved = where if dry_run else self.files.archive_or_delete(task, mark, archive)
-        if moved is None:
-            return None
-        return PrunedTask(task, str(completion["issue_id"]), str(completion["timestamp"]), moved)
+    # Files: safe against kills, full disks and other processes
+
+    def append(self, task_uuid: str, lines: Sequence[JsonObject]) -> None:
+        """Append the lines that are not there yet; lines without a number get the next one.
+
+        Raises:
+            StoreError: the lines cannot be written; none or the first of them are there.
+        """
+        with self._translate_errors("be written"):
+            path = self._path(task_uuid)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with file_lock(self._lock_path):
+                cached = self._cached_file(task_uuid, path)
+                last, new = cached.last_seq, dict[tuple[object, ...], JsonObject]()
+                for line in lines:
+                    numbered = line if "seq" in line else _with_seq(line, last + 1)
+                    if (key := _line_key(numbered)) not in cached.line_keys:
+                        new[key] = numbered
+                        last = max(last, _line_seq(numbered))
+                if not new:
+                    return
+                _append_lines(path, list(new.values()))
+                cached.line_keys.update(new)
+                self._cache[task_uuid] = _CachedFile(_file_signature(path), cached.line_keys, last)
+                if not cached.signature.size:
+                    self._add_to_index([next(iter(new.values()))])
+
+    def is_unchanged(self, task_uuid: str) -> bool:
+        """Return whether the file of a task is as this object left it, or was never written by it."""
+        with self._translate_errors("be read"):
+            cached = self._cache.get(task_uuid)
+            return cached is None or cached.signature == _file_signature(self._path(task_uuid))
+
+    def _last_completion(self, task_uuid: str) -> tuple[JsonObject | None, _FileSignature]:
+        """Return the line that completed a task, None if it is unfinished, and the signature of its file.
+
+        A task is unfinished if any line but a reflection follows its completion.
+        """
+        with self._translate_errors("be read"):
+            path = self._path(task_uuid)
+            signature = _file_signature(path)
+            for lines in (_read_tail(path), _read_lines(path)):
+                for line in reversed(lines):
+                    if line["type"] != "reflection":
+                        return (line if line["type"] == "completion" and line.get("done") is True else None), signature
+        return None, signature
+
+    def _archive_or_delete(self, task_uuid: str, signature: _FileSignature, archive: Path | None) -> str | None:
+        """Move the file of a task into an archive folder, or delete it without one; the index is left as it is.
+
+        Returns:
+            Its new place, empty if deleted; None if it stays because its signature has changed.
+
+        Raises:
+            StoreError: the file cannot be moved or deleted; it stays.
+        """
+        path = self._path(task_uuid)
+        with self._translate_errors("be archived or deleted"), file_lock(self._lock_path):
+            if _file_signature(path) != signature:
+                return None
+            moved = "" if archive is None else str(_move_to_archive(path, archive))
+            path.unlink(missing_ok=True)
+            self._cache.pop(task_uuid, None)
+            return moved
+
+    def _tasks(self) -> list[str]:
+        """Return the tasks that have files, sorted; empty if there is no folder."""
+        with self._translate_errors("be read"), suppress(FileNotFoundError):
+            names = (entry.name for entry in os.scandir(self.directory) if entry.is_file())
+            return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX) and name[0] != ".")
+        return []
+
+    def _tasks_of_issue(self, issue_id: str) -> list[str]:
+        """Return the tasks of an issue in the order of their start; files that the index covers are not read."""
+        entries = self._load_index().items()
+        return [
+            task for _, task in sorted((str(e["timestamp"]), task) for task, e in entries if e["issue_id"] == issue_id)
+        ]
+
+    def _write_index(self) -> None:
+        """Rebuild the index from the files."""
+        with self._translate_errors("be written"), suppress(FileNotFoundError), file_lock(self._lock_path):
+            whole = self._index_path.with_name(self._index_path.name + ".new")
+            lines = [_index_entry(line) for task in self._tasks() if (line := _read_first_line(self._path(task)))]
+            whole.write_bytes(b"".join(map(_encode_line, lines)))
+            whole.replace(self._index_path)
+
+    def _load_index(self) -> dict[str, JsonObject]:
+        """Return the index entry of each task; missing entries are read from the files and added."""
+        with self._translate_errors("be read"):
+            tasks = self._tasks()
+            entries = {str(entry["task_uuid"]): entry for entry in _read_lines(self._index_path)}
+            missing = {
+                task: _index_entry(line)
+                for task in tasks
+                if task not in entries and (line := _read_first_line(self._path(task)))
+            }
+            if missing:
+                with suppress(OSError), file_lock(self._lock_path):  # the folder may be read-only
+                    self._add_to_index(list(missing.values()))
+            entries |= missing
+            return {task: entries[task] for task in tasks if task in entries}
+
+    def _add_to_index(self, firsts: Sequence[JsonObject]) -> None:
+        with suppress(OSError):  # the index can be rebuilt, and the lines are written
+            _append_lines(self._index_path, [_index_entry(line) for line in firsts])
+
+    def _path(self, task_uuid: str) -> Path:
+        check_run_id(RunId(task_uuid))
+        return self.directory / f"{task_uuid}{_SUFFIX}"
+
+    def _cached_file(self, task_uuid: str, path: Path) -> _CachedFile:
+        """Return the content of a file; it is read again only if another process has changed it."""
+        cached, signature = self._cache.get(task_uuid), _file_signature(path)
+        if cached is not None and cached.signature == signature:
+            return cached
+        lines = _read_lines(path)
+        return _CachedFile(signature, set(map(_line_key, lines)), max(map(_line_seq, lines), default=0))
+
+    @contextmanager
+    def _translate_errors(self, doing: str) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except OSError as error:
+                advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
+                place = error.filename or self.directory
+                raise StoreError(f"planning history: {place} cannot {doing}: {error.strerror}; {advice}") from error
+
+
+class RunJournals:
+    """Journals of the engines that an exporter is attached to, for records from before it was attached.
+
+    Only the store of the last engine is kept alive.
+
+    Args:
+        stores: further stores to read.
+    """
+
+    def __init__(self, *stores: RunStore) -> None:
+        self._extra_stores = stores
+        self._latest_store: RunStore | None = None
+        self._attached = WeakKeyDictionary[RunStore, None]()
+
+    def __repr__(self) -> str:
+        return f"<RunJournals in {len(self._attached) + len(self._extra_stores)} stores>"
+
+    def add_store(self, store: RunStore) -> None:
+        """Add a store, which is read before all others."""
+        self._attached.pop(store, None)
+        self._attached[store], self._latest_store = None, store
+
+    def records_after(self, run: RunId, seq: int = 0) -> list[Record]:
+        """Return the records of a run after the number `seq`.
+
+        Raises:
+            UnknownRun: no store has the run.
+            StoreError: the journal cannot be read.
+        """
+        for store in [*self._extra_stores, *self._attached][::-1]:  # the latest is the most likely
+            with suppress(UnknownRun):
+                return list(store.read(run, seq))
+        raise UnknownRun(run, "none of the stores has its journal")
+
+    def records_until(self, run: RunId, seq: int, record: Record) -> Iterator[Record]:
+        """Return the records of a run after the number `seq`, up to and including `record`.
+
+        Raises:
+            UnknownRun: no store has the missing records.
+            StoreError: the journal cannot be read.
+        """
+        if record.seq > seq + 1:
+            yield from (past for past in self.records_after(run, seq) if past.seq < record.seq)
+        if record.seq > seq:
+            yield record
 
 
 class PlanningHistoryExporter(Exporter):
-    """Writes what the runs of a coordinator come to into a planning history, as it happens.
+    """Exporter that writes the runs of a coordinator into a planning history as they happen.
 
-    What is written follows from the journal: nothing is written twice, and what is missing, because a process was killed
-    or the disk was full, is written with the next line, or when the run is resumed::
+    Lines follow from the journal. None is written twice, and lines lost to a kill or a full disk are written with the
+    next line, or when the run is resumed::
 
         coordinator = PlanningCoordinator(settings, model, tools, task, exporters=[PlanningHistoryExporter()])
 
     Args:
-        history: where it is written; in `planning_history` when left out.
-        journal: a store of runs beside those of the engines that this is attached to.
+        history: the history; by default in the folder `planning_history`.
+        journal: a further store with journals, beside those of the engines that this is attached to.
     """
 
     name = "planning-history"
@@ -852,7 +877,7 @@ class PlanningHistoryExporter(Exporter):
     def __init__(self, history: PlanningHistoryStore | None = None, *, journal: RunStore | None = None) -> None:
         self.history = history or PlanningHistoryStore()
         self._journals = RunJournals(*([] if journal is None else [journal]))
-        self._lines: dict[RunId, HistoryLineBuilder] = {}
+        self._builders: dict[RunId, HistoryLineBuilder] = {}
         self._unwritten: dict[RunId, list[JsonObject]] = {}
         self._last_error = ""
 
@@ -861,42 +886,42 @@ class PlanningHistoryExporter(Exporter):
 
     @property
     def problem(self) -> str:
-        """What is not written, and why; empty when everything is."""
-        lacking = ", ".join(run for run, owed in self._unwritten.items() if owed)
-        return f"the planning history lacks what happened last in {lacking}: {self._last_error}" if lacking else ""
+        """The runs with unwritten lines, and the last error; empty if everything is written."""
+        runs = ", ".join(run for run, lines in self._unwritten.items() if lines)
+        return f"the planning history lacks the latest lines of {runs}: {self._last_error}" if runs else ""
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Take note of where the journals are."""
+        """Read journals from the engine's store."""
         self._journals.add_store(exporter_context.store)
 
     async def export(self, run: RunId, record: Record) -> None:
-        """Write what follows from a record, and whatever is missing before it.
+        """Write the lines of a record, and any missing before it.
 
         Raises:
-            StoreError: it cannot be written now; it is tried again with the next record.
+            StoreError: the lines cannot be written now; they are tried again with the next record.
         """
-        lines, owed = self._lines.setdefault(run, HistoryLineBuilder()), self._unwritten.setdefault(run, [])
-        for one in self._journals.records_until(run, lines.seq, record):
-            owed += lines.lines_from(one)
+        builder, unwritten = self._builders.setdefault(run, HistoryLineBuilder()), self._unwritten.setdefault(run, [])
+        for past in self._journals.records_until(run, builder.seq, record):
+            unwritten += builder.lines_from(past)
         self._write_pending(run)
         if isinstance(record.body, RunEnded):
-            del self._lines[run]  # where it goes on, everything is read again
+            del self._builders[run]  # if the run is resumed, its journal is read again
 
     def catch_up(self, run: str) -> None:
-        """Write what is missing of a run that nobody carries out now, from its journal.
+        """Write the missing lines of a run that is not running, from its journal.
 
         Raises:
-            StoreError: it cannot be written, or the journal cannot be read.
+            StoreError: the lines cannot be written, or the journal cannot be read.
             UnknownRun: there is no such run.
         """
         self._unwritten[RunId(run)] = self._all_lines(RunId(run))
         self._write_pending(RunId(run))
 
     async def aclose(self) -> None:
-        """Write what is missing.
+        """Write the missing lines.
 
         Raises:
-            StoreError: it cannot be written; says of which runs.
+            StoreError: lines of the named runs cannot be written.
         """
         for run in list(self._unwritten):
             with suppress(StoreError):
@@ -905,22 +930,22 @@ class PlanningHistoryExporter(Exporter):
             raise StoreError(self.problem)
 
     def _all_lines(self, run: RunId, until: int | None = None) -> list[JsonObject]:
-        """All lines of a run, from its journal as far as the record of that number."""
+        """Return all lines of a run up to the record number `until`, from its journal."""
         try:
             past = self._journals.records_after(run)
         except UnknownRun:
-            raise UnknownRun(run, "say where its journal is: PlanningHistoryExporter(journal=store)") from None
-        lines = HistoryLineBuilder()
-        return [line for one in past if until is None or one.seq <= until for line in lines.lines_from(one)]
+            raise UnknownRun(run, "pass the store with its journal: PlanningHistoryExporter(journal=store)") from None
+        builder = HistoryLineBuilder()
+        return [line for record in past if until is None or record.seq <= until for line in builder.lines_from(record)]
 
     def _write_pending(self, run: RunId) -> None:
-        owed, lines = self._unwritten.get(run), self._lines.get(run)
-        if owed and lines is not None and not self.history.files.is_unchanged(run):
-            with suppress(StoreError, UnknownRun):  # what is owed is written in any case
-                owed[:0] = self._all_lines(run, lines.seq)  # somebody has removed the file, or changed it
-        if owed:
+        unwritten, builder = self._unwritten.get(run), self._builders.get(run)
+        if unwritten and builder is not None and not self.history.is_unchanged(run):
+            with suppress(StoreError, UnknownRun):  # the new lines are written in any case
+                unwritten[:0] = self._all_lines(run, builder.seq)  # the file was changed or removed
+        if unwritten:
             try:
-                self.history.files.append(run, owed)
+                self.history.append(run, unwritten)
             except StoreError as error:
                 self._last_error = str(error)
                 raise
@@ -932,7 +957,7 @@ def _to_json_object(value: JsonObject | BaseModel) -> JsonObject:
 
 
 def _timestamp_seconds(timestamp: str) -> float:
-    """When that was, in seconds since the epoch; never, where it does not say."""
+    """Return a timestamp in seconds since the epoch; infinity if it is invalid."""
     try:
         at = datetime.fromisoformat(timestamp)
     except ValueError:
@@ -941,7 +966,7 @@ def _timestamp_seconds(timestamp: str) -> float:
 
 
 def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
-    """What came of a task; what matters most stands first, where not all can be told."""
+    """Return the summary of a task, most important fields first, because prompts may cut it."""
     latest = next((line for line in reversed(lines) if line["type"] in _PLAN_LINE_TYPES), {})
     ended = next((line for line in reversed(lines) if line["type"] == "completion"), {})
     since = [line["type"] for line in lines[lines.index(ended) + 1 :]] if ended else []
@@ -962,5 +987,5 @@ def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
 
 
 def _line_payload(line: JsonObject) -> JsonObject:
-    """What a line tells beside what every line has."""
+    """Return the fields of a line beside the common ones."""
     return {name: value for name, value in line.items() if name not in COMMON_FIELDS}

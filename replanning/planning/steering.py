@@ -1,4 +1,4 @@
-"""What people write below an issue while work on it goes on, as answers and feedback."""
+"""Steering of a run by comments on its issue: answers, approvals, feedback and requests for a new plan."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from replanning.run.isolation import error_message, isolate
 from replanning.run.run import PlanRun
 
 HANDLED_NOTE: Final = "heard"
-"""The note that says which comments need not be looked at any more."""
+"""Type of the planning note that lists handled comments."""
 
 POLL_SECONDS: Final = 10.0
-"""Seconds between looks at whether somebody has written something."""
+"""Default seconds between polls for new comments."""
 
 _STARTUP_POLL_SECONDS: Final = 1.0
-"""The same before there is a run."""
+"""Seconds between polls before there is a run."""
 
 _MAX_BACKOFF_SECONDS: Final = 300.0
 
 _MAX_COMMENT_CHARS: Final = 10_000
-"""Characters of a comment that are taken in."""
+"""Characters of a comment that are read."""
 
 _COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
 
@@ -48,7 +48,7 @@ _COMMENT_AUTHOR: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
 class SteeringComment(Protocol):
-    """A comment below an issue: who wrote what when; whether it is a notice of ours, and which question that puts."""
+    """Comment on an issue, with a mark on the notices that this tool wrote."""
 
     @property
     def id(self) -> str:
@@ -72,56 +72,56 @@ class SteeringComment(Protocol):
 
     @property
     def notice(self) -> bool:
-        """Whether this tool wrote it."""
+        """True if this tool wrote it."""
         ...
 
     @property
     def question(self) -> str:
-        """Id of the question that it puts; empty for others."""
+        """Id of the question that a notice asks; empty for other comments."""
         ...
 
 
 class CommentSource(Protocol):
-    """Where people write, such as a `GitHubIssue`."""
+    """Source of comments, such as a `GitHubIssue`."""
 
     async def comments(self) -> Sequence[SteeringComment]:
-        """All comments, oldest first; cheap when nothing has changed."""
+        """Return all comments, oldest first; cheap when nothing has changed."""
         ...
 
     async def may_steer(self, comment: Any) -> bool:  # one of its own
-        """Whether whoever wrote a comment may say how work goes on."""
+        """Return whether the author of a comment may steer the run."""
         ...
 
 
 @runtime_checkable
 class Issue(CommentSource, Protocol):
-    """An issue that says what is wanted, and below which people are told and heard.
+    """Issue that states a goal and takes comments.
 
     Attributes:
-        command: how commands begin that people give there.
+        command: the character that commands begin with.
     """
 
     command: ClassVar[str]
 
     async def issue(self) -> TaskRequest:
-        """What is wanted."""
+        """Return the request that the issue states."""
         ...
 
     def write_error(self) -> str:
-        """Why nothing can be written there, found without asking; empty where it may be."""
+        """Return the reason why nothing can be written there, without a request; empty if it can."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
 class CommentCommand(NamedTuple):
-    """What a comment says.
+    """Content of a comment.
 
     Attributes:
-        kind: a command, or `text` where it is none; `other` where it is a command for somebody else.
-        text: what is said, without the command.
+        kind: the command, `text` without one, or `other` for a command to another program.
+        text: the text without the command.
     """
 
     kind: Literal["approve", "reject", "replan", "text", "other"]
@@ -129,24 +129,23 @@ class CommentCommand(NamedTuple):
 
 
 class Steering:
-    """Reads what people write below an issue, and lets them steer the run with it.
+    """Reads the comments on an issue and steers a run by them.
 
-    While something is to be clarified, a reply to the notice is the answer. Any other comment is feedback, which the
-    model judges as a reflection. `/replan` asks for a new plan in so many words. What may do harm, and whatever else a
-    person must agree to, takes `/approve` or `/reject` at the beginning of a comment, with the id of the question where
-    there are several; no other words do. Where a forge keeps lines with a slash for itself, as GitLab does, an
-    exclamation mark stands in its place: `!approve`.
+    While a clarification is pending, a comment after its notice is the answer. Any other comment is feedback, which the
+    model judges in a reflection. `/replan` requests a new plan. Approvals, such as of dangerous actions, need `/approve`
+    or `/reject` at the beginning of a comment, with the id of the question if there are several; no other words count.
+    On forges that interpret a slash themselves, such as GitLab, commands begin with an exclamation mark: `!approve`.
 
-    Each comment counts once, also after a resume: who wrote which comment stands in the records that follow from it.
-    Comments that were there before the run are part of the request, and do not count again.
+    Each comment counts once, also after a resume: the journal names the comment behind each record. Comments from
+    before the run are part of its request and do not count again.
 
     Args:
-        planning: whose run is steered.
-        forge: where people write.
-        known: the comments that the request has already; by default those that the run was asked with, or all that
-            are there when it begins where it was not asked by an issue.
-        every: seconds between looks.
-        tell: is given what became of comments, in sentences.
+        planning: coordinator of the run.
+        forge: the issue.
+        handled: ids of comments that the request includes; by default those of the run's request, or, if that does not
+            come from an issue, all comments present when the run begins.
+        poll_seconds: seconds between polls.
+        on_message: receives a sentence about the handling of each comment.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Steering:
         self._planning, self._forge = planning, forge
         self._initially_handled = None if handled is None else tuple(handled)
         self._poll_seconds = poll_seconds
-        self._on_message = on_message or _discard_message
+        self._on_message = on_message or (lambda message: None)
         self._run: RunId | None = None
         self._handled: set[str] = set()
         self._notice_times: dict[str, datetime] = {}
@@ -172,29 +171,29 @@ class Steering:
         return f"<Steering of {self._run or 'no run'} by {self._forge!r} used={len(self._handled)}>"
 
     async def listen(self) -> None:
-        """Look again and again, until it is cancelled; what fails is told, and does not harm the run."""
+        """Poll until cancelled; failures are reported and do not harm the run."""
         clock, failures = self._planning.environment.clock, 0
         while True:
             wait = self._poll_seconds if self._planning.run is not None else _STARTUP_POLL_SECONDS
             try:
                 await isolate(self.poll())
-            except Exception as error:  # noqa: BLE001 - law 7: where people write is no part of the run
+            except Exception as error:  # noqa: BLE001 - the issue is not part of the run
                 failures += 1
-                self._report_once(f"what people write cannot be read: {error_message(error)}")
+                self._report_once(f"comments cannot be read: {error_message(error)}")
                 if getattr(error, "final", False):
                     return
-                later = getattr(error, "retry_after", None) or 0.0
-                wait = max(later, min(self._poll_seconds * 2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
+                retry_after = getattr(error, "retry_after", None) or 0.0
+                wait = max(retry_after, min(self._poll_seconds * 2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
             else:
                 failures, self._last_problem = 0, ""
             await clock.sleep(wait)
 
     async def poll(self) -> None:
-        """Take in what was written since the last look.
+        """Handle the comments written since the last poll.
 
         Raises:
             ReplanningError: the comments cannot be read.
-            StoreError: the journal cannot.
+            StoreError: the journal cannot be read.
         """
         run = self._planning.run
         if run is None:
@@ -203,7 +202,7 @@ class Steering:
         if self._run != run.id:
             self._load_handled(run, comments)
         for comment in comments:
-            if comment.question:  # also where somebody deletes it later
+            if comment.question:  # remembered in case the notice is deleted later
                 self._notice_times.setdefault(comment.question, comment.at)
         for comment in comments:
             if (
@@ -211,133 +210,139 @@ class Steering:
                 and not comment.notice
                 and not await self._handle_comment(run, comment, comments)
             ):
-                break  # it is left for later, and so is what came after it
+                break  # this comment and those after it wait until the run continues
         self._record_handled(run)
 
-    # What is on record
+    # Handled comments
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
-        """Find out which comments of a run have been used."""
+        """Load the handled comments of a run from its journal and inbox."""
         store = self._planning.engine.store
         records = list(store.read(run.id))
-        used = {comment for record in records for comment in _handled_comments(record)}
-        used |= {found for message in store.inbox(run.id) if (found := _comment_id(message.by))}
-        self._run, self._handled = run.id, used
-        if not any(isinstance(one.body, PlanningNoted) and one.body.type == HANDLED_NOTE for one in records):
-            there = (
-                self._initially_handled
-                if self._initially_handled is not None
-                else _comments_in_request(records, comments)
-            )
-            self._handled |= set(there)
-            self._unrecorded.append((there, "they were there before the run"))
+        handled = {comment for record in records for comment in _handled_comments(record)}
+        handled |= {comment for message in store.inbox(run.id) if (comment := _comment_id(message.by))}
+        self._run, self._handled = run.id, handled
+        bodies = (record.body for record in records)
+        if not any(isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE for body in bodies):
+            given = self._initially_handled
+            earlier = given if given is not None else _comments_in_request(records, comments)
+            self._handled |= set(earlier)
+            self._unrecorded.append((earlier, "they were there before the run"))
 
     def _record_handled(self, run: PlanRun) -> None:
-        """Put on record what was passed over; where the run stands still, when it goes on."""
+        """Journal the comments that had no effect; if the run has ended, once it is resumed."""
         while self._unrecorded and not run.ended:
             comments, why = self._unrecorded[0]
             run.note(HANDLED_NOTE, {"comments": [*comments], "why": why})
             self._unrecorded.pop(0)
 
-    # What is said
+    # Handling a comment
 
     async def _handle_comment(
         self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
     ) -> bool:
-        """Take in a comment; false where that must wait until the run goes on."""
+        """Handle a comment; return False if it must wait until the run continues."""
         if not await self._forge.may_steer(comment):
-            return self._ignore(comment, "its author has no say in this project")
-        said = _parse_comment(comment.body)
-        if said.kind == "other" or (not said.text and said.kind == "text"):
-            return self._ignore(comment, "it is not for us" if said.kind == "other" else "it says nothing")
+            return self._ignore(comment, "its author may not steer this project")
+        command = _parse_comment(comment.body)
+        if command.kind == "other":
+            return self._ignore(comment, "its command is for another program")
+        if command == ("text", ""):
+            return self._ignore(comment, "it is empty")
         by = f"{comment.author} (comment {comment.id})"
-        if said.kind in ("approve", "reject"):
-            return self._decide(run, comment, comments, said, by)
-        unclear = self._clarification_for(run, comment, comments) if said.kind == "text" else None
-        if unclear is not None:
-            return self._answer(comment, unclear, CommentCommand("approve", said.text), by)
+        if command.kind in ("approve", "reject"):
+            return self._decide(run, comment, comments, command, by)
+        clarification = self._clarification_for(run, comment, comments) if command.kind == "text" else None
+        if clarification is not None:
+            return self._answer(comment, clarification, CommentCommand("approve", command.text), by)
         if run.ended:
             return False
-        run.request_replan(said.text or "a new plan is wanted", by=by)
+        run.request_replan(command.text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
     def _decide(
-        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment], said: CommentCommand, by: str
+        self,
+        run: PlanRun,
+        comment: SteeringComment,
+        comments: Sequence[SteeringComment],
+        command: CommentCommand,
+        by: str,
     ) -> bool:
-        """Take a decision of a person about what waits for it."""
-        named, rest = _split_first_word(said.text)
-        waiting = self._planning.engine.pending(run.id)
+        """Answer the pending question that an approval or a rejection is about."""
+        named, rest = _split_first_word(command.text)
+        pending = self._planning.engine.pending(run.id)
         state = self._planning.state
-        unclear = {q.id for q in waiting if state.accepts_free_text(q.id)}
-        chosen = [q for q in waiting if named and named in (q.id, q.id.rpartition(".")[2])]
+        clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
+        chosen = [question for question in pending if named and named in (question.id, question.id.rpartition(".")[2])]
         if chosen:
-            said = CommentCommand(said.kind, rest)
+            command = CommentCommand(command.kind, rest)
             chosen = [q for q in chosen if self._is_reply(comment, q, comments, require_notice=False)]
         else:
-            chosen = [q for q in waiting if self._is_reply(comment, q, comments, require_notice=True)]
-            chosen = [q for q in chosen if q.id not in unclear] or (chosen if said.kind == "reject" else [])
+            chosen = [q for q in pending if self._is_reply(comment, q, comments, require_notice=True)]
+            approvals = [q for q in chosen if q.id not in clarifications]
+            chosen = approvals or (chosen if command.kind == "reject" else [])
         if len(chosen) == 1:
-            return self._answer(comment, chosen[0], said, by)
+            return self._answer(comment, chosen[0], command, by)
         if chosen:
             sign = getattr(self._forge, "command", "/")
-            why = f"{len(chosen)} questions wait: say which, as in {sign}{said.kind} {chosen[0].id}"
-        elif unclear and len(unclear) == len(waiting):
-            why = "what is asked takes an answer in words"
+            why = f"{len(chosen)} questions are pending: name one, as in {sign}{command.kind} {chosen[0].id}"
+        elif clarifications and len(clarifications) == len(pending):
+            why = "the pending question needs an answer in words"
         else:
-            why = "no question waited for that when it was written"
+            why = "no question was pending when it was written"
         return self._ignore(comment, why)
 
-    def _answer(self, comment: SteeringComment, question: Question, said: CommentCommand, by: str) -> bool:
-        verdict: QuestionVerdict = "reject" if said.kind == "reject" else "approve"
+    def _answer(self, comment: SteeringComment, question: Question, command: CommentCommand, by: str) -> bool:
+        verdict: QuestionVerdict = "reject" if command.kind == "reject" else "approve"
         try:
-            self._planning.engine.answer(question.id, verdict, by=by, comment=said.text)
+            self._planning.engine.answer(question.id, verdict, by=by, comment=command.text)
         except ReplanningError as error:
             if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
-                raise  # it is taken as soon as the store works
+                raise  # it is handled as soon as the store works
             return self._ignore(comment, error_message(error))
         return self._mark_handled(comment, f"{comment.author} has answered question {question.id}")
 
     def _clarification_for(
         self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
     ) -> Question | None:
-        """The clarification that a comment answers; None where it answers none."""
-        waiting = self._planning.engine.pending(run.id)
-        state = self._planning.state if waiting else PlanningState()
-        fits = (
-            q
-            for q in waiting
-            if state.accepts_free_text(q.id) and self._is_reply(comment, q, comments, require_notice=False)
-        )
-        return next(fits, None)
+        """Return the pending clarification that a comment answers, if any."""
+        pending = self._planning.engine.pending(run.id)
+        state = self._planning.state if pending else PlanningState()
+        for question in pending:
+            if state.accepts_free_text(question.id) and self._is_reply(
+                comment, question, comments, require_notice=False
+            ):
+                return question
+        return None
 
     def _is_reply(
         self, comment: SteeringComment, question: Question, comments: Sequence[SteeringComment], *, require_notice: bool
     ) -> bool:
-        """Whether a comment was written when its author could know of a question.
+        """Return whether a comment was written after its author could see a question.
 
         Args:
-            comment: which.
-            question: about what.
-            comments: all of them.
-            sure: whether only the notice counts; else, where there is none yet, the time does.
+            comment: the comment.
+            question: the question.
+            comments: all comments.
+            require_notice: count only comments after the notice; else, without a notice, the time of asking counts.
         """
-        told = next((one for one in comments if one.question == question.id), None)
-        if told is not None:
-            ids = [one.id for one in comments]
-            return ids.index(comment.id) > ids.index(told.id)
+        notice = next((other for other in comments if other.question == question.id), None)
+        if notice is not None:
+            ids = [other.id for other in comments]
+            return ids.index(comment.id) > ids.index(notice.id)
         if question.id in self._notice_times:
             return comment.at > self._notice_times[question.id]
         return not require_notice and comment.at.timestamp() >= int(question.asked_at)
 
-    def _mark_handled(self, comment: SteeringComment, told: str) -> bool:
+    def _mark_handled(self, comment: SteeringComment, message: str) -> bool:
         self._handled.add(comment.id)
-        self._on_message(told)
+        self._on_message(message)
         return True
 
     def _ignore(self, comment: SteeringComment, why: str) -> bool:
         self._handled.add(comment.id)
         self._unrecorded.append(([comment.id], f"{comment.author}: {why}"))
-        self._on_message(f"the comment {comment.id} of {comment.author} is passed over: {why}")
+        self._on_message(f"comment {comment.id} of {comment.author} is ignored: {why}")
         return True
 
     def _report_once(self, problem: str) -> None:
@@ -346,54 +351,45 @@ class Steering:
             self._on_message(problem)
 
 
-def _discard_message(_: str) -> None:
-    """Nobody is told."""
-
-
 def _parse_comment(body: str) -> CommentCommand:
-    """What a comment says; a command stands at its beginning, or after what it quotes there."""
+    """Return the content of a comment; a command is read at its beginning, or after leading quotes."""
     text = truncate_text(_LEADING_QUOTE.sub("", body, count=1).strip(), _MAX_COMMENT_CHARS)
-    found = _COMMAND.fullmatch(text)
-    if found is None:
+    command = _COMMAND.fullmatch(text)
+    if command is None:
         return CommentCommand("text", text)
-    rest = found["rest"].strip()
-    match found["word"].lower():
-        case "approve":
-            return CommentCommand("approve", rest)
-        case "reject":
-            return CommentCommand("reject", rest)
-        case "replan":
-            return CommentCommand("replan", rest)
-    return CommentCommand("other" if found["sign"] == "/" else "text", text)
+    match command["word"].lower():
+        case ("approve" | "reject" | "replan") as kind:
+            return CommentCommand(kind, command["rest"].strip())
+    return CommentCommand("other" if command["sign"] == "/" else "text", text)
 
 
 def _split_first_word(text: str) -> tuple[str, str]:
-    """The first word of a text, as the id of a question may be given in it, and the rest."""
+    """Return the first word of a text without punctuation, which may be the id of a question, and the rest."""
     word, rest = [*text.split(maxsplit=1), "", ""][:2]
     return word.strip("`.,:;"), rest
 
 
 def _comments_in_request(records: Sequence[Record], comments: Sequence[SteeringComment]) -> Sequence[str]:
-    """The comments that the request of a run has."""
+    """Return the ids of the comments that the request of a run includes."""
     opened = records[0].body
     request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
     if request is None or "forge" not in request.repository:
         return [comment.id for comment in comments]
-    latest = max((one.at for one in request.comments if one.at is not None), default=None)
+    latest = max((comment.at for comment in request.comments if comment.at is not None), default=None)
     return [comment.id for comment in comments if latest is not None and comment.at <= latest]
 
 
 def _handled_comments(record: Record) -> Iterable[str]:
-    """The comments that a record follows from, or says need not be looked at."""
+    """Return the ids of the comments that a record results from, or lists as handled."""
     body = record.body
     if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
-        found = _comment_id(body.by)
-        return (found,) if found else ()
+        comment = _comment_id(body.by)
+        return (comment,) if comment else ()
     listed = body.data.get("comments") if isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE else ()
     return map(str, listed) if isinstance(listed, list) else ()
 
 
 def _comment_id(by: str) -> str:
-    """The comment in which somebody said something; empty where it was said elsewhere."""
-    found = _COMMENT_AUTHOR.fullmatch(by)
-    return found["id"] if found else ""
+    """Return the id of the comment that an author text names; empty if it names none."""
+    match = _COMMENT_AUTHOR.fullmatch(by)
+    return match["id"] if match else ""

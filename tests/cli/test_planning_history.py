@@ -59,7 +59,7 @@ def test_solve_writes_into_the_present_folder(folder: Path) -> None:
 
     assert (solved.returncode, planned.returncode) == (0, 0), solved.stderr + planned.stderr
     history = PlanningHistoryStore(folder / "kept" / "plans")
-    tasks = history.files.tasks()
+    tasks = [path.stem for path in (folder / "kept" / "plans").glob("[!.]*.jsonl")]
     assert len(tasks) == 2
     for task in tasks:
         assert [line["type"] for line in history.entries(task)].count("plan") == 1
@@ -75,7 +75,7 @@ def test_an_issue_that_is_not_finished_is_continued(folder: Path) -> None:
     with ScriptedLLMServer(service) as server:
         first = cli(folder, *goal, **server.environ())
         asked = len(service.prompts)
-        (task,) = PlanningHistoryStore(folder / "planning_history").files.tasks()
+        (task,) = [path.stem for path in (folder / "planning_history").glob("[!.]*.jsonl")]
         approved = cli(folder, "approve")
         second = cli(folder, *goal, **server.environ())
         assert len(service.prompts) == asked

@@ -319,7 +319,7 @@ def test_something_else_stands_in_place_of_a_file(tmp_path: Path) -> None:
     """A pipe where the file of a task should be is reported, and keeps nobody waiting for what never comes."""
     os.mkfifo(tmp_path / "run-1.jsonl")
     store = PlanningHistoryStore(tmp_path, task_uuid="run-1", issue_id="octo/repo#12")
-    with pytest.raises(StoreError, match="it is no file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         store.save_plan({"actions": []})
 
 

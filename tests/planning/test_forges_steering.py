@@ -105,7 +105,7 @@ class Scene:
         """What happened."""
         return [record.body for record in self.store.read(RunId("r"))]
 
-    def passed_over(self) -> list[str]:
+    def ignored(self) -> list[str]:
         """Why comments were passed over, on record."""
         heard = [one.data for one in self.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
         return [str(data["why"]) for data in heard if data["why"] != "they were there before the run"]
@@ -145,8 +145,8 @@ async def test_strangers_are_not_heard(kind: type[FakeForge], author: str) -> No
         script = [("Clarification Needed", author, "To me."), ("To me.", "ada", "To all.")]
         assert await scene.play(*script)
     assert [text for _, _, text in scene.answers()] == ["To all."]
-    assert [f"{author}: its author has no say in this project"] == scene.passed_over()
-    assert any(author in told and "passed over" in told for told in scene.told)
+    assert [f"{author}: its author may not steer this project"] == scene.ignored()
+    assert any(author in told and "is ignored" in told for told in scene.told)
 
 
 async def test_only_after_the_notice() -> None:
@@ -225,7 +225,7 @@ async def test_danger_takes_a_command(kind: type[FakeForge]) -> None:
     ((verdict, by, text),) = scene.answers()
     assert (verdict, by.partition(" ")[0], text) == ("approve", "ada", "it is fine")
     assert ("post", "post") in scene.desk.used
-    assert scene.passed_over() == ["eve: its author has no say in this project"]
+    assert scene.ignored() == ["eve: its author may not steer this project"]
 
 
 @both
@@ -256,7 +256,7 @@ async def test_an_early_approval_counts_for_nothing() -> None:
                 await clock.sleep(100)
                 assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
         assert not scope.cancelled_caught
-    assert len(scene.passed_over()) == 2
+    assert len(scene.ignored()) == 2
 
 
 async def test_an_id_does_not_make_an_approval_earlier() -> None:
@@ -271,7 +271,7 @@ async def test_an_id_does_not_make_an_approval_earlier() -> None:
             await clock.sleep(5)
             assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
             await scene.steering.poll()
-            assert scene.passed_over() == ["ada: no question waited for that when it was written"]
+            assert scene.ignored() == ["ada: no question was pending when it was written"]
             fake.says("ada", "/approve `r.q1`:\nit is fine")
             await scene.steering.poll()
     assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
@@ -293,7 +293,7 @@ async def test_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
                 fake.says("ada", f"{scene.forge.command}approve")
                 await scene.steering.poll()
     assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
-    assert scene.passed_over() == ["ada: no question waited for that when it was written"]
+    assert scene.ignored() == ["ada: no question was pending when it was written"]
 
 
 @both
@@ -322,7 +322,7 @@ async def test_what_takes_words(kind: type[FakeForge]) -> None:
     async with VirtualClock() as clock:
         scene = Scene(kind(clock.now), clock, UNCLEAR)
         assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
-    assert scene.passed_over() == ["ada: what is asked takes an answer in words"]
+    assert scene.ignored() == ["ada: the pending question needs an answer in words"]
     assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
@@ -348,7 +348,7 @@ async def test_commands_of_others() -> None:
             ("/deploy", "ada", "/usr/bin is full, so to nobody"),
         ]
         assert await scene.play(*script)
-    assert scene.passed_over() == ["ada: it is not for us", "ada: it says nothing"]
+    assert scene.ignored() == ["ada: its command is for another program", "ada: it is empty"]
     assert [text for _, _, text in scene.answers()] == ["/usr/bin is full, so to nobody"]
 
 
@@ -373,7 +373,7 @@ async def test_each_comment_once(kind: type[FakeForge]) -> None:
         assert await again.play()
     assert [text for _, _, text in again.answers()] == ["To all."]
     assert again.feedback() == ["faster"]
-    assert again.passed_over() == ["eve: its author has no say in this project"]
+    assert again.ignored() == ["eve: its author may not steer this project"]
     assert again.told == []
 
 
@@ -388,7 +388,7 @@ async def test_what_was_quoted(kind: type[FakeForge]) -> None:
         ]
         assert await scene.play(*script)
     assert [text for _, _, text in scene.answers()] == ["certainly"]
-    assert scene.passed_over() == ["ada: it says nothing"]
+    assert scene.ignored() == ["ada: it is empty"]
 
 
 async def test_what_was_there_while_the_run_stood_still() -> None:
@@ -457,7 +457,7 @@ async def test_a_store_that_fails_loses_no_reply() -> None:
             group.start_soon(break_it)
             assert await scene.play()
     assert [text for _, _, text in scene.answers()] == ["To all."]
-    assert scene.passed_over() == []
+    assert scene.ignored() == []
 
 
 class Broken:
@@ -488,7 +488,7 @@ async def test_how_often_is_asked(error: Exception, asked: int) -> None:
         scene.steering = Steering(scene.planning, broken, on_message=scene.told.append)
         assert await scene.play()
     assert broken.asked == asked
-    assert scene.told == [f"what people write cannot be read: {error}"]
+    assert scene.told == [f"comments cannot be read: {error}"]
 
 
 async def test_a_quiet_issue_costs_nothing() -> None:

@@ -356,7 +356,7 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert planning.result.status == "succeeded"
     (trouble,) = (record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained))
     assert "planning-history" in trouble.where
-    assert "a file stands where a folder is needed" in trouble.error
+    assert "a file is in the place of a folder" in trouble.error
     assert in_order(written(tmp_path / "history")) == in_order(written(tmp_path / "fresh"))
 
 
@@ -367,7 +367,7 @@ async def test_a_disk_that_stays_full(tmp_path: Path, caplog: pytest.LogCaptureF
     planning = await solved(Model(), tmp_path / "history", store=store)
     make_room()
     assert planning.result.status == "succeeded"
-    assert f"the planning history lacks what happened last in {RUN}" in caplog.text
+    assert f"the planning history lacks the latest lines of {RUN}" in caplog.text
 
     PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "history"), journal=store).catch_up(RUN)
     assert written(tmp_path / "history")[-1]["result"] == "succeeded"
@@ -410,7 +410,7 @@ async def test_a_replan_that_changes_no_plan(tmp_path: Path) -> None:
     others = [(r, d["considered"]) for r, d in notes if r.seq > done.seq and isinstance(d["considered"], dict)]
     other = next(r for r, d in others if d["replan_id"] != said["replan_id"])
     lines = HistoryLineBuilder()
-    assert repr(lines) == "<HistoryLines of no run of planning mode after record 0>"
+    assert repr(lines) == "<HistoryLineBuilder of no planning run after record 0>"
     assert [line["type"] for record in (records[0], done) for line in lines.lines_from(record)] == []
     first, *_ = lines.lines_from(other)
     assert (first["type"], first["replan_id"]) == ("replan_decision", said["replan_id"])

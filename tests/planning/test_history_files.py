@@ -77,7 +77,7 @@ def test_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
 
 def test_a_task_must_be_named(tmp_path: Path) -> None:
     """Where neither the store nor the call names a task, the error says what to do."""
-    with pytest.raises(SettingsError, match="say which task is meant"):
+    with pytest.raises(SettingsError, match="no task is named"):
         PlanningHistoryStore(tmp_path).has_plan()
 
 

@@ -7,7 +7,7 @@ import pytest
 from replanning import Plan, ReplanningEngine, Task
 from replanning.journal import MemoryStore, RunOpened
 from replanning.plan.types import TaskId
-from replanning.planning.request import RunJournals
+from replanning.planning.history import RunJournals
 from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio
