@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
 from replanning.plan.messages import brief_repr, did_you_mean
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Items, Task
 from replanning.plan.types import JsonObject, TaskId
 
 
@@ -24,7 +25,7 @@ class AddTask(_Change):
 
     kind: Literal["add"] = "add"
     task: Task
-    before: tuple[TaskId, ...] = ()
+    before: Items[TaskId] = ()
 
 
 class RemoveTask(_Change):
@@ -43,7 +44,7 @@ class ReplaceTask(_Change):
 
     kind: Literal["replace"] = "replace"
     task_id: TaskId
-    tasks: tuple[Task, ...] = Field(min_length=1)
+    tasks: Items[Task] = Field(min_length=1)
 
 
 class ModifyTask(_Change):
@@ -58,7 +59,7 @@ class ReorderTasks(_Change):
     """Hand out these waiting tasks in this order; they exchange their places among themselves."""
 
     kind: Literal["reorder"] = "reorder"
-    order: tuple[TaskId, ...]
+    order: Items[TaskId]
 
 
 class RetryTask(_Change):
@@ -107,7 +108,7 @@ class Alternative(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    changes: tuple[PlanChange, ...]
+    changes: Items[PlanChange]
     reason: str
     confidence: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     source: str = ""
@@ -121,7 +122,7 @@ class Alternative(BaseModel):
         return changes_hash(tuple(self.changes))
 
 
-def target_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
     """The existing tasks that changes name as their subject, in order, each once."""
     ids: dict[TaskId, None] = {}
     for change in changes:
@@ -134,7 +135,7 @@ def target_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
     return tuple(ids)
 
 
-def new_task_ids(changes: tuple[PlanChange, ...]) -> tuple[TaskId, ...]:
+def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
     """The tasks that changes bring in, in order."""
     added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
     return tuple(task.id for tasks in added for task in tasks)

@@ -31,7 +31,7 @@ from pydantic_settings import (
 
 from replanning.errors import PlanError, Problem, SettingsError
 from replanning.plan.messages import brief_repr, did_you_mean, format_path
-from replanning.plan.reading import find_positions, read_document, yaml_tokens
+from replanning.plan.reading import find_positions, read_document
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import OverrideSettings, Settings
@@ -311,7 +311,7 @@ def from_file(path: Path | None, problems: list[Problem]) -> dict[str, Given]:
     if PLANNING in document:
         stands |= {steps: (steps, value) for steps, value in flat(document[PLANNING], (PLANNING,))}
     wanted = {steps[:length] for steps, _ in stands.values() for length in range(1, len(steps) + 1)}
-    lines = find_positions(yaml_tokens(text), wanted)
+    lines = find_positions(text, "yaml", wanted)
     return {format_path(steps): Given(value, _at(path, lines.get(at))) for steps, (at, value) in stands.items()}
 
 

@@ -114,18 +114,18 @@ from replanning.testing import (
 from replanning.tools import ToolExecutor
 
 PLAN = Plan(
-    goal=Goal(objective="Build and check a release candidate", facts=("artifact(wheel)",)),
+    goal=Goal(objective="Build and check a release candidate", facts=["artifact(wheel)"]),
     context={"announce": True},
     resources={"cpu": 4},
     budget=Budget(calls=10, money=2.5),
-    tools=(
-        ToolSpec(name="pypa-build", capability="build-wheel"),
+    tools=[
+        ToolSpec(name="pypa-build", capability="build-wheel", adds=["artifact(wheel)"]),
         ToolSpec(name="pip-wheel", kind="shell", command="x"),
-    ),
-    tasks=(
+    ],
+    tasks=[
         Task(id="build", tool="pypa-build", arguments={"out": "dist"}, timeout=120, retry=Retry(max_attempts=1)),
-        Task(id="announce", depends_on=("build",), optional=True, when="context.announce"),
-    ),
+        Task(id="announce", depends_on=["build"], optional=True, when="context.announce"),
+    ],
 )
 
 
@@ -152,7 +152,7 @@ def plans(path: Path) -> Plan:
         problems: tuple[Problem, ...] = error.problems
         raise SystemExit("\n".join(str(problem) for problem in problems)) from error
     assert_type(plan.task("build"), Task)
-    assert_type(plan.tasks, tuple[Task, ...])
+    assert_type(plan.tasks, Sequence[Task])
     return plan
 
 
@@ -228,9 +228,9 @@ async def reports(engine: ReplanningEngine) -> None:
 def changes() -> Sequence[PlanChange]:
     """Every change, typed and told apart by its kind."""
     made: list[PlanChange] = [
-        AddTask(task=Task(id="x"), before=("build",)),
+        AddTask(task=Task(id="x"), before=["build"]),
         RemoveTask(task_id="x"),
-        ReplaceTask(task_id="build", tasks=(Task(id="y"),)),
+        ReplaceTask(task_id="build", tasks=[Task(id="y", depends_on=["x"], acceptance=["it works"])]),
         ModifyTask(task_id="y", fields={"timeout": 5}),
         ReorderTasks(order=("y", "z")),
         RetryTask(task_id="y", delay=5),
@@ -244,7 +244,7 @@ def changes() -> Sequence[PlanChange]:
             case AddTask():
                 assert_type(change.task, Task)
             case ReplaceTask():
-                assert_type(change.tasks, tuple[Task, ...])
+                assert_type(change.tasks, Sequence[Task])
             case ModifyTask():
                 assert_type(change.fields, JsonObject)
             case ReorderTasks() | AbortRun():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from replanning import ToolSpec
@@ -78,7 +78,7 @@ def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
     return False
 
 
-def _may_match(fact: str, patterns: tuple[str, ...], artifacts: tuple[str, ...]) -> bool:
+def _may_match(fact: str, patterns: Sequence[str], artifacts: Sequence[str]) -> bool:
     """Whether one of the patterns could stand for a fact, by its name before the bracket."""
     head = fact.partition("(")[0]
     heads = (pattern.partition("(")[0] for pattern in patterns)

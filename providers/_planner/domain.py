@@ -39,8 +39,8 @@ class ToolAction(NamedTuple):
 
     tool: str
     arguments: JsonObject
-    needs: tuple[str, ...]
-    adds: tuple[str, ...]
+    needs: Sequence[str]
+    adds: Sequence[str]
     removes: tuple[str, ...]
     cost: float
 
@@ -75,7 +75,7 @@ class Domain:
         forbidden_actions: uses of tools that are out of the question.
     """
 
-    tools: tuple[ToolSpec, ...]
+    tools: Sequence[ToolSpec]
     objects: Mapping[str, str]
     parameter_values: Mapping[tuple[str, str], tuple[JsonValue, ...]]
     assumed_patterns: frozenset[str] = frozenset()
@@ -92,8 +92,8 @@ class _ActionSchema:
     """A tool with its patterns ready to be matched."""
 
     tool: ToolSpec
-    needs: tuple[str, ...]
-    adds: tuple[str, ...]
+    needs: Sequence[str]
+    adds: Sequence[str]
     parameters: tuple[str, ...]
     choices: Mapping[str, tuple[str, ...]]
     matchers: list[_PatternMatcher] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -147,7 +147,7 @@ def declared_fallbacks(case: RepairCase) -> Iterator[StrategyResult]:
         yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
 
 
-def _with_acceptance(acceptance: tuple[str, ...], fallback: Fallback) -> Fallback:
+def _with_acceptance(acceptance: Sequence[str], fallback: Fallback) -> Fallback:
     """A fallback that is held to the same as its task, where it does not state something else."""
     same = bool(fallback.acceptance) or not acceptance
     return fallback if same else fallback.model_copy(update={"acceptance": acceptance})

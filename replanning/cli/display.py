@@ -377,7 +377,7 @@ class ConsoleGate:
         return line
 
     async def _read_changes(self, question: Question) -> Answer | None:
-        first: tuple[PlanChange, ...] = question.candidates[0].alternative.changes if question.candidates else ()
+        first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
         text = json.dumps(
             [change.model_dump(mode="json", exclude_defaults=True) | {"kind": change.kind} for change in first],
             indent=2,

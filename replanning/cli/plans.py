@@ -16,8 +16,9 @@ from replanning import Goal, Plan, PlanError, Task, ToolSpec
 from replanning.cli.options import ExitCode
 from replanning.cli.output import escape_control, print_json, print_message, print_result, problems_json
 from replanning.errors import Problem
+from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, parse_path
-from replanning.plan.reading import Format, locate_problems, plan_schema, read_document
+from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_unused_arguments
@@ -107,9 +108,8 @@ def _is_tools_file(path: str) -> bool:
 
 def _load_document(path: str) -> JsonObject:
     """What stands in a file; nothing where it is no plan by any measure."""
-    written: Format = "json" if path.lower().endswith(".json") else "yaml"
     try:
-        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=written)
+        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=format_of(path))
     except (OSError, UnicodeDecodeError, PlanError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -43,7 +43,7 @@ from replanning.journal.observations import GoalChanged, ReplanRequested
 from replanning.journal.records import AnswerRefused, DecisionMade, QuestionAnswered, QuestionVerdict, Record
 from replanning.live import TaskState
 from replanning.plan.messages import did_you_mean
-from replanning.plan.reading import MAX_PLAN_SIZE, read_document
+from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, JsonValue
@@ -388,9 +388,7 @@ def post_replan_request(place: str, words: Sequence[str], wish: RequestOptions, 
 def read_changes(file: str) -> list[JsonObject]:
     """The changes in a file: a list, or an object with a list under `changes`."""
     try:
-        document = read_document(
-            _read_changes_text(file), format="json" if file.lower().endswith(".json") else "yaml", source=file
-        )
+        document = read_document(_read_changes_text(file), format=format_of(file), source=file)
         found = document.get("changes") if isinstance(document, dict) else document
         if not isinstance(found, list) or not found:
             fail(f"{file}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]")

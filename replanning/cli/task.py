@@ -14,7 +14,7 @@ from replanning.cli.options import decode_argument
 from replanning.cli.output import print_message
 from replanning.cli.setup import IssueNotifier, create_exporter
 from replanning.errors import PlanError, Problem, SettingsError
-from replanning.plan.reading import read_document
+from replanning.plan.reading import format_of, read_document
 from replanning.planning import TaskRequest
 from replanning.tools import check_machine, check_tools
 from replanning.tools.danger import danger_reason
@@ -112,7 +112,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
 
 
 def _parse_tools(text: str, path: Path, *, planning: bool) -> Plan:
-    document = read_document(text, format="json" if path.suffix == ".json" else "yaml", source=str(path))
+    document = read_document(text, format=format_of(path), source=str(path))
     if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
         problem = "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
         raise PlanError([Problem(str(path), problem)])

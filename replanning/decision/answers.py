@@ -83,7 +83,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
         if not 0 <= answer.choice < have:
             text = f"question {asked.question!r} has {have} candidate{'s' * (have != 1)}, numbered from 0"
             raise ChangeRejected([Problem("choice", f"{answer.choice} is not one of them: {text}")])
-        changes = asked.candidates[answer.choice].alternative.changes
+        changes = tuple(asked.candidates[answer.choice].alternative.changes)
     if problems := live.check(changes):
         raise ChangeRejected(problems)
     return changes
@@ -126,7 +126,7 @@ def resolve_question(asked: QuestionAsked, closing: QuestionAnswered) -> Questio
     aborts = any(isinstance(change, AbortRun) for change in changes)
     who = closing.by or "a person"
     return QuestionResolution(
-        changes,
+        tuple(changes),
         closing.comment or f"changes by {who}" if alternative is None else alternative.reason,
         (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout",
         chosen,

@@ -15,7 +15,7 @@ PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause stays until the plan is changed where it lies."""
 
 
-def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[tuple[PlanChange, ...]]) -> Sequence[Trigger]:
+def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]) -> Sequence[Trigger]:
     """The triggers that something proposed is about; all of them, where it is about none.
 
     What is decided about it decides nothing about the others, whose cause stays where it is.

@@ -12,8 +12,9 @@ from replanning.live.draft import Draft
 from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import is_truncated
+from replanning.plan.json_values import iter_strings
 from replanning.plan.redaction import Redactor
-from replanning.plan.secrets import MASK, iter_strings
+from replanning.plan.secrets import MASK
 from replanning.plan.tasks import TaskBody
 from replanning.plan.types import JsonValue, TaskId
 from replanning.settings import Settings

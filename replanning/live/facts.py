@@ -71,7 +71,7 @@ def _build_problem(live: LivePlan, overlay: PlanOverlay, part: RelevantSubgraph 
         waits_for = [d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED]
         startable = states[task_id] not in STUCK and (tool is None or tool.available)
         steps.append(StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable))
-    goal = live.goal.facts if part is None else tuple(fact for fact in live.goal.facts if fact in part.facts)
+    goal = tuple(fact for fact in live.goal.facts if part is None or fact in part.facts)
     return StripsProblem(tuple(live.facts), tuple(steps), goal, live.plan.facts is not None)
 
 

@@ -17,7 +17,8 @@ from replanning.live.index import DependencyIndex
 from replanning.live.states import FINISHED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
-from replanning.plan.references import copy_json, resolve_references
+from replanning.plan.json_values import copy_json
+from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from replanning.plan.references import as_text, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.json_values import as_text
+from replanning.plan.references import fill_placeholders, normalise_fact, placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-from replanning.plan.secrets import iter_strings
+from replanning.plan.json_values import iter_strings
 from replanning.plan.types import JsonValue
 
 _UNSAFE_CHARS: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")

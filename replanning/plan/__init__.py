@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from replanning.plan.json_values import as_text
 from replanning.plan.redaction import Redactor
-from replanning.plan.references import as_text, compile_fact_pattern, placeholders
+from replanning.plan.references import compile_fact_pattern, placeholders
 from replanning.plan.tasks import Fallback, McpServer
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
 

@@ -1,23 +1,21 @@
-"""What must be true of a plan as a whole: names, tools and arguments, resources, references, no cycles."""
+"""Checks of a plan as a whole: unique names, tools and arguments, resources, references, no dependency cycles."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
 from replanning.plan.graph import find_cycles, unreachable_pairs
-from replanning.plan.messages import JsonPath, NameSuggester, brief_repr, format_path
-from replanning.plan.references import Reference, find_references, json_type_name, placeholders, texts_with_references
-
-if TYPE_CHECKING:
-    from replanning.plan.document import Plan
-    from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
-
+from replanning.plan.json_values import iter_strings, json_type_name
+from replanning.plan.messages import NameSuggester, brief_repr, format_path
+from replanning.plan.references import Reference, find_references, placeholders
+from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
+from replanning.plan.types import JsonPath
 
 Finding = tuple[JsonPath, str]
 
@@ -38,21 +36,31 @@ _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def check_plan(plan: Plan) -> list[Problem]:
-    """Everything that is wrong with a plan whose parts are each valid."""
-    scope = _Scope({tool.name: tool for tool in plan.tools}, plan.resources, plan.objects, plan.mcp)
-    findings = [*_check_unique("tool", [tool.name for tool in plan.tools]), *_check_ids(plan.tasks)]
-    findings += [*_check_servers(plan), *_check_tools(plan, scope)]
-    for index, task in enumerate(plan.tasks):
+def check_plan(
+    tasks: Sequence[Task],
+    tools: Sequence[ToolSpec],
+    *,
+    resources: Mapping[str, float],
+    objects: Mapping[str, str],
+    servers: Mapping[str, McpServer],
+) -> list[Problem]:
+    """Return everything that is wrong with a plan whose parts are each valid."""
+    scope = _Scope({tool.name: tool for tool in tools}, resources, objects, servers)
+    findings = [*_check_unique("tool", [tool.name for tool in tools]), *_check_ids(tasks)]
+    for name, server in servers.items():
+        findings += [(("mcp", name), f"MCP server {name!r}: {text}") for text in server.problems()]
+    for index, tool in enumerate(tools):
+        findings += [(("tools", index, *path), f"tool {tool.name!r}{text}") for path, text in _check_tool(tool, scope)]
+    for index, task in enumerate(tasks):
         findings += [
             (("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_nested_bodies(task, scope)
         ]
-    findings += _DependencyChecker(plan.tasks, scope.hints).check()
+    findings += _DependencyChecker(tasks, scope.hints).check()
     return [Problem(format_path(path), text) for path, text in findings]
 
 
 def check_graph(tasks: Sequence[Task]) -> list[Problem]:
-    """What is wrong with how tasks stand to one another: their ids, dependencies, and the results that they read."""
+    """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
     findings = [*_check_ids(tasks), *_DependencyChecker(tasks, NameSuggester()).check()]
     return [Problem(format_path(path), text) for path, text in findings]
 
@@ -60,12 +68,12 @@ def check_graph(tasks: Sequence[Task]) -> list[Problem]:
 def check_task(
     task: TaskBody, tools: Mapping[str, ToolSpec], capacity: Mapping[str, float], objects: Mapping[str, str]
 ) -> list[str]:
-    """What is wrong with one task, apart from how it stands to other tasks.
+    """Return the problems of one task and its fallbacks, without its relations to other tasks.
 
     Args:
-        task: the task, checked with its fallbacks.
-        tools: the described tools; none means that any name will do.
-        capacity: how much there is of each resource.
+        task: the task.
+        tools: the described tools by name; if there are none, any tool name is accepted.
+        capacity: the amount of each resource.
         objects: the type of each object that arguments may name.
     """
     findings = _check_nested_bodies(task, _Scope(tools, capacity, objects))
@@ -76,14 +84,14 @@ def check_task(
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:
-    """The results that a task reads, with its fallbacks: the place, whose result, and how it is written.
+    """Yield the results that a task and its fallbacks read: path, id of the other task, and the reference as written.
 
     Args:
         task: the task.
-        known: the ids of the tasks, which tell a task's name from a part of its output.
+        known: the ids of all tasks, which separate a task's id from a path into its output.
     """
     for path, body in _nested_bodies(task):
-        for text in texts_with_references(body.arguments) if body.arguments else ():
+        for text in _strings_with_references(body):
             for reference in _valid_references(text, known):
                 if reference.task is not None and not ("undo" in path and reference.task == task.id):
                     yield (*path, "arguments"), reference.task, str(reference)
@@ -93,7 +101,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
 
 @dataclass(frozen=True)
 class _Scope:
-    """What the tasks of a plan may name."""
+    """Names that the tasks of a plan may use."""
 
     tools: Mapping[str, ToolSpec]
     capacity: Mapping[str, float]
@@ -103,26 +111,22 @@ class _Scope:
     _placeholders: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def placeholders(self, tool: ToolSpec) -> dict[str, str]:
-        """The arguments that the patterns of a tool name, each with the first field that names it."""
+        """Return the placeholders in the patterns of a tool, each with the first field that has it."""
         if tool.name not in self._placeholders:
-            found: dict[str, str] = {}
-            for name in _PATTERN_FIELDS:
-                for text in _pattern_texts(getattr(tool, name)):
-                    for hole in placeholders(text):
-                        found.setdefault(hole, name)
-            self._placeholders[tool.name] = found
+            fields: dict[str, str] = {}
+            for field_name in _PATTERN_FIELDS:
+                value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name) or ()
+                texts = (value,) if isinstance(value, str) else value.values() if isinstance(value, Mapping) else value
+                for text in texts:
+                    for placeholder in placeholders(text):
+                        fields.setdefault(placeholder, field_name)
+            self._placeholders[tool.name] = fields
         return self._placeholders[tool.name]
 
     def may_be_server_tool(self, name: str) -> bool:
-        """Whether this may be a tool of a server, which is known only when the server is asked."""
-        found = [(server, name[len(key) + 1 :]) for key, server in self.servers.items() if name.startswith(f"{key}.")]
-        return any(tool and (server.tools is None or tool in server.tools) for server, tool in found)
-
-
-def _pattern_texts(value: str | Iterable[str] | Mapping[str, str] | None) -> Iterable[str]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return (value,) if isinstance(value, str) else value or ()
+        """Return whether a server may offer this tool; only the server itself can confirm it."""
+        tools = [(server, name[len(key) + 1 :]) for key, server in self.servers.items() if name.startswith(f"{key}.")]
+        return any(tool and (server.tools is None or tool in server.tools) for server, tool in tools)
 
 
 def _check_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
@@ -137,33 +141,23 @@ def _check_unique(what: str, names: Sequence[str], key: str = "name") -> Iterato
             yield (f"{what}s", index, key), text
 
 
-def _check_servers(plan: Plan) -> Iterator[Finding]:
-    for name, server in plan.mcp.items():
-        for text in server.problems():
-            yield ("mcp", name), f"MCP server {name!r}: {text}"
+def _check_tool(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
+    """Yield the problems of a tool; the messages continue the words `tool 'name'`."""
+    needed = _REQUIRED_FIELD_BY_KIND.get(tool.kind or "")
+    if needed and not getattr(tool, needed):
+        yield (), f" is of kind {tool.kind} and has no {needed}"
+    if tool.callable is not None and not all(tool.callable.partition(":")):
+        yield ("callable",), f": {brief_repr(tool.callable)} is not of the form module:function"
+    if tool.server is not None and tool.server not in scope.servers:
+        yield ("server",), f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}"
+    for path, text in _check_parameters(tool, scope):
+        yield path, f": {text}"
+    for resource in tool.resources:
+        yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
 
 
-def _check_tools(plan: Plan, scope: _Scope) -> Iterator[Finding]:
-    types = {*_PARAMETER_TYPES, *plan.objects.values()}
-    for index, tool in enumerate(plan.tools):
-        at: JsonPath = ("tools", index)
-        needed = _REQUIRED_FIELD_BY_KIND.get(tool.kind or "")
-        if needed and not getattr(tool, needed):
-            yield at, f"tool {tool.name!r} is of kind {tool.kind} and has no {needed}"
-        if tool.callable is not None and not all(tool.callable.partition(":")):
-            yield (
-                (*at, "callable"),
-                f"tool {tool.name!r}: {brief_repr(tool.callable)} is not of the form module:function",
-            )
-        if tool.server is not None and tool.server not in scope.servers:
-            hint = scope.hints(tool.server, scope.servers)
-            yield (*at, "server"), f"tool {tool.name!r}: `mcp` describes no server {tool.server!r}{hint}"
-        yield from ((at + path, f"tool {tool.name!r}: {text}") for path, text in _check_parameters(tool, types, scope))
-        for resource in tool.resources:
-            yield from _check_resource_declared(("resources", resource), resource, scope, at, f"tool {tool.name!r}: ")
-
-
-def _check_parameters(tool: ToolSpec, types: Collection[str], scope: _Scope) -> Iterator[Finding]:
+def _check_parameters(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
+    types = {*_PARAMETER_TYPES, *scope.objects.values()}
     for parameter, kind in tool.parameters.items():
         if kind not in types:
             known = f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
@@ -177,24 +171,26 @@ def _check_parameters(tool: ToolSpec, types: Collection[str], scope: _Scope) -> 
             yield (name,), f"{{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}"
 
 
-def _check_resource_declared(
-    path: JsonPath, resource: str, scope: _Scope, at: JsonPath = (), prefix: str = ""
-) -> Iterator[Finding]:
+def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
     if resource not in scope.capacity:
         hint = scope.hints(resource, scope.capacity)
         text = f"the plan has no resource {resource!r}{hint}; state its capacity under `resources`"
-        yield (*at, *path), prefix + text
+        yield ("resources", resource), text
 
 
 def _nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
-    """A task and, however deeply nested, what may take its place or undo it."""
-    found: list[tuple[JsonPath, TaskBody]] = [((), task)]
-    for path, body in found:  # grows while it is walked
+    """Return a task with its fallbacks and undo tasks at all levels, each with its path."""
+    bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
+    for path, body in bodies:  # grows while it is iterated
         if body.undo is not None:
-            found.append(((*path, "undo"), body.undo))
+            bodies.append(((*path, "undo"), body.undo))
         for index, fallback in enumerate(body.fallbacks):
-            found.append(((*path, "fallbacks", index), fallback))
-    return found
+            bodies.append(((*path, "fallbacks", index), fallback))
+    return bodies
+
+
+def _strings_with_references(body: TaskBody) -> Iterator[str]:
+    return (text for text in iter_strings(body.arguments, keys=False) if "${" in text)
 
 
 def _check_nested_bodies(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
@@ -217,7 +213,7 @@ def _check_single_body(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
             Condition.parse(body.when)
         except ExpressionError as error:
             yield ("when",), str(error)
-    for text in texts_with_references(body.arguments) if body.arguments else ():
+    for text in _strings_with_references(body):
         try:
             find_references(text)
         except ExpressionError as error:
@@ -226,7 +222,7 @@ def _check_single_body(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
 
 def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: _Scope) -> Iterator[Finding]:
     for resource in body.resources:
-        yield from _check_resource_declared(("resources", resource), resource, scope)
+        yield from _check_resource_declared(resource, scope)
     taken = tool.resources if tool is not None else {}
     for resource, amount in {**taken, **body.resources}.items():
         if amount > scope.capacity.get(resource, amount):
@@ -262,7 +258,7 @@ def _check_arguments(body: TaskBody, tool: ToolSpec, scope: _Scope) -> Iterator[
 
 
 def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> str:
-    """What was expected instead of this argument; empty where it fits or is known only at run time."""
+    """Return the type that was expected instead of this value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return ""
     if kind in _PARAMETER_TYPES:
@@ -274,7 +270,7 @@ def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> s
 
 
 class _DependencyChecker:
-    """How tasks stand to one another."""
+    """Check of the dependencies between tasks and of the results that they read."""
 
     def __init__(self, tasks: Sequence[Task], hints: NameSuggester) -> None:
         self._tasks = tasks
@@ -284,11 +280,10 @@ class _DependencyChecker:
             self._index.setdefault(task.id, index)
 
     def check(self) -> list[Finding]:
-        """Everything that is wrong between tasks."""
+        """Return the problems of all tasks."""
         findings = [finding for index in range(len(self._tasks)) for finding in self._check_dependencies(index)]
         graph = [[self._index[i] for i in t.depends_on if i in self._index and i != t.id] for t in self._tasks]
-        circles = find_cycles(graph)
-        findings += map(self._cycle_finding, circles)
+        findings += map(self._cycle_finding, find_cycles(graph))
         uses = [use for index in range(len(self._tasks)) for use in self._result_references(index)]
         findings += [finding for use in uses for finding in self._check_task_exists(*use)]
         if not findings:  # what a task can see is known only where the dependencies are sound
@@ -313,16 +308,15 @@ class _DependencyChecker:
                 yield at, f"task {task.id!r} depends on {needed!r} twice"
             seen.add(needed)
 
-    def _cycle_finding(self, circle: list[int]) -> Finding:
-        names = [repr(self._tasks[index].id) for index in (*circle, circle[0])]
+    def _cycle_finding(self, cycle: list[int]) -> Finding:
+        names = [repr(self._tasks[index].id) for index in (*cycle, cycle[0])]
         if len(names) > _MAX_CYCLE_NAMES:
             left_out = len(names) - _MAX_CYCLE_NAMES
             names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({left_out} more) …"]
         text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
-        return ("tasks", circle[0], "depends_on"), text
+        return ("tasks", cycle[0], "depends_on"), text
 
     def _result_references(self, index: int) -> Iterator[tuple[int, JsonPath, str, str]]:
-        """The results that a task reads: the task's index, the place, whose result, and how it is written."""
         for path, name, text in result_references(self._tasks[index], self._index):
             yield index, ("tasks", index, *path), name, text
 

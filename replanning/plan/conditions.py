@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
-from replanning.plan.references import get_item, json_type_name
+from replanning.plan.json_values import get_item, json_type_name
 
 MAX_CONDITION_CHARS: Final = 1000
 """Longest condition, in characters."""

@@ -1,30 +1,33 @@
 """The plan document: a goal and a DAG of tasks, frozen, checked as a whole.
 
-These are the models behind a plan file. A `Plan` that exists is valid: building one from parts that do not
-fit together raises `PlanError`, which names every problem. What happens to a plan while it runs is not
-here: see `LivePlan`.
+A `Plan` that exists is valid: building one from parts that do not fit together raises `PlanError`, which names every
+problem. `LivePlan` holds the state of a plan while it runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
-from typing import Final, Literal, Self
+from typing import Any, Final, Self, cast
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic.json_schema import GenerateJsonSchema
 
-from replanning.errors import PlanError, UnknownTask
+from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.plan.checks import check_plan
-from replanning.plan.messages import did_you_mean, validation_problems, without_invalid_fields
+from replanning.plan.json_values import json_type_name
+from replanning.plan.messages import did_you_mean, model_at, parse_path, validation_problems
+from replanning.plan.reading import Format, format_of, read_document, read_text_file, with_positions, write_yaml
 from replanning.plan.tasks import (
     Budget,
     Fact,
     Goal,
+    Items,
     McpServer,
     Name,
     NonNegativeFloat,
@@ -34,10 +37,10 @@ from replanning.plan.tasks import (
     Text,
     ToolSpec,
 )
-from replanning.plan.types import JsonObject, TaskId
+from replanning.plan.types import JsonObject, JsonPath, TaskId
 
 _TASKS_PER_CHUNK: Final = 500
-"""How many tasks a piece of the canonical JSON holds."""
+"""Tasks in one chunk of the canonical JSON."""
 
 
 class Plan(StrictModel):
@@ -59,9 +62,9 @@ class Plan(StrictModel):
     mcp: Mapping[Name, McpServer] = Field(
         default_factory=dict, description="Servers of the Model Context Protocol; their tools are called SERVER.TOOL."
     )
-    tools: tuple[ToolSpec, ...] = Field(default=(), description="The tools; all that tasks name, or none at all.")
-    tasks: tuple[Task, ...] = Field(default=(), description="The steps; their order is no dependency.")
-    facts: tuple[Fact, ...] | None = Field(
+    tools: Items[ToolSpec] = Field(default=(), description="The tools; all that tasks name, or none at all.")
+    tasks: Items[Task] = Field(default=(), description="The steps; their order is no dependency.")
+    facts: Items[Fact] | None = Field(
         default=None, description="What holds at the start; what is not stated does not hold."
     )
     objects: Mapping[Name, Name] = Field(
@@ -71,8 +74,8 @@ class Plan(StrictModel):
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 
     # Keyed by the tuple it was made from, because model_copy copies private attributes as well.
-    _task_index: tuple[tuple[Task, ...], dict[TaskId, Task]] | None = PrivateAttr(None)
-    _tool_index: tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]] | None = PrivateAttr(None)
+    _task_index: tuple[Sequence[Task], dict[TaskId, Task]] | None = PrivateAttr(None)
+    _tool_index: tuple[Sequence[ToolSpec], dict[str, ToolSpec]] | None = PrivateAttr(None)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -81,38 +84,46 @@ class Plan(StrictModel):
             plan = handler(data)
         except ValidationError as error:
             problems = validation_problems(error, cls)
-            if (rest := without_invalid_fields(problems, data, cls)) is not None:
-                with suppress(ValidationError):  # what was taken for another field need not be right there
-                    problems += check_plan(_with_sequential_dependencies(handler(rest)))
+            if (rest := _without_invalid_fields(problems, data, cls)) is not None:
+                with suppress(ValidationError):  # a corrected name may have a wrong value
+                    problems += _check(handler(rest))
             raise PlanError(problems) from None
-        if plan is not data and (problems := check_plan(_with_sequential_dependencies(plan))):
+        if plan is not data and (problems := _check(plan)):
             raise PlanError(problems)
         return plan
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
-        """The plan in a YAML or JSON file (JSON where the name ends in `.json`).
+        """Return the plan in a YAML or JSON file (JSON if its name ends in `.json`).
 
         Raises:
-            PlanError: it cannot be read or is not valid; each problem says where in the file.
+            PlanError: it cannot be read or is not valid; places are `file:line:column field`.
         """
-        from replanning.plan.reading import load_plan
-
-        return load_plan(path)
+        return cls.parse(read_text_file(path), format_of(path), source=str(path))
 
     @classmethod
-    def parse(cls, text: str, format: Literal["yaml", "json"] = "yaml") -> Plan:  # noqa: A002 # the plain word
-        """The plan in a text.
+    def parse(cls, text: str, format: Format = "yaml", *, source: str = "<text>") -> Plan:  # noqa: A002 # the plain word
+        """Return the plan in a text.
+
+        Args:
+            text: the plan file.
+            format: `yaml` or `json`.
+            source: the name of the text in problems.
 
         Raises:
-            PlanError: it is not valid; each problem says where in the text.
+            PlanError: it is not valid; places are `source:line:column field`.
         """
-        from replanning.plan.reading import parse_plan
-
-        return parse_plan(text, format=format)
+        document = read_document(text, format=format, source=source)
+        if not isinstance(document, dict):
+            got = "it is empty" if document is None else f"this is {json_type_name(document)}"
+            raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
+        try:
+            return cls.model_validate(document)
+        except PlanError as error:
+            raise PlanError(with_positions(error.problems, text, format, source)) from None
 
     def task(self, task_id: str) -> Task:
-        """The task with this id.
+        """Return the task with this id.
 
         Raises:
             UnknownTask: the plan has none.
@@ -125,30 +136,28 @@ class Plan(StrictModel):
         return task
 
     def tool(self, name: str | None) -> ToolSpec | None:
-        """The description of a tool, or None where the plan gives none."""
+        """Return the description of a tool; None if the plan has none."""
         if self._tool_index is None or self._tool_index[0] is not self.tools:
             self._tool_index = (self.tools, {tool.name: tool for tool in self.tools})
         return self._tool_index[1].get(name) if name is not None else None
 
     def to_json(self) -> str:
-        """The plan as the text of a JSON plan file."""
+        """Return the text of a JSON plan file."""
         return json.dumps(self._to_document(), ensure_ascii=False, indent=2) + "\n"
 
     def to_yaml(self) -> str:
-        """The plan as the text of a YAML plan file."""
-        from replanning.plan.reading import write_yaml
-
+        """Return the text of a YAML plan file."""
         return write_yaml(self._to_document())
 
     def content_hash(self) -> str:
-        """SHA-256 of the canonical JSON of the plan: equal plans, and only they, have equal hashes."""
+        """Return the SHA-256 of the canonical JSON: equal plans, and only they, have equal hashes."""
         digest = hashlib.sha256()
-        for piece in self.canonical_chunks():
-            digest.update(piece.encode())
+        for chunk in self.canonical_chunks():
+            digest.update(chunk.encode())
         return digest.hexdigest()
 
     def canonical_chunks(self) -> Iterator[str]:
-        """The canonical JSON of the plan, in pieces, so that something else may be done between them."""
+        """Yield the canonical JSON of the plan in chunks, so that a caller may do something else between them."""
         parts = self.model_dump(mode="json", exclude_defaults=True, exclude={"tasks"})
         opening = "{"
         for name in sorted({*parts, "tasks"} if self.tasks else parts):
@@ -178,14 +187,80 @@ def _canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
-def _with_sequential_dependencies(plan: Plan) -> Plan:
-    """The plan; where it is sequential, each task made to depend on the one before it."""
+def plan_schema() -> JsonObject:
+    """Return the JSON Schema (draft 2020-12) of plan files, for editors and for programs that write plans."""
+    schema = Plan.model_json_schema(schema_generator=_SchemaGenerator)
+    return {"$schema": _SchemaGenerator.schema_dialect, **schema}
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """Generator without the titles that only repeat the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
+        return False
+
+
+def _check(plan: Plan) -> list[Problem]:
+    """Return the problems of a new plan, after giving a sequential one its dependencies."""
     if plan.sequential:
-        tasks = plan.tasks[:1] + tuple(
+        later = (
             task
             if before.id in task.depends_on
             else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
             for before, task in pairwise(plan.tasks)
         )
-        object.__setattr__(plan, "tasks", tasks)  # frozen, and not handed out yet
-    return plan
+        object.__setattr__(plan, "tasks", (*plan.tasks[:1], *later))  # frozen, and not handed out yet
+    return check_plan(plan.tasks, plan.tools, resources=plan.resources, objects=plan.objects, servers=plan.mcp)
+
+
+# Fields that the checks between the parts of a plan read.
+_CROSS_CHECKED_TASK_FIELDS: Final = frozenset({"id", "depends_on", "arguments"})
+
+_CROSS_CHECKED_TOOL_FIELDS: Final = frozenset({"name", "parameters"})
+
+_CROSS_CHECKED_PLAN_FIELDS: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential", "mcp"})
+
+
+def _without_invalid_fields(
+    problems: list[Problem], data: object, model: type[StrictModel]
+) -> dict[str, object] | None:
+    """Return a plan document without its wrong fields, so that the checks between its parts can run as well.
+
+    A misspelt name of a field that these checks read is corrected. None if such a field itself is wrong: the checks
+    would blame other parts for it.
+    """
+    if not isinstance(data, dict):
+        return None
+    rest = {key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
+    return rest if all(_drop_field(rest, parse_path(problem.place), model) for problem in problems) else None
+
+
+def _drop_field(rest: dict[str, object], path: JsonPath, model: type[StrictModel]) -> bool:
+    """Remove a wrong field; return False if the checks need it."""
+    match path:
+        case ("tasks" | "tools" as group, int(index), str(name), *_):
+            parts = cast("list[object]", rest[group])  # a path with an index leads through a list
+            part, checked = parts[index], _CROSS_CHECKED_TASK_FIELDS if group == "tasks" else _CROSS_CHECKED_TOOL_FIELDS
+            if not isinstance(part, dict) or name not in part or name in checked:
+                return False
+            known = getattr(model_at(model, path[:2]), "model_fields", {})
+            parts[index] = _without_field(part, name, renamed_to="" if name in known else _closest_name(name, checked))
+        case ("goal", *_):
+            rest["goal"] = {"objective": ""}
+        case (str(name), *_) if name in rest and not (
+            name in _CROSS_CHECKED_PLAN_FIELDS or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
+        ):
+            del rest[name]
+        case _:
+            return False
+    return True
+
+
+def _without_field(part: dict[str, object], name: str, *, renamed_to: str) -> dict[str, object]:
+    """Return the part without a field; its value goes to `renamed_to` unless that field is there."""
+    left = {key: value for key, value in part.items() if key != name}
+    return {renamed_to: part[name], **left} if renamed_to else left
+
+
+def _closest_name(name: str, names: frozenset[str]) -> str:
+    return next((near for near in sorted(names) if did_you_mean(name, [near])), "")

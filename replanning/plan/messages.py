@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a document, in plain words."""
+"""Words for messages: paths into documents, shortened values and lists, near names, and errors of pydantic."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, cast, get_args
+from itertools import islice
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import Problem
-
-JsonPath = tuple[str | int, ...]
+from replanning.plan.types import JsonPath
 
 _MAX_CANDIDATES: Final = 20_000
 
@@ -32,7 +32,7 @@ _BRIEF_REPR.maxlist = 12
 
 
 def format_path(path: Sequence[str | int]) -> str:
-    """A path into a document as people write it: `tasks[3].retry.max_attempts`."""
+    """Return a path into a document as people write it: `tasks[3].retry.max_attempts`."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -40,28 +40,45 @@ def format_path(path: Sequence[str | int]) -> str:
         elif len(step) <= _MAX_NAME_CHARS and _BARE_KEY.fullmatch(step):
             text += f".{step}" if text else step
         else:
-            short = step if len(step) <= _MAX_NAME_CHARS else f"{step[:_MAX_NAME_CHARS]}…"
+            short = truncate(step, _MAX_NAME_CHARS + 1)
             text += f"[{json.dumps(short, ensure_ascii=not short.isprintable())}]"
     return text
 
 
 def parse_path(text: str) -> JsonPath:
-    """The path that `format_path` wrote; a key that was cut stays cut."""
+    """Return the path that `format_path` wrote; a key that was shortened stays so."""
     return tuple(int(m[2]) if m[2] else m[1] or json.loads(m[3]) for m in _PATH_STEP.finditer(text))
 
 
-def line_and_column(text: str, position: int) -> str:
-    """Where a character stands, as people count: `line:column`, both from 1."""
-    return f"{text.count(chr(10), 0, position) + 1}:{position - text.rfind(chr(10), 0, position)}"
-
-
 def brief_repr(value: object) -> str:
-    """A value as a message shows it, cut where it is long."""
+    """Return the repr of a value, shortened if it is long."""
     return _BRIEF_REPR.repr(value)
 
 
+def truncate(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters, with `…` at its end if it was longer."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return a text on one line of at most `limit` characters."""
+    return truncate(" ".join(text.split()), limit)
+
+
+def join_names(names: Collection[str], limit: int) -> str:
+    """Return the first `limit` names with commas between them, and `, …` if there are more."""
+    return ", ".join(islice(names, limit)) + (", …" if len(names) > limit else "")
+
+
+def error_lines(error: ValidationError, limit: int = 10, *, root: str = "") -> list[str]:
+    """Return the first errors of pydantic as `path: message`, without the input; `root` is the name of the whole."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)[:limit]
+    places = [".".join(map(str, item["loc"])) or root for item in details]
+    return [f"{place}: {item['msg']}" if place else item["msg"] for place, item in zip(places, details, strict=True)]
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`did you mean 'x'?` for the nearest of the known names, or nothing."""
+    """Return `did you mean 'x'?` for the nearest of the known names; "" if none is near."""
     if len(known) > _MAX_CANDIDATES or len(name) > _MAX_NAME_CHARS:  # comparing takes the product of the lengths
         return ""
     near = difflib.get_close_matches(name, list(known), n=1)
@@ -69,13 +86,13 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 class NameSuggester:
-    """Near names for many unknown ones, given up when looking for them would take long."""
+    """Suggestions of near names for many unknown ones, within a bound on the time for all of them."""
 
     def __init__(self) -> None:
         self._candidates_left = _MAX_CANDIDATES
 
     def __call__(self, name: str, known: Collection[str]) -> str:
-        """`; did you mean 'x'?`, or nothing."""
+        """Return `; did you mean 'x'?`; "" if no name is near."""
         if len(known) > self._candidates_left:
             return ""
         self._candidates_left -= len(known)
@@ -102,20 +119,13 @@ _EXPECTED_BY_ERROR_TYPE: Final[Mapping[str, str]] = {
     "invalid-json-value": "a JSON value",
 }
 
-# Where one of these is wrong, other checks would find fault only because of it.
-_CROSS_CHECKED_TASK_FIELDS: Final = frozenset({"id", "depends_on", "arguments"})
-
-_CROSS_CHECKED_TOOL_FIELDS: Final = frozenset({"name", "parameters"})
-
-_CROSS_CHECKED_PLAN_FIELDS: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential", "mcp"})
-
 
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """What pydantic found, in plain words and with the place of each.
+    """Return the errors of pydantic in plain words, each with its place.
 
     Args:
-        error: as pydantic raised it.
-        model: what was validated against.
+        error: the error that pydantic raised.
+        model: the model that raised it.
     """
     hints = NameSuggester()
     return [_to_problem(details, model, hints) for details in error.errors(include_url=False)]
@@ -127,7 +137,7 @@ def _to_problem(details: ErrorDetails, model: type[BaseModel], hints: NameSugges
     if kind == "missing":
         return Problem(format_path(path), f"{path[-1]!r} is missing")
     if kind == "extra_forbidden":
-        fields = list(getattr(_model_at(model, path[:-1]), "model_fields", ()))
+        fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
         return Problem(
             format_path(path), f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
         )
@@ -167,7 +177,7 @@ def _fix_hint(kind: str, value: object) -> str:
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
-    """The path in the document: pydantic puts `dict`, `list` … before each step into a JSON value."""
+    """Return the path in the document: pydantic puts `dict`, `list` … before each step into a JSON value."""
     start = next((i for i, step in enumerate(location) if step in _JSON_FIELDS), None)
     if start is None:
         return tuple(step for step in location if step != "[key]")
@@ -176,62 +186,17 @@ def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:
     return location[:first] + tuple(step for i, step in enumerate(inner) if i % 2 or step not in _JSON_UNION_TAGS)
 
 
-def _model_at(model: type[BaseModel], path: JsonPath) -> type[BaseModel] | None:
-    """The model that describes the part of a document at `path`."""
-    found: type[BaseModel] | None = model
+def model_at(model: type[BaseModel], path: JsonPath) -> type[BaseModel] | None:
+    """Return the model of the part of a document at `path`; None if it has none."""
+    part: type[BaseModel] | None = model
     for step in path:
-        if isinstance(step, str) and found is not None:
-            field = found.model_fields.get(step)
-            found = _model_in_annotation(field.annotation) if field is not None else None
-    return found
+        if isinstance(step, str) and part is not None:
+            field = part.model_fields.get(step)
+            part = _model_in_annotation(field.annotation) if field is not None else None
+    return part
 
 
 def _model_in_annotation(annotation: Any) -> type[BaseModel] | None:  # any kind of type expression
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_in_annotation, get_args(annotation))), None)
-
-
-def without_invalid_fields(problems: list[Problem], data: object, model: type[BaseModel]) -> dict[str, object] | None:
-    """A plan document without the fields that are wrong, so that what else is wrong with it can be found.
-
-    A misspelt field that bears on the rest is taken for the one that was meant. None where such a field itself is
-    wrong, so that checking on would blame what is right.
-    """
-    if not isinstance(data, dict):
-        return None
-    rest = {key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
-    return rest if all(_drop_field(rest, parse_path(problem.place), model) for problem in problems) else None
-
-
-def _drop_field(rest: dict[str, object], path: JsonPath, model: type[BaseModel]) -> bool:
-    """Take a wrong field out; False where that would not do."""
-    match path:
-        case ("tasks" | "tools" as group, int(index), str(name), *_):
-            parts = cast("list[object]", rest[group])  # a path with an index leads through a list
-            part, bearing = parts[index], _CROSS_CHECKED_TASK_FIELDS if group == "tasks" else _CROSS_CHECKED_TOOL_FIELDS
-            if not isinstance(part, dict) or name not in part or name in bearing:
-                return False
-            known = getattr(_model_at(model, path[:2]), "model_fields", {})
-            parts[index] = _without_field(part, name, renamed_to="" if name in known else _closest_name(name, bearing))
-        case ("goal", *_):
-            rest["goal"] = {"objective": ""}
-        case (str(name), *_) if name in rest and not _is_cross_checked(name, _CROSS_CHECKED_PLAN_FIELDS):
-            del rest[name]
-        case _:
-            return False
-    return True
-
-
-def _without_field(part: dict[str, object], name: str, *, renamed_to: str) -> dict[str, object]:
-    """The part without a field, whose value goes to the one that was meant unless that is there."""
-    left = {key: value for key, value in part.items() if key != name}
-    return {renamed_to: part[name], **left} if renamed_to else left
-
-
-def _closest_name(name: str, names: frozenset[str]) -> str:
-    return next((one for one in sorted(names) if did_you_mean(name, [one])), "")
-
-
-def _is_cross_checked(name: str, bearing: frozenset[str]) -> bool:
-    return name in bearing or bool(did_you_mean(name, sorted(bearing)))

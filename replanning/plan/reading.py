@@ -1,6 +1,6 @@
-"""Plan files: YAML and JSON read under limits, problems told with line and column, and the JSON Schema.
+"""Reading of YAML and JSON under limits, with the line and column of every problem.
 
-What is read is untrusted: size, depth, aliases and kinds of values are bounded before anything is built.
+The text is untrusted: its size, depth, aliases and kinds of values are bounded before anything is built.
 """
 
 from __future__ import annotations
@@ -15,24 +15,130 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 import yaml
 from pydantic import JsonValue
-from pydantic.json_schema import GenerateJsonSchema
 
 from replanning.errors import PlanError, Problem
-from replanning.plan.document import Plan
-from replanning.plan.messages import JsonPath, format_path, line_and_column, parse_path
-from replanning.plan.references import json_type_name
-from replanning.plan.types import JsonObject
+from replanning.plan.messages import format_path, parse_path
+from replanning.plan.types import JsonObject, JsonPath
 
 if TYPE_CHECKING:
     from yaml.events import AliasEvent, CollectionStartEvent, Event, ScalarEvent
+
+Format = Literal["yaml", "json"]
+
+MAX_PLAN_SIZE: Final = 64 * 1024 * 1024
+"""Largest plan file, in bytes."""
+
+MAX_PLAN_DEPTH: Final = 100
+"""Deepest nesting of a plan file."""
+
+MAX_ALIASED_NODES: Final = 100_000
+"""Number of values that all YAML aliases together may stand for."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+_SURROGATE_MESSAGE: Final = "half of a surrogate pair is no character"
+
+
+def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: int = MAX_PLAN_SIZE) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: the file.
+        noun: the name of its content in messages.
+        max_size: the largest size in bytes.
+
+    Raises:
+        PlanError: it cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with pathlib.Path(path).open("rb") as file:
+            content = file.read(max_size + 1)
+    except OSError as error:
+        raise PlanError([Problem(str(path), f"the {noun} cannot be read: {error.strerror or error}")]) from error
+    if len(content) > max_size:
+        raise PlanError([Problem(str(path), f"the {noun} is larger than {max_size} bytes")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PlanError([Problem(f"{path}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]) from error
+
+
+def format_of(path: str | PathLike[str]) -> Format:
+    """Return the format of a file by its name: JSON if it ends in `.json`, otherwise YAML."""
+    return "json" if str(path).lower().endswith(".json") else "yaml"
+
+
+def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> JsonValue:  # noqa: A002 # the plain word
+    """Return the JSON value of a YAML or JSON text; None if the text is empty.
+
+    Args:
+        text: the text.
+        format: its format.
+        source: its name in problems.
+        max_size: the largest number of characters.
+
+    Raises:
+        PlanError: the text is malformed, too large, nested too deep, or ambiguous; places are `source:line:column`.
+    """
+    if len(text) > max_size:
+        raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
+    if not text.isascii() and (half := _SURROGATE.search(text)):
+        raise PlanError([Problem(f"{source}:{_line_and_column(text, half.start())}", _SURROGATE_MESSAGE)])
+    try:
+        return _read_yaml(text) if format == "yaml" else _read_json(text)
+    except PlanError as error:
+        problems = [Problem(f"{source}:{problem.place}".rstrip(":"), problem.message) for problem in error.problems]
+        raise PlanError(problems) from None
+
+
+def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
+    """Return problems of a loaded plan with their lines and columns; unchanged if the file cannot be read any more."""
+    try:
+        text = read_text_file(path)
+        read_document(text, format=format_of(path))
+    except PlanError:
+        return list(problems)
+    return with_positions(problems, text, format_of(path), str(path))
+
+
+def with_positions(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
+    """Return problems of a valid text with line and column before the path; a missing field has those of its parent."""
+    paths = [parse_path(problem.place) for problem in problems]
+    positions = find_positions(text, format, {path[:length] for path in paths for length in range(1, len(path) + 1)})
+    located = []
+    for problem, path in zip(problems, paths, strict=True):
+        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in positions), None)
+        where = source if nearest is None else "{}:{}:{}".format(source, *positions[nearest])
+        located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
+    return located
+
+
+def find_positions(text: str, format: Format, paths: Collection[JsonPath]) -> dict[JsonPath, tuple[int, int]]:  # noqa: A002 # likewise
+    """Return line and column of the given paths in a valid text: of the key of a field, of the start of an item.
+
+    A path is found only if its parents are given, too.
+    """
+    positions: dict[JsonPath, tuple[int, int]] = {}
+    for path, token in _iter_paths(_yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths):
+        if path in paths:
+            positions.setdefault(path, (token.line, token.column))
+    return positions
+
+
+def write_yaml(document: JsonValue) -> str:
+    """Return a document as YAML with its fields in their order."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text
+
+
+def _line_and_column(text: str, position: int) -> str:
+    return f"{text.count(chr(10), 0, position) + 1}:{position - text.rfind(chr(10), 0, position)}"
 
 
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _SafeDumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-MAX_ALIASED_NODES: Final = 100_000
-"""How many values all aliases together may stand for."""
 
 _PLAIN_CONSTANTS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -51,40 +157,20 @@ _MAX_PATH_STEPS: Final = 10
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
 
 
-def parse_events(text: str) -> Iterator[Event]:
-    """The parser events of a text.
-
-    Raises:
-        yaml.YAMLError: it is not YAML.
-    """
-    return yaml.parse(text, Loader=_Loader)
-
-
-def read_yaml(text: str, max_depth: int) -> JsonValue:
-    """The one document of a text; None where there is none.
-
-    Raises:
-        PlanError: it is not YAML, or uses what has no place in a plan; places are `line:column`.
-    """
-    builder = _Builder(max_depth)
+def _read_yaml(text: str) -> JsonValue:
+    builder = _YamlBuilder()
     try:
-        for event in parse_events(text):
+        for event in yaml.parse(text, Loader=_Loader):
             builder.handle(event)
     except yaml.MarkedYAMLError as error:
         why = ", ".join(filter(None, (error.context, error.problem)))
-        builder.problems.append(Problem(_line_and_column(error.problem_mark), f"this is not YAML: {why}"))
+        builder.problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
     except yaml.reader.ReaderError as error:
-        where = line_and_column(text, error.position)
+        where = _line_and_column(text, error.position)
         builder.problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
     if builder.problems:
         raise PlanError(builder.problems)
     return builder.document
-
-
-def write_yaml(document: JsonValue) -> str:
-    """A document as YAML, in the order in which it stands."""
-    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
-    return text
 
 
 class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
@@ -92,12 +178,12 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
         return True
 
 
-# What this reader takes for a number must be quoted when it is text.
+# Text that this reader would take for a number must be quoted.
 _Dumper.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START))
 
 
 class _Frame:
-    """An array or object that is being read."""
+    """Array or object that is being read."""
 
     __slots__ = ("anchor", "first_node", "height", "key", "value")
 
@@ -109,12 +195,11 @@ class _Frame:
         self.height = 0
 
 
-class _Builder:
-    """Builds the document from events."""
+class _YamlBuilder:
+    """Builder of a document from the events of the YAML parser."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._max_depth = max_depth
         self._root: list[JsonValue] = []
         self._stack = [_Frame(self._root, None, 0)]
         self._anchors: dict[str, tuple[JsonValue, int, int]] = {}
@@ -136,8 +221,7 @@ class _Builder:
         return self._root[0] if self._root else None
 
     def handle(self, event: Event) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is not None:
+        if (handler := self._handlers.get(type(event))) is not None:
             handler(event)
 
     def _start_document(self, event: Event) -> None:
@@ -173,8 +257,8 @@ class _Builder:
     def _start_collection(self, event: CollectionStartEvent, value: list[JsonValue] | dict[str, JsonValue]) -> None:
         if event.tag is not None:
             self._check_tag(event, "map" if isinstance(value, dict) else "seq")
-        if len(self._stack) > self._max_depth:
-            self._fail(event, f"nested more than {self._max_depth} deep")
+        if len(self._stack) > MAX_PLAN_DEPTH:
+            self._fail(event, f"nested more than {MAX_PLAN_DEPTH} deep")
         frame = self._stack[-1]
         if frame.key is None and isinstance(frame.value, dict):
             self._fail(event, "a key is text; this one is an array or an object")
@@ -199,8 +283,8 @@ class _Builder:
         self._aliased_nodes += nodes
         if self._aliased_nodes > MAX_ALIASED_NODES:
             self._fail(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
-        if len(self._stack) - 1 + height > self._max_depth:
-            self._fail(event, f"nested more than {self._max_depth} deep through the alias *{name}")
+        if len(self._stack) - 1 + height > MAX_PLAN_DEPTH:
+            self._fail(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
         self._stack[-1].height = max(self._stack[-1].height, height)
         self._add_value(value, event)
 
@@ -232,253 +316,28 @@ class _Builder:
 
     def _add_problem(self, event: Event, message: str) -> None:
         path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in self._stack[1:]]
-        where = format_path([step for step in path[:_MAX_PATH_STEPS] if step is not None]) + "…" * (
-            len(path) > _MAX_PATH_STEPS
-        )
-        self.problems.append(Problem(f"{_line_and_column(event.start_mark)} {where}".rstrip(), message))
+        where = format_path([step for step in path[:_MAX_PATH_STEPS] if step is not None])
+        where += "…" if len(path) > _MAX_PATH_STEPS else ""
+        self.problems.append(Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message))
 
     def _fail(self, event: Event, message: str) -> NoReturn:
-        """Give up: what follows would only repeat the problem."""
+        """Raise this problem alone: later ones would only repeat it."""
         self._add_problem(event, message)
         problems, self.problems = self.problems, []
         raise PlanError(problems)
 
 
-def _line_and_column(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which have no base in common
+def _mark_position(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which share no base
     return f"{mark.line + 1}:{mark.column + 1}"
 
-
-_OPENING_BRACKETS: Final = ("[", "{")
-
-_JSON_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
-
-
-class Token(NamedTuple):
-    """A part of a text: the beginning or end of an array or object, or a scalar."""
-
-    kind: Literal["[", "{", "end", "scalar"]
-    text: str
-    line: int
-    column: int
-
-
-class _PositionFrame:
-    __slots__ = ("index", "key", "path")
-
-    def __init__(self, path: JsonPath, index: int | None) -> None:
-        self.path = path
-        self.index = index  # of the next item; None in an object
-        self.key: str | None = None
-
-    def next_path(self, token: Token) -> tuple[JsonPath, bool]:
-        """The path of what a token stands for or begins, and whether it is a key."""
-        if self.index is not None:
-            self.index += 1
-            return (*self.path, self.index - 1), False
-        is_key = self.key is None
-        key = token.text if self.key is None else self.key
-        self.key = key if is_key else None
-        return (*self.path, key), is_key
-
-
-def yaml_tokens(text: str) -> Iterator[Token]:
-    """The tokens of a YAML text that was read before without a problem."""
-    for event in parse_events(text):
-        mark = event.start_mark
-        line, column = mark.line + 1, mark.column + 1  # type: ignore[union-attr] # parsed text has marks
-        match event:
-            case yaml.ScalarEvent():
-                yield Token("scalar", event.value, line, column)
-            case yaml.AliasEvent():
-                yield Token("scalar", "", line, column)
-            case yaml.MappingStartEvent():
-                yield Token("{", "", line, column)
-            case yaml.SequenceStartEvent():
-                yield Token("[", "", line, column)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                yield Token("end", "", line, column)
-
-
-def json_tokens(source: str) -> Iterator[Token]:
-    """The tokens of a JSON text."""
-    line, start = 1, 0
-    for match in _JSON_TOKEN.finditer(source):
-        raw = match[0]
-        column = match.start() - start + 1
-        match raw[0]:
-            case "\n":
-                line, start = line + 1, match.end()
-            case "[" | "{":
-                yield Token("[" if raw == "[" else "{", "", line, column)
-            case "]" | "}":
-                yield Token("end", "", line, column)
-            case '"':
-                text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
-                yield Token("scalar", text, line, column)
-            case _:
-                yield Token("scalar", raw, line, column)
-
-
-def find_positions(tokens: Iterable[Token], wanted: Collection[JsonPath]) -> dict[JsonPath, tuple[int, int]]:
-    """Line and column of those of the wanted parts that the document has; of a field, where its key stands.
-
-    Parts inside a part that is not wanted itself are not looked for.
-    """
-    found: dict[JsonPath, tuple[int, int]] = {}
-    for path, token in _iter_paths(tokens, wanted):
-        if path in wanted:
-            found.setdefault(path, (token.line, token.column))
-    return found
-
-
-def duplicate_keys(tokens: Iterable[Token]) -> Iterator[tuple[JsonPath, Token]]:
-    """The keys that an object has had before."""
-    seen: set[JsonPath] = set()
-    for path, token in _iter_paths(tokens):
-        if path in seen:
-            yield path, token
-        seen.add(path)
-
-
-def _iter_paths(
-    tokens: Iterable[Token], within: Collection[JsonPath] | None = None
-) -> Iterator[tuple[JsonPath, Token]]:
-    """Every field and item with its path: a field at its key, an item at its beginning.
-
-    With `within`, what is inside of other parts than these is passed over.
-    """
-    stack: list[_PositionFrame] = []
-    passed = 0  # open arrays and objects that are passed over
-    for token in tokens:
-        if passed:
-            passed += (token.kind in _OPENING_BRACKETS) - (token.kind == "end")
-            continue
-        if token.kind == "end":
-            stack.pop()
-            continue
-        path: JsonPath = ()
-        if stack:
-            path, is_key = stack[-1].next_path(token)
-            if is_key or stack[-1].index is not None:
-                yield path, token
-            if is_key:
-                continue
-        if token.kind in _OPENING_BRACKETS:
-            if within is None or not path or path in within:
-                stack.append(_PositionFrame(path, 0 if token.kind == "[" else None))
-            else:
-                passed = 1
-
-
-Format = Literal["yaml", "json"]
-
-MAX_PLAN_SIZE: Final = 64 * 1024 * 1024
-"""Largest plan file, in bytes."""
-
-MAX_PLAN_DEPTH: Final = 100
-"""Deepest nesting of a plan file."""
 
 _JSON_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 _NON_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
-_SURROGATE_MESSAGE: Final = "here is half of a surrogate pair, which is no character"
-
 _DEPTH_CHANGE: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
-
-
-def load_plan(path: str | PathLike[str], *, max_size: int = MAX_PLAN_SIZE) -> Plan:
-    """Read a plan file: JSON where its name ends in `.json`, otherwise YAML.
-
-    Args:
-        path: the file.
-        max_size: the most bytes it may have.
-
-    Raises:
-        PlanError: it cannot be read or is not valid; places are `file:line:column field`.
-    """
-    source = str(path)
-    try:
-        with pathlib.Path(path).open("rb") as file:
-            content = file.read(max_size + 1)
-    except OSError as error:
-        raise PlanError([Problem(source, f"the plan cannot be read: {error.strerror or error}")]) from error
-    if len(content) > max_size:
-        raise PlanError([Problem(source, f"the plan is larger than {max_size} bytes")])
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise PlanError([Problem(f"{source}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]) from error
-    return parse_plan(text, format="json" if source.lower().endswith(".json") else "yaml", source=source)
-
-
-def parse_plan(text: str, *, format: Format = "yaml", source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> Plan:  # noqa: A002 # the plain word
-    """The plan in a text.
-
-    Args:
-        text: the plan file.
-        format: how it is written.
-        source: what problems call the text.
-        max_size: the most characters it may have.
-
-    Raises:
-        PlanError: it is not valid; places are `source:line:column field`.
-    """
-    document = read_document(text, format=format, source=source, max_size=max_size)
-    if not isinstance(document, dict):
-        got = "it is empty" if document is None else f"this is {json_type_name(document)}"
-        raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
-    try:
-        return Plan.model_validate(document)
-    except PlanError as error:
-        raise PlanError(_with_locations(error.problems, text, format, source)) from None
-
-
-def locate_problems(problems: Sequence[Problem], path: str | PathLike[str]) -> list[Problem]:
-    """Problems of the plan that was loaded from a file, with line and column; as they are if it has changed since."""
-    source = str(path)
-    written: Format = "json" if source.lower().endswith(".json") else "yaml"
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-        read_document(text, format=written)
-        return _with_locations(problems, text, written, source)
-    except (OSError, UnicodeDecodeError, PlanError):
-        return list(problems)
-
-
-def read_document(text: str, *, format: Format, source: str = "<text>", max_size: int = MAX_PLAN_SIZE) -> JsonValue:  # noqa: A002 # likewise
-    """The JSON value that a YAML or JSON text holds; None where the text is empty.
-
-    Raises:
-        PlanError: the text is malformed, too large, nested too deep, or ambiguous.
-    """
-    if len(text) > max_size:
-        raise PlanError([Problem(source, f"the text has more than {max_size} characters")])
-    if not text.isascii() and (half := _SURROGATE.search(text)):
-        raise PlanError([Problem(f"{source}:{line_and_column(text, half.start())}", _SURROGATE_MESSAGE)])
-    try:
-        return read_yaml(text, MAX_PLAN_DEPTH) if format == "yaml" else _read_json(text)
-    except PlanError as error:
-        problems = [Problem(f"{source}:{problem.place}".rstrip(":"), problem.message) for problem in error.problems]
-        raise PlanError(problems) from None
-
-
-def plan_schema() -> JsonObject:
-    """The JSON Schema (draft 2020-12) of plan files, for editors and for those who write plans by program."""
-    schema = Plan.model_json_schema(schema_generator=_SchemaGenerator)
-    return {"$schema": _SchemaGenerator.schema_dialect, **schema}
-
-
-class _SchemaGenerator(GenerateJsonSchema):
-    """Leaves out the titles that would only repeat the names of fields."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
-        return False
 
 
 def _read_json(text: str) -> JsonValue:
@@ -501,24 +360,23 @@ def _read_json(text: str) -> JsonValue:
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     if repeated:
-        found = duplicate_keys(json_tokens(text))
-        raise PlanError(
-            [
-                Problem(_duplicate_key_location(path, token), f"the key {path[-1]!r} is there twice")
-                for path, token in found
-            ]
-        )
+        raise PlanError(list(_duplicate_keys(text)))
     if _ESCAPED_SURROGATE.search(text):
         _check_surrogates(text)
     return document
 
 
-def _duplicate_key_location(path: JsonPath, token: Token) -> str:
-    return f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
+def _duplicate_keys(text: str) -> Iterator[Problem]:
+    seen: set[JsonPath] = set()
+    for path, token in _iter_paths(_json_tokens(text)):
+        if path in seen:
+            where = f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
+            yield Problem(where, f"the key {path[-1]!r} is there twice")
+        seen.add(path)
 
 
 def _check_depth(text: str) -> None:
-    # Counting first is enough for most files; stripping the strings is the dear part.
+    # Counting first is enough for most files; stripping the strings is the expensive part.
     if text.count("[") + text.count("{") <= MAX_PLAN_DEPTH:
         return
     brackets = _NON_BRACKETS.sub("", _JSON_STRING.sub("", text))
@@ -527,23 +385,104 @@ def _check_depth(text: str) -> None:
     plain = _JSON_STRING.sub(lambda string: " " * len(string[0]), text)
     depths = accumulate(_DEPTH_CHANGE.get(character, 0) for character in plain)
     at = next(index for index, depth in enumerate(depths) if depth > MAX_PLAN_DEPTH)
-    raise PlanError([Problem(line_and_column(text, at), f"nested more than {MAX_PLAN_DEPTH} deep")])
+    raise PlanError([Problem(_line_and_column(text, at), f"nested more than {MAX_PLAN_DEPTH} deep")])
 
 
 def _check_surrogates(text: str) -> None:
-    for token in json_tokens(text):
+    for token in _json_tokens(text):
         if _SURROGATE.search(token.text):
             raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
 
 
-def _with_locations(problems: Sequence[Problem], text: str, format: Format, source: str) -> list[Problem]:  # noqa: A002 # likewise
-    """The problems with line and column before the field; of the nearest part where a field is missing."""
-    paths = [parse_path(problem.place) for problem in problems]
-    wanted = {path[:length] for path in paths for length in range(1, len(path) + 1)}
-    found = find_positions(yaml_tokens(text) if format == "yaml" else json_tokens(text), wanted)
-    located = []
-    for problem, path in zip(problems, paths, strict=True):
-        nearest = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in found), None)
-        where = source if nearest is None else "{}:{}:{}".format(source, *found[nearest])
-        located.append(Problem(f"{where} {problem.place}".rstrip(), problem.message))
-    return located
+_JSON_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
+
+
+class _Token(NamedTuple):
+    """Token of a text: the beginning or end of an array or object, or a scalar."""
+
+    kind: Literal["[", "{", "end", "scalar"]
+    text: str
+    line: int
+    column: int
+
+
+class _PositionFrame:
+    __slots__ = ("index", "key", "path")
+
+    def __init__(self, path: JsonPath, index: int | None) -> None:
+        self.path = path
+        self.index = index  # of the next item; None in an object
+        self.key: str | None = None
+
+    def next_path(self, token: _Token) -> tuple[JsonPath, bool]:
+        """Return the path of the value that a token begins, and whether the token is a key."""
+        if self.index is not None:
+            self.index += 1
+            return (*self.path, self.index - 1), False
+        is_key = self.key is None
+        key = token.text if self.key is None else self.key
+        self.key = key if is_key else None
+        return (*self.path, key), is_key
+
+
+def _yaml_tokens(text: str) -> Iterator[_Token]:
+    for event in yaml.parse(text, Loader=_Loader):
+        mark = event.start_mark
+        line, column = mark.line + 1, mark.column + 1  # type: ignore[union-attr] # parsed text has marks
+        match event:
+            case yaml.ScalarEvent():
+                yield _Token("scalar", event.value, line, column)
+            case yaml.AliasEvent():
+                yield _Token("scalar", "", line, column)
+            case yaml.MappingStartEvent():
+                yield _Token("{", "", line, column)
+            case yaml.SequenceStartEvent():
+                yield _Token("[", "", line, column)
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                yield _Token("end", "", line, column)
+
+
+def _json_tokens(source: str) -> Iterator[_Token]:
+    line, start = 1, 0
+    for match in _JSON_TOKEN.finditer(source):
+        raw = match[0]
+        column = match.start() - start + 1
+        match raw[0]:
+            case "\n":
+                line, start = line + 1, match.end()
+            case "[" | "{":
+                yield _Token("[" if raw == "[" else "{", "", line, column)
+            case "]" | "}":
+                yield _Token("end", "", line, column)
+            case '"':
+                text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
+                yield _Token("scalar", text, line, column)
+            case _:
+                yield _Token("scalar", raw, line, column)
+
+
+def _iter_paths(
+    tokens: Iterable[_Token], within: Collection[JsonPath] | None = None
+) -> Iterator[tuple[JsonPath, _Token]]:
+    """Yield every field (at its key) and item (at its start) with its path, inside the parts `within` if given."""
+    stack: list[_PositionFrame] = []
+    skipped_depth = 0
+    for token in tokens:
+        if skipped_depth:
+            skipped_depth += (token.kind in ("[", "{")) - (token.kind == "end")
+            continue
+        if token.kind == "end":
+            stack.pop()
+            continue
+        path: JsonPath = ()
+        if stack:
+            path, is_key = stack[-1].next_path(token)
+            if is_key or stack[-1].index is not None:
+                yield path, token
+            if is_key:
+                continue
+        if token.kind in ("[", "{"):
+            if within is None or not path or path in within:
+                stack.append(_PositionFrame(path, 0 if token.kind == "[" else None))
+            else:
+                skipped_depth = 1

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
+from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings
 from replanning.plan.secrets import MASK
-from replanning.plan.types import TaskId
+from replanning.plan.types import JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 
@@ -63,19 +63,10 @@ def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> 
     return re.compile("".join(parts) + re.escape(pattern[end:]), re.DOTALL)
 
 
-def as_text(value: JsonValue) -> str:
-    """A value as it appears inside text: a string as it is, anything else as JSON."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
 def normalise_fact(text: str) -> str:
     """The one spelling of a fact: no whitespace around it or around its commas."""
     return _COMMA.sub(",", text.strip())
 
-
-JsonPath = tuple[str | int, ...]
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 
@@ -116,24 +107,11 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
     """
     return tuple(
         next((reading for reading in readings if reading.task in task_ids), readings[-1])
-        for text in texts_with_references(value)
+        for text in iter_strings(value, keys=False)
+        if "${" in text
         for match in _REFERENCE.finditer(text)
         if (readings := _candidate_references(match, text))
     )
-
-
-def texts_with_references(value: JsonValue) -> Iterator[str]:
-    """The strings inside a value that hold a `${`, in order."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            if "${" in value:
-                yield value
-        elif isinstance(value, dict):
-            waiting.extend(reversed(value.values()))
-        elif isinstance(value, list):
-            waiting.extend(reversed(value))
 
 
 def resolve_references(
@@ -229,22 +207,6 @@ def _look_up_reference(
     raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
 
 
-def copy_json(value: JsonValue) -> JsonValue:
-    """A value of its own, so that whoever changes it changes nothing that is on record, or that others get."""
-    try:
-        return _copy_json(value) if isinstance(value, list | dict) else value
-    except RecursionError:  # no record could hold it either
-        return value
-
-
-def _copy_json(value: JsonValue) -> JsonValue:
-    if type(value) is list:
-        return [_copy_json(item) for item in value]
-    if type(value) is dict:
-        return {key: _copy_json(item) for key, item in value.items()}
-    return value
-
-
 def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
     """A value as it stands inside a longer text."""
     try:
@@ -252,33 +214,3 @@ def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
     except (TypeError, ValueError, RecursionError):
         kind = type(value).__name__
         raise ExpressionError(f"{match[0]}: a value of type {kind} that is no JSON has no place in a text") from None
-
-
-def json_type_name(value: object) -> str:
-    """What JSON calls the kind of a value, with its article."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case Mapping():
-            return "an object"
-    return "an array"
-
-
-def get_item(value: object, key: str | int) -> object:
-    """One step into a value; LookupError says, as the end of a sentence, why there is nothing."""
-    if isinstance(value, Mapping) and isinstance(key, str):
-        if key in value:
-            return value[key]
-        names = ", ".join(map(repr, list(value)[:10])) + (", …" if len(value) > 10 else "")
-        raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
-    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
-        if -len(value) <= key < len(value):
-            return value[key]
-        raise LookupError(f"does not exist; the array has {len(value)} items")
-    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")

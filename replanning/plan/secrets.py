@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
+from replanning.plan.json_values import iter_strings
+
 MASK: Final = "[redacted]"
 """Stands where a secret was taken out."""
 
@@ -92,18 +94,6 @@ _NON_SECRET_WORDS: Final = frozenset(
 
 _WORD_CHAR_LIMIT: Final = 16
 """In prose, fewer letters than this and nothing but letters are a word."""
-
-
-def iter_strings(value: JsonValue) -> Iterator[str]:
-    """Every text within a value, names of members included."""
-    waiting = [value]
-    for item in waiting:  # grows while it is walked
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, list):
-            waiting += item
-        elif isinstance(item, dict):
-            waiting += [*item, *item.values()]
 
 
 def is_redacted(value: JsonValue) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from types import GenericAlias
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -12,15 +13,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     JsonValue,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
 )
+from pydantic_core import CoreSchema
 
 from replanning.errors import PlanError, Problem
+from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
-from replanning.plan.references import as_text, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.references import fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import JsonObject, TaskId
 
 MAX_NAME_CHARS: Final = 200
@@ -52,6 +56,21 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 StrictInt = Annotated[int, Field(strict=True)]
 
 StrictBool = Annotated[bool, Field(strict=True)]
+
+
+T = TypeVar("T")
+
+
+class _AsTuple:
+    """Validation of a sequence as a tuple: constructors take any sequence, the field holds a tuple."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(GenericAlias(tuple, (get_args(source)[0], ...)))
+
+
+Items = Annotated[Sequence[T], _AsTuple]
+"""Field that takes a list or tuple and holds a tuple."""
 
 
 class StrictModel(BaseModel):
@@ -96,10 +115,10 @@ class McpServer(StrictModel):
     headers: Mapping[str, str] = Field(
         default_factory=dict, description="Request headers; {env:NAME} is looked up at the start."
     )
-    tools: tuple[Name, ...] | None = Field(
+    tools: Items[Name] | None = Field(
         default=None, description="The only tools of the server that may be used; all of them by default."
     )
-    safe: tuple[Name, ...] = Field(
+    safe: Items[Name] = Field(
         default=(), description="Tools of the server that are not dangerous, whatever the server says of them."
     )
     timeout: Seconds = Field(
@@ -139,8 +158,8 @@ class Goal(StrictModel):
     """What the plan is for."""
 
     objective: Text = Field(description="What is to be achieved, in words.")
-    success_criteria: tuple[Text, ...] = Field(default=(), description="How a person sees that it was achieved.")
-    facts: tuple[Fact, ...] = Field(default=(), description="What must hold at the end.")
+    success_criteria: Items[Text] = Field(default=(), description="How a person sees that it was achieved.")
+    facts: Items[Fact] = Field(default=(), description="What must hold at the end.")
     stop_when_reached: StrictBool = Field(
         default=False, description="Succeed as soon as all facts of the goal hold, whatever has become of the tasks."
     )
@@ -192,20 +211,18 @@ class ToolSpec(StrictModel):
         default_factory=dict,
         description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
     )
-    optional: tuple[Name, ...] = Field(default=(), description="The parameters that may be left out.")
-    requires: tuple[Fact, ...] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
-    adds: tuple[Fact, ...] = Field(default=(), description="Facts that hold after it.")
-    removes: tuple[Fact, ...] = Field(default=(), description="Facts that no longer hold after it.")
-    needs: tuple[Fact, ...] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
-    produces: tuple[Fact, ...] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
+    optional: Items[Name] = Field(default=(), description="The parameters that may be left out.")
+    requires: Items[Fact] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
+    adds: Items[Fact] = Field(default=(), description="Facts that hold after it.")
+    removes: Items[Fact] = Field(default=(), description="Facts that no longer hold after it.")
+    needs: Items[Fact] = Field(default=(), description="Artifacts needed: X is short for requiring artifact(X).")
+    produces: Items[Fact] = Field(default=(), description="Artifacts produced: X is short for adding artifact(X).")
     resources: Mapping[Name, NonNegativeFloat] = Field(
         default_factory=dict, description="How much of each resource one use takes."
     )
     cost: NonNegativeFloat | None = Field(default=None, description="What one use costs, to compare tools.")
     available: StrictBool = Field(default=True, description="Whether it can be used now.")
-    transient: tuple[StrictInt, ...] = Field(
-        default=(), description="Exit codes or HTTP statuses that may pass on a retry."
-    )
+    transient: Items[StrictInt] = Field(default=(), description="Exit codes or HTTP statuses that may pass on a retry.")
     dangerous: StrictBool = Field(
         default=False, description="Whether a person must agree before it is put into a plan."
     )
@@ -252,12 +269,10 @@ class ToolSpec(StrictModel):
         """
         return self._ground("removes", self.removes, arguments)
 
-    def _artifact_facts(
-        self, field: str, names: tuple[str, ...], arguments: Mapping[str, JsonValue]
-    ) -> tuple[str, ...]:
+    def _artifact_facts(self, field: str, names: Sequence[str], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         return tuple(f"artifact({name})" for name in self._ground(field, names, arguments))
 
-    def _ground(self, field: str, patterns: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    def _ground(self, field: str, patterns: Sequence[str], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
         facts = []
         for pattern in patterns:
             names = placeholders(pattern)
@@ -286,9 +301,9 @@ class TaskBody(StrictModel):
     optional: StrictBool = Field(default=False, description="Whether the plan may succeed without it.")
     when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
     idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
-    fallbacks: tuple[Fallback, ...] = Field(default=(), description="What may take its place, best first.")
+    fallbacks: Items[Fallback] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
-    acceptance: tuple[Text, ...] = Field(
+    acceptance: Items[Text] = Field(
         default=(), description="How to see that it was done well: in words, or as a command after `$ `."
     )
     resources: Mapping[Name, NonNegativeFloat] = Field(
@@ -309,4 +324,4 @@ class Task(TaskBody):
     """One step of a plan."""
 
     id: Id = Field(description="Unique in the plan, and never used again for another task.")
-    depends_on: tuple[Id, ...] = Field(default=(), description="The tasks that must be done (or skipped) before.")
+    depends_on: Items[Id] = Field(default=(), description="The tasks that must be done (or skipped) before.")

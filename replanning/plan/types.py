@@ -1,4 +1,4 @@
-"""The kinds of identifiers. Ids of run-time things come from outside: the core makes none up."""
+"""Identifiers and JSON types. Ids of runs, attempts and questions are passed in: the core makes none up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NewType, TypeAlias
 
 from pydantic import JsonValue
 
-__all__ = ["AttemptId", "JsonObject", "JsonValue", "QuestionId", "ReplanId", "RunId", "TaskId", "TriggerId"]
+__all__ = ["AttemptId", "JsonObject", "JsonPath", "JsonValue", "QuestionId", "ReplanId", "RunId", "TaskId", "TriggerId"]
 
 TaskId: TypeAlias = str
 """Written by people, in plan files and in Python, so it is a plain string; the others are made by the library."""
@@ -23,3 +23,6 @@ ReplanId = NewType("ReplanId", str)
 
 JsonObject = dict[str, JsonValue]
 """A JSON object: string keys, JSON values."""
+
+JsonPath = tuple[str | int, ...]
+"""Path into a JSON document: keys of objects and indexes of arrays, from the outside in."""

@@ -9,8 +9,9 @@ from typing import Final
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.checks import check_graph, check_task
+from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import NameSuggester, brief_repr
-from replanning.plan.references import placeholders, texts_with_references
+from replanning.plan.references import placeholders
 from replanning.plan.tasks import Fallback, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.outputs import Action, ActionPlan, Subtask, TaskDecomposition
@@ -53,7 +54,7 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
         *(text for texts in lists for text in texts),
         tool.command or "",
         tool.url or "",
-        *_iter_strings(tool.body),
+        *iter_strings(tool.body, keys=False),
     )
     return {name: "any" for text in texts for name in placeholders(text)}
 
@@ -67,14 +68,6 @@ def undeclared_argument_problems(tool: ToolSpec, given: Iterable[str]) -> list[s
     return [
         f"tool {tool.name!r} has no parameter {brief_repr(name)}; it has {brief_repr(list(taken))}" for name in unused
     ]
-
-
-def _iter_strings(value: JsonValue) -> Iterator[str]:
-    """Every text in what a request sends."""
-    if isinstance(value, str):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _iter_strings(item)
 
 
 def missing_arguments(tool: ToolSpec, given: Mapping[str, JsonValue]) -> tuple[str, ...]:
@@ -137,7 +130,7 @@ class TaskIdMap:
     def referenced_tasks(self, arguments: JsonObject) -> dict[TaskId, None]:
         """The finished tasks that arguments refer to by the names of their subtasks."""
         found: dict[TaskId, None] = {}
-        for text in texts_with_references(arguments):
+        for text in iter_strings(arguments, keys=False):
             for match in _REFERENCE.finditer(text):
                 if (name := self._referenced_subtask(match[1] or "")) in self.finished:
                     found[self.resolve(name)] = None

@@ -22,7 +22,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from replanning.plan.references import as_text, fill_placeholders, placeholders
+from replanning.plan.json_values import as_text
+from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 

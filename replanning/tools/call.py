@@ -11,7 +11,8 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from replanning.plan.references import as_text, fill_placeholders, placeholders
+from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
+from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
@@ -26,7 +27,7 @@ _ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 _MIN_SECRET_CHARS: Final = 4
 
-_MAX_JSON_DEPTH: Final = 100
+_MAX_JSON_DEPTH: Final = 99
 
 
 class Secrets:
@@ -88,25 +89,12 @@ def env_references(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_ENV_REFERENCE.findall(text)))
 
 
-def strings_in(value: JsonValue) -> Iterator[str]:
-    """Every text within a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from strings_in(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from strings_in(item)
-
-
 def tool_templates(tool: ToolSpec) -> Iterator[str]:
     """Every template in the description of a tool that takes arguments."""
     for text in (tool.command, tool.url, *tool.headers.values()):
         if text is not None:
             yield text
-    yield from strings_in(tool.body)
+    yield from iter_strings(tool.body)
 
 
 def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
@@ -171,21 +159,7 @@ def parse_json(text: str) -> JsonValue:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return value if _depth_within(value, _MAX_JSON_DEPTH) else None
-
-
-def _depth_within(value: JsonValue, limit: int) -> bool:
-    """Whether everyone who walks through a value by recursion will come back."""
-    layer = [value]
-    for _ in range(limit):
-        layer = [inner for item in layer if isinstance(item, list | dict) for inner in _children(item)]
-        if not layer:
-            return True
-    return False
-
-
-def _children(value: list[JsonValue] | dict[str, JsonValue]) -> Iterable[JsonValue]:
-    return value.values() if isinstance(value, dict) else value
+    return None if exceeds_depth(value, _MAX_JSON_DEPTH) else value
 
 
 def _reject_constant(constant: str) -> JsonValue:

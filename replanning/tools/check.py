@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Final
 
 from replanning.errors import Problem
 from replanning.plan.document import Plan
-from replanning.plan.messages import JsonPath, did_you_mean, format_path
+from replanning.plan.json_values import iter_strings
+from replanning.plan.messages import did_you_mean, format_path
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
-from replanning.tools.call import missing_arguments, strings_in, tool_templates, unset_variables
+from replanning.plan.types import JsonPath
+from replanning.tools.call import missing_arguments, tool_templates, unset_variables
 from replanning.tools.danger import command_problems, command_programs
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
@@ -152,7 +154,7 @@ def _task_problems(plan: Plan) -> Iterator[Problem]:
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
-            missing = missing_arguments(strings_in(tool.body), body.arguments) if tool is not None else []
+            missing = missing_arguments(iter_strings(tool.body), body.arguments) if tool is not None else []
             if missing:
                 message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
                 yield Problem(format_path((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
@@ -172,8 +174,8 @@ def _check_problems(text: str, body: TaskBody) -> list[str]:
 
 
 def _task_bodies(
-    path: JsonPath, body: TaskBody, checks: tuple[str, ...] = ()
-) -> Iterator[tuple[JsonPath, TaskBody, tuple[str, ...]]]:
+    path: JsonPath, body: TaskBody, checks: Sequence[str] = ()
+) -> Iterator[tuple[JsonPath, TaskBody, Sequence[str]]]:
     """A task, its fallbacks and its undo, and theirs, each with its place and what it is held to."""
     held = body.acceptance or checks
     yield path, body, held

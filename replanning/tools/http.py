@@ -17,6 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx
 from pydantic import JsonValue
 
+from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
@@ -32,7 +33,6 @@ from replanning.tools.call import (
     parse_json,
     render,
     sole_hole,
-    strings_in,
 )
 from replanning.tools.errors import (
     HttpStatusFailed,
@@ -132,7 +132,7 @@ def _header_problems(tool: ToolSpec) -> Iterator[str]:
 
 
 def _body_problems(tool: ToolSpec) -> Iterator[str]:
-    if any(HOLE_DELIMITER in text for text in strings_in(tool.body)):
+    if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
         yield "its body holds the character NUL"
     for name in dict.fromkeys(name for member in _member_names(tool.body) for name in placeholders(member)):
         yield f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
@@ -156,7 +156,7 @@ def _is_host_templated(marked: str) -> bool:
 def _sends_secrets(tool: ToolSpec) -> bool:
     if any(name.lower() in _SECRET_HEADERS for name in tool.headers):
         return True
-    return any(env_references(text) for text in [tool.url or "", *tool.headers.values(), *strings_in(tool.body)])
+    return any(env_references(text) for text in [tool.url or "", *tool.headers.values(), *iter_strings(tool.body)])
 
 
 def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:

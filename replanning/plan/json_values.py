@@ -1,0 +1,94 @@
+"""Operations on JSON values: walking, copying, looking up, measuring depth, and naming types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
+
+_MAX_LISTED_KEYS = 10
+
+
+def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
+    """Yield the strings inside a value in document order, the keys of objects included unless `keys` is false."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, list):
+            stack.extend(reversed(item))
+        elif isinstance(item, dict):
+            for key, inner in reversed(item.items()):
+                stack.append(inner)
+                if keys:
+                    stack.append(key)
+
+
+def exceeds_depth(value: JsonValue, limit: int) -> bool:
+    """Return whether arrays and objects are nested more than `limit` levels deep."""
+    level = [value]
+    for _ in range(limit + 1):
+        containers = [item for item in level if isinstance(item, list | dict)]
+        if not containers:
+            return False
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def copy_json(value: JsonValue) -> JsonValue:
+    """Return a deep copy; a value too deep to be recorded is returned as it is."""
+    try:
+        return _copy(value) if isinstance(value, list | dict) else value
+    except RecursionError:
+        return value
+
+
+def _copy(value: JsonValue) -> JsonValue:
+    if type(value) is list:
+        return [_copy(item) for item in value]
+    if type(value) is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    return value
+
+
+def as_text(value: JsonValue) -> str:
+    """Return a value as it appears inside text: a string as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def json_type_name(value: object) -> str:
+    """Return the JSON type of a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+    return "an array"
+
+
+def get_item(value: object, key: str | int) -> object:
+    """Return the member of an object or the item of an array.
+
+    Raises:
+        LookupError: it does not exist; the message is the end of a sentence.
+    """
+    if isinstance(value, Mapping) and isinstance(key, str):
+        if key in value:
+            return value[key]
+        names = ", ".join(map(repr, list(value)[:_MAX_LISTED_KEYS])) + (", …" if len(value) > _MAX_LISTED_KEYS else "")
+        raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
+    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
+        if -len(value) <= key < len(value):
+            return value[key]
+        raise LookupError(f"does not exist; the array has {len(value)} items")
+    raise LookupError(f"does not exist: it would be in {json_type_name(value)}")
