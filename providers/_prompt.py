@@ -32,7 +32,7 @@ from replanning.journal import (
     Trigger,
 )
 from replanning.live import TaskState, TaskView
-from replanning.llm import DataSection, encode_data, fit_sections, truncate_value
+from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
 from replanning.plan import JsonObject, placeholders
 from replanning.plan.types import JsonValue
 

@@ -11,7 +11,8 @@ from pydantic import Field
 from replanning import Alternative, PlanView, ReplanRequest
 from replanning.errors import NoResult
 from replanning.live import TaskState, TaskView
-from replanning.llm import DataSection, LLMOptions, LLMProvider, encode_data, fit_sections, truncate_value
+from replanning.llm import LLMOptions, LLMProvider
+from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import MIN_PROMPT_CHARS

@@ -1,4 +1,4 @@
-"""GitHub Copilot's models."""
+"""GitHub Copilot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from replanning.providers.openai import OpenAIProvider
 
 
 class GitHubCopilotProvider(OpenAIProvider):
-    """GitHub Copilot, which is asked as OpenAI is; `base_url` or `GITHUB_COPILOT_BASE_URL` names another endpoint."""
+    """GitHub Copilot, by OpenAI's API; `base_url` or `GITHUB_COPILOT_BASE_URL` names another endpoint."""
 
     name: ClassVar[str] = "github-copilot"
     default_model: ClassVar[str] = "gpt-4.1"
@@ -17,5 +17,5 @@ class GitHubCopilotProvider(OpenAIProvider):
     default_url: ClassVar[str] = "https://api.githubcopilot.com/v1"
 
     def needs_key(self) -> bool:
-        """A token is needed wherever it is."""
+        """Return True: every endpoint needs a token."""
         return True

@@ -1,4 +1,4 @@
-"""Models on this machine or another one, through Ollama's own interface."""
+"""Ollama, through its own API."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DEFAULT_PORT: Final = 11434
 _EXPLICIT_PORT: Final = re.compile(r"^[^/]*:\d+(?:/|$)")
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {"stop": "stop", "length": "length"}
 _PROBE_TIMEOUT: Final = 2.0
-"""Seconds in which it must answer to count as there."""
+"""Seconds within which a running server answers."""
 _DEFAULT_CONTEXT_TOKENS: Final = 4096
-"""Tokens that are read unless more is asked for: what is beyond them is dropped without a word."""
+"""Tokens of the context unless a larger one is requested; Ollama drops the rest silently."""
 
 
 class _Message(BaseModel):
@@ -47,7 +47,7 @@ class _EmbeddingResponse(BaseModel):
 
 
 class OllamaProvider(HTTPLLMProvider):
-    """Ollama; `base_url` or `OLLAMA_HOST` says where, in the forms that Ollama itself takes. A key is not needed."""
+    """Ollama; `base_url` or `OLLAMA_HOST` is its address, in the forms that Ollama accepts. It needs no key."""
 
     name: ClassVar[str] = "ollama"
     default_model: ClassVar[str] = "llama3.2"
@@ -58,9 +58,9 @@ class OllamaProvider(HTTPLLMProvider):
     free: ClassVar[bool] = True
 
     @classmethod
-    def normalise_url(cls, given: str) -> str:
-        """Where it is: a scheme and a port may be missing, and where a server listens everywhere, it is here."""
-        plain = super().normalise_url(given)
+    def normalise_url(cls, address: str) -> str:
+        """Return the address with scheme and port; a server that listens on all interfaces is on this machine."""
+        plain = super().normalise_url(address)
         whole = plain if "://" in plain else f"http://{plain}"
         try:
             url = httpx.URL(whole)
@@ -71,20 +71,19 @@ class OllamaProvider(HTTPLLMProvider):
             return plain
 
     def needs_key(self) -> bool:
-        """Only a server behind a proxy may want one."""
+        """Return False: only a proxy in front of the server may want a key."""
         return False
 
     async def is_available(self) -> bool:
-        """Whether it answers."""
+        """Return whether the server answers."""
         return not self.unavailable_reason() and await self.is_reachable("/api/tags", _PROBE_TIMEOUT)
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask for an answer."""
-        may_lack = {} if options.schema is None else {"schema": "format"}
-        reply = await self.post_with_downgrade(
-            "/api/chat", partial(self._request_body, prompt, options), may_lack, options
-        )
-        chat = self.parse(reply, _ChatResponse)
+        """Request an answer."""
+        optional = {} if options.schema is None else {"schema": "format"}
+        make_body = partial(self._request_body, prompt, options)
+        response = await self.post_with_downgrade("/api/chat", make_body, optional, options)
+        chat = self.parse(response, _ChatResponse)
         return self.completion(
             prompt,
             chat.message.content,
@@ -93,25 +92,26 @@ class OllamaProvider(HTTPLLMProvider):
             input_tokens=chat.prompt_eval_count,
             output_tokens=chat.eval_count,
             finish=_FINISH_REASONS.get(chat.done_reason, "other"),
-            request_id=reply.request_id,
+            request_id=response.request_id,
         )
 
     async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
-        """Ask for the embedding of a text."""
-        reply = await self.post("/api/embed", {"model": options.model, "input": text}, options)
-        found = self.parse(reply, _EmbeddingResponse)
-        used = self.completion(text, "", options, model=found.model, input_tokens=found.prompt_eval_count)
-        return found.embeddings[0], used
+        """Request the embedding of a text."""
+        response = await self.post("/api/embed", {"model": options.model, "input": text}, options)
+        result = self.parse(response, _EmbeddingResponse)
+        completion = self.completion(text, "", options, model=result.model, input_tokens=result.prompt_eval_count)
+        return result.embeddings[0], completion
 
-    def _request_body(self, prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject:
+    def _request_body(self, prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
         body: JsonObject = {"model": options.model, "stream": False}
-        if options.schema is not None and "schema" not in lacks:
+        if options.schema is not None and "schema" not in left_out:
             body["format"] = json_schema(options.schema)
-        how: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
-        most = options.max_tokens or 0
-        needed = most + (self.estimate(prompt, options).tokens - most) // 2  # the estimate is one token for each byte
+        settings: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
+        answer_tokens = options.max_tokens or 0
+        prompt_tokens = (self.estimate(prompt, options).tokens - answer_tokens) // 2  # estimated as one for each byte
+        needed = prompt_tokens + answer_tokens
         if needed > _DEFAULT_CONTEXT_TOKENS:
-            how["num_ctx"] = 2 ** (needed - 1).bit_length()
-        system = system_prompt(options, schema_in_prompt="schema" in lacks)
+            settings["num_ctx"] = 2 ** (needed - 1).bit_length()
+        system = system_prompt(options, schema_in_prompt="schema" in left_out)
         messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
-        return body | {"options": how, "messages": [*messages, {"role": "user", "content": prompt}]}
+        return body | {"options": settings, "messages": [*messages, {"role": "user", "content": prompt}]}

@@ -1,10 +1,10 @@
-"""OpenAI's models, and those of every service that is asked in the same way."""
+"""OpenAI, and compatible services."""
 
 from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, ClassVar, Final
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegative
 from replanning.llm import Completion, FinishReason, LLMOptions
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider, merge_chat_chunks
+from replanning.providers._client import HTTPLLMProvider
 from replanning.providers._proposals import json_schema, schema_name, strict_schema, system_prompt
 
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
@@ -26,13 +26,12 @@ _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
 
 
 def _decode_vector(value: object) -> object:
-    """Numbers that come packed: four bytes each."""
     if not isinstance(value, str):
         return value
-    packed = base64.b64decode(value, validate=True)
-    if len(packed) % 4:
-        raise ValueError("the packed numbers are cut off")
-    return struct.unpack(f"<{len(packed) // 4}f", packed)
+    data = base64.b64decode(value, validate=True)  # 32-bit floats
+    if len(data) % 4:
+        raise ValueError("the last number is incomplete")
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 class _Function(BaseModel):
@@ -54,7 +53,7 @@ class _Message(BaseModel):
     tool_calls: list[_ToolCall] | None = None
 
     def text(self) -> str:
-        """What was given to tools, where there was any, or else said."""
+        """Return the arguments of tool calls, or else the text."""
         if self.tool_calls:
             return "\n".join(call.function.arguments for call in self.tool_calls)
         if isinstance(self.content, list):
@@ -91,9 +90,8 @@ class _EmbeddingResponse(BaseModel):
 class OpenAIProvider(HTTPLLMProvider):
     """OpenAI's chat completions; `base_url` or `OPENAI_BASE_URL` names a compatible server, which may need no key.
 
-    Not every model takes everything: some have one temperature, another name for the limit of tokens, no messages of
-    a system, or no schema. What a model objects to is then left out or said otherwise (a schema in words), once more
-    for the first call and from the beginning for those after it.
+    Some models have a fixed temperature, another name for the limit of tokens, no system messages or no schemas. A
+    feature that a model objects to is left out or expressed otherwise (a schema in the prompt), also in later calls.
     """
 
     name: ClassVar[str] = "openai"
@@ -104,23 +102,19 @@ class OpenAIProvider(HTTPLLMProvider):
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
     def needs_key(self) -> bool:
-        """Whether it is OpenAI itself that is asked."""
+        """Return whether this is OpenAI itself."""
         return self.base_url == self.default_url
 
-    def merge_stream(self, events: Iterator[JsonValue]) -> JsonObject:
-        """The pieces of an answer as one."""
-        return merge_chat_chunks(events)
-
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask for a chat completion."""
-        may_lack = {"temperature": "temperature", "limit": "max_", "system": ".role", "schema": ""}
-        if options.schema is None:
-            del may_lack["schema"]
-        if options.system is None:
-            del may_lack["system"]
-        path, body = "/chat/completions", partial(self._request_body, prompt, options)
-        reply = await self.post_with_downgrade(path, body, may_lack, options)
-        chat = self.parse(reply, _ChatCompletion)
+        """Request a chat completion."""
+        optional = {"temperature": "temperature", "limit": "max_"}
+        if options.system is not None:
+            optional["system"] = ".role"
+        if options.schema is not None:
+            optional["schema"] = ""
+        make_body = partial(self._request_body, prompt, options)
+        response = await self.post_with_downgrade("/chat/completions", make_body, optional, options)
+        chat = self.parse(response, _ChatCompletion)
         message, usage = chat.choices[0].message, chat.usage or _TokenUsage()
         return self.completion(
             prompt,
@@ -130,41 +124,42 @@ class OpenAIProvider(HTTPLLMProvider):
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             finish="refusal" if message.refusal else _FINISH_REASONS.get(chat.choices[0].finish_reason, "other"),
-            request_id=reply.request_id,
+            request_id=response.request_id,
         )
 
     async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
-        """Ask for the embedding of a text."""
-        reply = await self.post("/embeddings", {"model": options.model, "input": text}, options)
-        found = self.parse(reply, _EmbeddingResponse)
-        sent = found.usage.prompt_tokens if found.usage else None
-        used = self.completion(
-            text, "", options, model=found.model or "", input_tokens=sent, request_id=reply.request_id
+        """Request the embedding of a text."""
+        response = await self.post("/embeddings", {"model": options.model, "input": text}, options)
+        result = self.parse(response, _EmbeddingResponse)
+        completion = self.completion(
+            text,
+            "",
+            options,
+            model=result.model or "",
+            input_tokens=result.usage.prompt_tokens if result.usage else None,
+            request_id=response.request_id,
         )
-        return found.data[0].embedding, used
+        return result.data[0].embedding, completion
 
-    def _request_body(self, prompt: str, options: LLMOptions, lacks: frozenset[str]) -> JsonObject:
-        body: JsonObject = {"model": options.model, self._max_tokens_field(lacks): options.max_tokens}
-        system = system_prompt(options, schema_in_prompt="schema" in lacks)
-        if options.schema is not None and "schema" not in lacks:
-            body["response_format"] = {"type": "json_schema", "json_schema": _json_schema_format(options.schema)}
-        if "temperature" not in lacks:
+    def _request_body(self, prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
+        body: JsonObject = {"model": options.model, self._max_tokens_field(left_out): options.max_tokens}
+        system = system_prompt(options, schema_in_prompt="schema" in left_out)
+        if options.schema is not None and "schema" not in left_out:
+            strict = strict_schema(options.schema)
+            schema: JsonObject = {
+                "name": schema_name(options.schema),
+                "schema": strict or json_schema(options.schema),
+                "strict": strict is not None,
+            }
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if "temperature" not in left_out:
             body["temperature"] = options.temperature
-        if system and "system" in lacks:
+        if system and "system" in left_out:
             system, prompt = "", f"{system}\n\n{prompt}"
         messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
         return body | {"messages": [*messages, {"role": "user", "content": prompt}]}
 
-    def _max_tokens_field(self, lacks: frozenset[str]) -> str:
-        """How the limit of tokens is called: OpenAI has a new name, which few others know."""
-        new = (self.base_url == OpenAIProvider.default_url) is ("limit" not in lacks)
+    def _max_tokens_field(self, left_out: frozenset[str]) -> str:
+        """Return the name of the limit of tokens: OpenAI has a new one, which few other services know."""
+        new = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
         return "max_completion_tokens" if new else "max_tokens"
-
-
-def _json_schema_format(schema: type[BaseModel]) -> JsonObject:
-    strict = strict_schema(schema)
-    return {
-        "name": schema_name(schema),
-        "schema": strict or json_schema(schema),
-        "strict": strict is not None,
-    }

@@ -1,4 +1,4 @@
-"""Any model that pydantic-ai can talk to: `PydanticAIProvider("mistral:mistral-large-latest")`."""
+"""Models of pydantic-ai: `PydanticAIProvider("mistral:mistral-large-latest")`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from replanning import Environment
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMUnavailable
 from replanning.journal import Usage
-from replanning.llm import PRICES, Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
+from replanning.llm import Completion, FinishReason, LLMOptions, LLMProvider, PriceTable
+from replanning.providers._client import RETRYABLE_STATUSES
 
 if TYPE_CHECKING:
-    from pydantic_ai.messages import ModelResponse
     from pydantic_ai.models import Model, ModelRequestParameters
 
 _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
@@ -24,20 +24,19 @@ _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
     "content_filter": "refusal",
     None: "stop",
 }
-_RETRYABLE_STATUSES: Final = (408, 409, 429)
 
 
 class PydanticAIProvider(LLMProvider):
-    """A model of pydantic-ai as a language model of ours: `pip install "replanning[pydantic-ai]"`.
+    """A model of pydantic-ai: `pip install "replanning[pydantic-ai]"`.
 
     Structured answers are obtained as pydantic-ai obtains them from that model: by a tool, natively, or by the prompt.
     Retries are those of its client.
 
     Args:
-        model: a model, or its name with its provider, such as `openai:gpt-5`; then its key is read from the
+        model: a model, or its name with its provider, such as `openai:gpt-5`; its key is then read from the
             environment as pydantic-ai does.
 
-    The others are those of every `LLMProvider`.
+    The other arguments are those of every `LLMProvider`.
     """
 
     name: ClassVar[str] = "pydantic-ai"
@@ -47,9 +46,9 @@ class PydanticAIProvider(LLMProvider):
         model: Model | str | None = None,
         *,
         temperature: float = 0.3,
-        max_tokens: int = 2000,
+        max_tokens: int | None = None,
         timeout: float = 30.0,
-        prices: PriceTable = PRICES,
+        prices: PriceTable | None = None,
         environment: Environment | None = None,
     ) -> None:
         super().__init__(
@@ -63,7 +62,7 @@ class PydanticAIProvider(LLMProvider):
         self._model = model
 
     def unavailable_reason(self) -> str:
-        """Why the model cannot be made, in pydantic-ai's words; empty where it can."""
+        """Return why the model cannot be created, in pydantic-ai's words; an empty text if it can."""
         if find_spec("pydantic_ai") is None:
             return 'it needs pydantic-ai: pip install "replanning[pydantic-ai]"'
         try:
@@ -76,30 +75,28 @@ class PydanticAIProvider(LLMProvider):
         """Ask the model directly, without an agent.
 
         Raises:
-            LLMError: of the kind that fits what pydantic-ai says.
+            LLMError: of the kind that fits the error of pydantic-ai.
         """
         model = self._resolve_model(options.model or self.model)
         from pydantic_ai.direct import model_request
         from pydantic_ai.exceptions import AgentRunError, ContentFilterError, ModelHTTPError, UserError
-        from pydantic_ai.messages import ModelRequest, SystemPromptPart, UserPromptPart
+        from pydantic_ai.messages import ModelRequest, SystemPromptPart, TextPart, ToolCallPart, UserPromptPart
         from pydantic_ai.settings import ModelSettings
 
         system = [SystemPromptPart(options.system)] if options.system else []
-        message = ModelRequest(parts=[*system, UserPromptPart(prompt)])
         assert options.temperature is not None
         assert options.max_tokens is not None
-        settings = ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens)
         try:
-            answer = await model_request(
+            response = await model_request(
                 model,
-                [message],
-                model_settings=settings,
+                [ModelRequest(parts=[*system, UserPromptPart(prompt)])],
+                model_settings=ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens),
                 model_request_parameters=_request_parameters(options.schema),
                 instrument=False,  # the call has a span of ours
             )
         except ModelHTTPError as error:
-            passes = error.status_code in _RETRYABLE_STATUSES or error.status_code >= 500
-            kind = LLMUnavailable if passes else LLMRequestRejected
+            transient = error.status_code in RETRYABLE_STATUSES or error.status_code >= 500
+            kind = LLMUnavailable if transient else LLMRequestRejected
             excerpt = self.redactor.text(str(error.body or ""))[:300]
             raise kind("the request failed", provider=self.name, status=error.status_code, excerpt=excerpt) from error
         except ContentFilterError as error:
@@ -108,27 +105,25 @@ class PydanticAIProvider(LLMProvider):
             raise LLMRequestRejected(self._error_text(error), provider=self.name) from error
         except AgentRunError as error:
             raise LLMUnavailable(self._error_text(error), provider=self.name) from error
+        calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
+        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
         return self.completion(
             prompt,
-            _response_text(answer),
+            calls[0] if calls else text,
             replace(options, model=_price_key(options.model or self.model)),
-            model=answer.model_name or "",
-            input_tokens=answer.usage.input_tokens or None,
-            output_tokens=answer.usage.output_tokens or None,
-            finish=_FINISH_REASONS.get(answer.finish_reason, "other"),
-            request_id=answer.provider_response_id or "",
+            model=response.model_name or "",
+            input_tokens=response.usage.input_tokens or None,
+            output_tokens=response.usage.output_tokens or None,
+            finish=_FINISH_REASONS.get(response.finish_reason, "other"),
+            request_id=response.provider_response_id or "",
         )
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
-        """As for every provider; the price is that of the model, whoever serves it."""
+        """Return an upper bound as every provider does, at the price of the model, whoever serves it."""
         return super().estimate(prompt, replace(options, model=_price_key(options.model or self.model)))
 
     def _resolve_model(self, name: str) -> Model | str:
-        """The model of this name, ready to be asked.
-
-        Raises:
-            LLMRequestRejected: there is none, or something that it needs is missing.
-        """
+        """Return the model of this name; raise LLMRequestRejected if there is none, or it lacks something."""
         if self._model is not None and name == self.model and not isinstance(self._model, str):
             return self._model
         if not name:
@@ -137,7 +132,7 @@ class PydanticAIProvider(LLMProvider):
             from pydantic_ai.models import infer_model
 
             return infer_model(name)
-        except Exception as error:  # whatever the client of that service lacks
+        except Exception as error:  # depends on the client of that service
             raise LLMRequestRejected(f"the model {name!r} cannot be used: {self._error_text(error)}") from error
 
     def _error_text(self, error: Exception) -> str:
@@ -145,12 +140,12 @@ class PydanticAIProvider(LLMProvider):
 
 
 def _price_key(name: str) -> str:
-    """The name of a model without that of its provider."""
+    """Return the name of a model without that of its provider."""
     return name.partition(":")[2] or name
 
 
 def _request_parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
-    """What the answer must be, in every form: pydantic-ai takes the one that fits the model."""
+    """Return the shape of the answer in every form: pydantic-ai takes the one that fits the model."""
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.output import OutputObjectDefinition
     from pydantic_ai.tools import ToolDefinition
@@ -161,11 +156,3 @@ def _request_parameters(schema: type[BaseModel] | None) -> ModelRequestParameter
     tool = ToolDefinition(name="answer", parameters_json_schema=shape, description="Give the answer.", kind="output")
     form = OutputObjectDefinition(json_schema=shape, name=name)
     return ModelRequestParameters(output_mode="auto", output_object=form, output_tools=[tool], allow_text_output=False)
-
-
-def _response_text(answer: ModelResponse) -> str:
-    """The answer as text: what was given to the tool, else what was written."""
-    from pydantic_ai.messages import TextPart, ToolCallPart
-
-    calls = [part.args_as_json_str() for part in answer.parts if isinstance(part, ToolCallPart)]
-    return calls[0] if calls else "".join(part.content for part in answer.parts if isinstance(part, TextPart))

@@ -1,4 +1,4 @@
-"""What clients of services over HTTP share: answers that are read within bounds, and requests that are made again in time."""
+"""HTTP clients of services: bounded responses, and requests that are retried within a deadline."""
 
 from __future__ import annotations
 
@@ -31,34 +31,33 @@ __all__ = [
 Result = TypeVar("Result")
 
 MAX_RESPONSE_BYTES: Final = 8_000_000
-"""Bytes of an answer that are read."""
+"""Most bytes of a response that are read."""
 
 MAX_ATTEMPTS: Final = 5
-"""How often a request is made at most, if its deadline allows it."""
+"""Most attempts at a request, if its deadline allows them."""
 
 _TOO_LARGE_MESSAGE: Final = f"its answer is larger than {MAX_RESPONSE_BYTES:,} bytes"
 _CONNECT_TIMEOUT: Final = 10.0
-"""Seconds after which a connection that is not made is tried anew."""
 _INITIAL_BACKOFF: Final = 0.5
 _MAX_BACKOFF: Final = 8.0
 _GZIP_OR_ZLIB_WBITS: Final = 47
-"""For zlib: gzip as well as its own form."""
+"""Window size for zlib by which it accepts gzip as well as its own format."""
 _CONTENT_ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
 _MAX_PORT: Final = 65_535
 _RETRY_AFTER_HEADERS: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 
 
 class RequestFailed(Exception):
-    """A request failed in a way that may pass.
+    """A request failed in a way that may be transient.
 
     Attributes:
-        message: has happened.
-        status: of the answer, where there was one.
-        request_id: by which the service finds the request.
-        excerpt: of the answer.
-        retry_after: seconds that the service wants to be left alone.
-        permanent: whether the service says that asking again does not help.
-        maybe_executed: whether what was asked for may have been done all the same.
+        message: the failure in words.
+        status: of the response, if there was one.
+        request_id: id under which the service finds the request.
+        excerpt: of the response.
+        retry_after: seconds that the service asks to wait.
+        permanent: whether the service says that another attempt will not help.
+        maybe_executed: whether the request may have been executed all the same.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class RequestFailed(Exception):
 
 
 class RetryPolicy:
-    """When a request is made again: after a time that doubles, spread by chance, or that the service asks for.
+    """Retries of requests, after a delay that doubles, with jitter, or that the service asks for.
 
     Args:
-        environment: time and chance.
-        deadline: by which an answer is of use.
-        given_up: makes the error of the last failure and of why there is no further try.
-        most: how often the request is made at most.
+        environment: source of time and chance.
+        deadline: latest time at which an answer is of use, in seconds since the epoch.
+        error_factory: makes the final error of the last failure and the reason why there is no further attempt.
+        max_attempts: most attempts at a request.
     """
 
     def __init__(
@@ -100,11 +99,11 @@ class RetryPolicy:
         self._error_factory = error_factory
         self._max_attempts = max_attempts
 
-    async def call(self, once: Callable[[], Awaitable[Result]]) -> Result:
-        """What one try comes to; those that fail with a `RequestFailed` are followed by others.
+    async def call(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Call `attempt` until it succeeds; retry when it raises `RequestFailed`.
 
         Raises:
-            Exception: there was no answer, and there is no use or no time to try again; it is that of `given_up`.
+            Exception: that of `error_factory`, when there is no use or no time for another attempt.
         """
         retrying = tenacity.AsyncRetrying(
             sleep=self._environment.clock.sleep,
@@ -114,10 +113,10 @@ class RetryPolicy:
             retry_error_callback=self._give_up,
         )
 
-        async def made() -> Result:  # what is no coroutine function itself would not be awaited
-            return await once()
+        async def attempt_once() -> Result:  # tenacity would not await a callable that is not a coroutine function
+            return await attempt()
 
-        return await retrying(made)
+        return await retrying(attempt_once)
 
     def _backoff(self, state: tenacity.RetryCallState) -> float:
         wait = min(_MAX_BACKOFF, _INITIAL_BACKOFF * 2.0 ** (state.attempt_number - 1))
@@ -134,14 +133,16 @@ class RetryPolicy:
         )
 
     def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
-        failed = _failure(state)
-        if failed.permanent:
-            why = "asking again does not help, it says"
+        failure = _failure(state)
+        if failure.permanent:
+            why = "the service says that another attempt will not help"
         elif state.attempt_number >= self._max_attempts:
-            why = f"gave up after {self._max_attempts} tries" if self._max_attempts > 1 else "it was asked once"
+            why = f"gave up after {self._max_attempts} attempt{'s' * (self._max_attempts > 1)}"
         else:
-            why = f"trying again in {state.upcoming_sleep:.3g} s is too late, only {self._time_left():.3g} s are left"
-        raise self._error_factory(failed, why) from failed.__cause__
+            why = (
+                f"another attempt in {state.upcoming_sleep:.3g} s is too late, only {self._time_left():.3g} s are left"
+            )
+        raise self._error_factory(failure, why) from failure.__cause__
 
 
 def _failure(state: tenacity.RetryCallState) -> RequestFailed:
@@ -154,10 +155,10 @@ def _failure(state: tenacity.RetryCallState) -> RequestFailed:
 async def create_client(
     transport: httpx.AsyncBaseTransport | None, headers: Mapping[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """Connections to services, which are asked under our name and have no time limit but that of whoever asks.
+    """Create a client that sends our user agent and has no timeout beyond the caller's, except for connecting.
 
     Args:
-        transport: what connects, for tests; by default the network.
+        transport: for tests; by default the network.
         headers: sent with every request.
     """
     return httpx.AsyncClient(
@@ -170,87 +171,82 @@ async def create_client(
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Whose certificates are trusted; to read them takes a moment, in which an event loop should do something else."""
+    """Load the trusted certificates, which takes too long for an event loop."""
     return httpx.create_ssl_context()
 
 
 async def read_body(response: httpx.Response) -> tuple[bytes, str]:
-    """Read an answer, as far as it is bounded: no more than `MAX_RESPONSE_BYTES` bytes, packed or not.
+    """Read a response of at most `MAX_RESPONSE_BYTES` bytes, compressed or not.
 
     Args:
-        response: which is still to be read, as `stream` of a client gives it.
+        response: not read yet, as `stream` of a client yields it.
 
     Returns:
-        Its bytes, and why they cannot be had; one of both is empty.
+        Its bytes, and the problem if they cannot be read; one of both is empty.
 
     Raises:
         httpx.TransportError: the connection was lost.
     """
-    if response.is_stream_consumed:  # a transport for tests made it whole
+    if response.is_stream_consumed:  # by a transport for tests
         return (response.content, "") if len(response.content) <= MAX_RESPONSE_BYTES else (b"", _TOO_LARGE_MESSAGE)
-    read, too_many = bytearray(), False
+    data, too_large = bytearray(), False
     try:
         async for chunk in response.aiter_raw():
-            read += b"" if too_many else chunk
-            if len(read) > MAX_RESPONSE_BYTES and not too_many:
-                too_many = True
-                await response.aclose()  # so that the loop ends: to leave it would leave open what it reads from
+            data += b"" if too_large else chunk
+            if len(data) > MAX_RESPONSE_BYTES and not too_large:
+                too_large = True
+                await response.aclose()  # ends the loop; `break` would leave the underlying generator open
     except (httpx.StreamError, httpx.TransportError):
-        if not too_many:
+        if not too_large:
             raise
-    if too_many:
+    if too_large:
         return b"", _TOO_LARGE_MESSAGE
-    return _decompress(bytes(read), response.headers.get("content-encoding", "identity"))
+    return _decompress(bytes(data), response.headers.get("content-encoding", "identity").strip().lower())
 
 
-def _decompress(data: bytes, packing: str) -> tuple[bytes, str]:
-    packing = packing.strip().lower()
-    if not data or packing in ("", "identity"):
+def _decompress(data: bytes, encoding: str) -> tuple[bytes, str]:
+    if not data or encoding in ("", "identity"):
         return data, ""
-    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB_WBITS)
+    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB_WBITS)
     try:
-        whole = unpacking.decompress(data, MAX_RESPONSE_BYTES + 1) if packing in _CONTENT_ENCODINGS else b""
+        content = decompressor.decompress(data, MAX_RESPONSE_BYTES + 1) if encoding in _CONTENT_ENCODINGS else b""
     except zlib.error:
-        whole = b""
-    if len(whole) > MAX_RESPONSE_BYTES:
+        content = b""
+    if len(content) > MAX_RESPONSE_BYTES:
         return b"", _TOO_LARGE_MESSAGE
-    if not unpacking.eof or unpacking.unused_data:  # half of it, or something behind it, is not what was meant
-        return b"", f"its answer is packed with {packing!r} and cannot be unpacked"
-    return whole, ""
+    if not decompressor.eof or decompressor.unused_data:
+        return b"", f"its answer is compressed with {encoding!r} and cannot be decompressed"
+    return content, ""
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
-    """Seconds for which a service wants to be left alone: given as a number, or as the date when they end."""
+    """Return the seconds that a service asks to wait, given as a number or as a date; 0 if it does not."""
     for name, scale in _RETRY_AFTER_HEADERS:
         value = headers.get(name, "")
         try:
             wait = float(value) / scale
         except ValueError:
-            wait = _seconds_until(value, now)
-        if wait > 0:  # which not-a-number is not
+            try:
+                moment = parsedate_to_datetime(value)
+            except (ValueError, TypeError, OverflowError):
+                continue
+            wait = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
+        if wait > 0:  # false for not-a-number
             return wait
     return 0.0
 
 
-def _seconds_until(date: str, now: float) -> float:
+def url_problem(address: str) -> str:
+    """Return the problem with the address of a service; an empty text if there is none."""
     try:
-        moment = parsedate_to_datetime(date)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
-
-
-def url_problem(given: str) -> str:
-    """What is wrong with the address of a service; empty where nothing is."""
-    try:
-        url = httpx.URL(given)
+        url = httpx.URL(address)
         host, port = url.host, url.port or 0
-    except (httpx.InvalidURL, ValueError):  # the latter for names of hosts that there cannot be
-        return "is no URL"
+    except (httpx.InvalidURL, ValueError):  # the latter for impossible host names
+        return "is not a URL"
     if url.scheme not in ("http", "https") or not host:
         return "does not begin with http:// or https:// and a host"
     if port > _MAX_PORT:
         return f"has a port above {_MAX_PORT}"
     if url.userinfo:
-        return "holds a login, which would end in logs"
-    return "has parameters, to which no path can be added" if "?" in given or "#" in given else ""
+        return "holds a login, which would end up in logs"
+    return "has parameters, to which no path can be added" if "?" in address or "#" in address else ""

@@ -1,16 +1,15 @@
-"""Ways on for one task: each strategy is a small function that yields options, or says why it has none."""
+"""Repairs of one task: the strategies that look for a change, each with its options and its reasons for having none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from replanning import Task, ToolSpec
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ExpressionError
 from replanning.live import PlanView, TaskState, TaskView
-from replanning.plan import Fallback, JsonObject
+from replanning.plan import JsonObject
 
 REVIVE_CONFIDENCE: Final = 0.9
 
@@ -23,19 +22,17 @@ SKIP_CONFIDENCE: Final = 0.7
 RETRY_CONFIDENCE: Final = 0.6
 
 MAX_RETRIES: Final = 3
-"""How often one task is proposed to be tried again."""
+"""Most retries that are proposed for one task."""
+
+STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
 
 _BASE_DELAY: Final = 5.0
 
 _MAX_DELAY: Final = 300.0
 
-_STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
-
-_PREPARATION_FAILURES = ("condition", "arguments")
-
 
 class RepairOption(NamedTuple):
-    """One way on for one task."""
+    """One repair of one task."""
 
     change: PlanChange
     confidence: float
@@ -44,7 +41,7 @@ class RepairOption(NamedTuple):
 
 
 class NotApplicable(NamedTuple):
-    """Why a strategy has no way on; `is_final` when no later event can alter that."""
+    """Reason why a strategy has no repair; `is_final` if no later event can alter that."""
 
     reason: str
     is_final: bool = True
@@ -53,200 +50,178 @@ class NotApplicable(NamedTuple):
 StrategyResult: TypeAlias = RepairOption | NotApplicable
 
 
-@dataclass(frozen=True, slots=True)
 class RepairCase:
-    """A task that needs a way on.
+    """A task that needs a repair.
 
-    Attributes:
+    Args:
         task: the task.
         trigger_kinds: the kinds of the triggers that name it.
         view: the plan.
-        reserved_ids: ids that this request has given out.
+        reserved_ids: ids that this request has given to new tasks; others are added.
     """
 
-    task: TaskView
-    trigger_kinds: frozenset[str]
-    view: PlanView
-    reserved_ids: set[str]
+    def __init__(self, task: TaskView, trigger_kinds: frozenset[str], view: PlanView, reserved_ids: set[str]) -> None:
+        self.task = task
+        self.is_stuck = task.state in STUCK_STATES
+        self._trigger_kinds = trigger_kinds
+        self._view = view
+        self._reserved_ids = reserved_ids
+        # It failed before it began, because its condition or arguments refer to something that did not exist.
+        failure = task.failure
+        self._unprepared = self.is_stuck and failure is not None and failure.kind in ("condition", "arguments")
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it failed or was given up, rather than waits."""
-        return self.task.state in _STUCK_STATES
-
-    def fresh_id(self) -> str:
-        """An id for what takes its place: `build~2`, then `build~3`."""
+    def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
+        """Return the repairs of the task, best first, and the reasons why there are no others."""
         task = self.task
-        new = self.view.unused_id(task.root if task.id.startswith(f"{task.root}~") else task.id, self.reserved_ids)
-        self.reserved_ids.add(new)
-        return new
+        if task.state is TaskState.CANCELLED:
+            return [], [NotApplicable("it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False)]
+        if task.state is TaskState.BLOCKED and "human-request" not in self._trigger_kinds:  # by a limit
+            return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
+        results: list[StrategyResult] = [*self._revive()]
+        if not self.is_stuck and (problem := self._missing_resource(task.task)):  # which may come back by itself
+            results.append(NotApplicable(problem, is_final=False))
+        if not task.condition_not_met:
+            results += self._declared_fallbacks()
+            results += self._equivalent_tools()
+            results += self._skip()
+        results += self._retry()
+        options = [result for result in results if isinstance(result, RepairOption)]
+        options.sort(key=lambda option: -option.confidence)
+        return options, [result for result in results if isinstance(result, NotApplicable)]
 
-    def option(self, change: PlanChange, confidence: float, reason: str, cost: float | None = None) -> StrategyResult:
-        """An option, if the plan takes its change."""
-        problems = self.view.check((change,))
-        if problems:
+    def _revive(self) -> Iterator[StrategyResult]:
+        """Run the task if its condition or arguments, which prevented that before, are available now."""
+        task, view = self.task, self._view
+        if not (task.condition_not_met or self._unprepared):
+            return
+        try:
+            view.arguments(task.id)
+            condition_holds = task.task.when is None or view.evaluate(task.task.when)
+            is_prepared = condition_holds or not task.condition_not_met
+        except ExpressionError:
+            is_prepared = False
+        if is_prepared:
+            reason = f"run {task.id!r}, whose condition holds now"
+            if not task.condition_not_met:
+                by_condition = task.failure is not None and task.failure.kind == "condition"
+                what = "condition can be evaluated" if by_condition else "arguments exist"
+                reason = f"run {task.id!r} again, whose {what} now"
+            yield self._option(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
+        elif self._unprepared:
+            yield NotApplicable("its condition or arguments refer to values that do not exist", is_final=False)
+
+    def _declared_fallbacks(self) -> Iterator[StrategyResult]:
+        """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
+        task = self.task
+        declared = [
+            fallback
+            if fallback.acceptance or not task.task.acceptance
+            else fallback.model_copy(update={"acceptance": task.task.acceptance})
+            for fallback in task.task.fallbacks
+        ]
+        for index, fallback in enumerate(declared):
+            fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
+            fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])
+            name = fallback.name or fallback.tool or f"number {index + 1}"
+            reason = f"replace {task.id!r} by its declared fallback {name!r}"
+            yield self._replacement(Task(id=self._new_id(), **fields), FALLBACK_CONFIDENCE, reason)
+        if not declared:
+            tried = self._view.task(task.root).task.fallbacks
+            yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
+
+    def _equivalent_tools(self) -> Iterator[StrategyResult]:
+        """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first."""
+        if self._unprepared:
+            return
+        task, view = self.task, self._view
+        tool = view.tool(task.task.tool)
+        if tool is None or tool.capability is None:
+            yield NotApplicable("no other tool is known to do the same")
+            return
+        failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
+        others = [
+            other for other in view.tools.values() if other.capability == tool.capability and other.name != tool.name
+        ]
+        for other in sorted(others, key=lambda other: (other.cost is None, other.cost or 0.0)):
+            if other.name in failed:
+                yield NotApplicable(f"{other.name!r} has failed as well")
+            else:
+                yield self.replace_tool(other)
+        if not others:
+            yield NotApplicable(f"no other tool has the capability {tool.capability!r}")
+
+    def replace_tool(self, tool: ToolSpec) -> StrategyResult:
+        """Replace the tool of the task by another, with those of its arguments that the other tool takes."""
+        task = self.task.task
+        if missing := [name for name in tool.parameters if name not in task.arguments]:
+            return NotApplicable(f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have")
+        arguments: JsonObject = {
+            name: value for name, value in task.arguments.items() if not tool.parameters or name in tool.parameters
+        }
+        dropped = ", ".join(repr(name) for name in task.arguments if name not in arguments)
+        without = f" (without {dropped}, which it does not take)" if dropped else ""
+        fields = {"id": self._new_id(), "tool": tool.name, "arguments": arguments, "depends_on": ()}
+        reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
+        return self._replacement(task.model_copy(update=fields), EQUIVALENT_TOOL_CONFIDENCE, reason)
+
+    def _skip(self) -> Iterator[StrategyResult]:
+        """Skip an optional task; one that waits only on request, or if nothing else can run."""
+        task = self.task
+        if not (self.is_stuck or self._trigger_kinds & {"goal-unreachable", "human-request"}):
+            return
+        if task.task.optional or self._view.task(task.root).task.optional:
+            change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
+            yield self._option(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional")
+        else:
+            yield NotApplicable("it is not optional")
+
+    def _retry(self) -> Iterator[StrategyResult]:
+        """Retry later if the error may be transient and the task does not declare its own retries."""
+        task = self.task
+        failure = task.failure
+        if not self.is_stuck or failure is None or self._unprepared:
+            return
+        may_pass = failure.transient or failure.kind in ("timeout", "interrupted")
+        if not may_pass and "context-changed" not in self._trigger_kinds:
+            yield NotApplicable("the error will not pass by itself")
+        elif task.task.retry is not None:
+            yield NotApplicable("the retries it declares are used up", is_final=False)
+        elif task.failures > MAX_RETRIES:
+            yield NotApplicable(f"it has failed {task.failures} times", is_final=False)
+        else:
+            delay = 0.0 if failure.kind == "interrupted" else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
+            when = f" in {delay:g} s" if delay else ""
+            why = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
+            reason = f"try {task.id!r} again{when}: {why}"
+            yield self._option(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
+
+    def _new_id(self) -> str:
+        """Return an id for a replacement: `build~2`, then `build~3`."""
+        task = self.task
+        base = task.root if task.id.startswith(f"{task.root}~") else task.id
+        new_id = self._view.unused_id(base, self._reserved_ids)
+        self._reserved_ids.add(new_id)
+        return new_id
+
+    def _replacement(self, task: Task, confidence: float, reason: str) -> StrategyResult:
+        if problem := self._missing_resource(task):
+            return NotApplicable(problem, is_final=False)
+        tool = self._view.tool(task.tool)
+        change = ReplaceTask(task_id=self.task.id, tasks=(task,))
+        return self._option(change, confidence, reason, tool.cost if tool is not None else None)
+
+    def _option(self, change: PlanChange, confidence: float, reason: str, cost: float | None = None) -> StrategyResult:
+        if problems := self._view.check((change,)):
             return NotApplicable(f"cannot {reason}: {problems[0]}", is_final=False)
         return RepairOption(change, confidence, reason, cost)
 
-    def replacement(self, task: Task, confidence: float, reason: str) -> StrategyResult:
-        """A replacement by one task, if what it needs is there now."""
-        if lacking := _missing_resource(task, self.view):
-            return NotApplicable(lacking, is_final=False)
-        change = ReplaceTask(task_id=self.task.id, tasks=(task,))
-        tool = self.view.tool(task.tool)
-        return self.option(change, confidence, reason, tool.cost if tool is not None else None)
-
-
-def repair_options(case: RepairCase) -> tuple[list[RepairOption], list[NotApplicable]]:
-    """The ways on for a task, best first, and why there are no others."""
-    task = case.task
-    if task.state is TaskState.CANCELLED:
-        return [], [NotApplicable("it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False)]
-    if task.state is TaskState.BLOCKED and "human-request" not in case.trigger_kinds:
-        return [], [
-            NotApplicable(task.reason or "it was given up", is_final=False)
-        ]  # limits hold until a person says otherwise
-    found = [item for strategy in STRATEGIES for item in strategy(case)]
-    ways = [item for item in found if isinstance(item, RepairOption)]
-    ways.sort(key=lambda option: -option.confidence)
-    return ways, [item for item in found if isinstance(item, NotApplicable)]
-
-
-def revive(case: RepairCase) -> Iterator[StrategyResult]:
-    """Run what was skipped or could not be prepared, where its condition or arguments are there now."""
-    task = case.task
-    if task.condition_not_met and _can_prepare(case):
-        yield case.option(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, f"run {task.id!r}, whose condition holds now")
-    elif _failed_preparation(case) and not _can_prepare(case):
-        yield NotApplicable("what it refers to is not there", is_final=False)
-    elif _failed_preparation(case):
-        what = "condition can be evaluated" if task.failure and task.failure.kind == "condition" else "arguments exist"
-        yield case.option(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, f"run {task.id!r} again, whose {what} now")
-
-
-def wait(case: RepairCase) -> Iterator[StrategyResult]:
-    """Say what a waiting task waits for, which may come back by itself."""
-    if not case.is_stuck and (lacking := _missing_resource(case.task.task, case.view)):
-        yield NotApplicable(lacking, is_final=False)
-
-
-def declared_fallbacks(case: RepairCase) -> Iterator[StrategyResult]:
-    """Replace the task by a declared fallback, held to the same; those that are left are handed on to it."""
-    task = case.task
-    if task.condition_not_met:
-        return
-    declared = [_with_acceptance(task.task.acceptance, fallback) for fallback in task.task.fallbacks]
-    for index, fallback in enumerate(declared):
-        fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
-        fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])
-        new = Task(id=case.fresh_id(), **fields)
-        name = fallback.name or fallback.tool or f"number {index + 1}"
-        yield case.replacement(new, FALLBACK_CONFIDENCE, f"replace {task.id!r} by its declared fallback {name!r}")
-    if not declared:
-        tried = case.view.task(task.root).task.fallbacks
-        yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
-
-
-def _with_acceptance(acceptance: Sequence[str], fallback: Fallback) -> Fallback:
-    """A fallback that is held to the same as its task, where it does not state something else."""
-    same = bool(fallback.acceptance) or not acceptance
-    return fallback if same else fallback.model_copy(update={"acceptance": acceptance})
-
-
-def equivalent_tools(case: RepairCase) -> Iterator[StrategyResult]:
-    """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first."""
-    task, view = case.task, case.view
-    if task.condition_not_met or _failed_preparation(case):
-        return
-    tool = view.tool(task.task.tool)
-    if tool is None or tool.capability is None:
-        yield NotApplicable("no other tool is known to do the same")
-        return
-    failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
-    same = [other for other in view.tools.values() if other.capability == tool.capability and other.name != tool.name]
-    for other in sorted(same, key=lambda other: (other.cost is None, other.cost or 0.0)):
-        if other.name in failed:
-            yield NotApplicable(f"{other.name!r} has failed as well")
-        else:
-            yield replace_tool(case, other)
-    if not same:
-        yield NotApplicable(f"no other tool has the capability {tool.capability!r}")
-
-
-def replace_tool(case: RepairCase, tool: ToolSpec) -> StrategyResult:
-    """The same task done by another tool, given those of its arguments that the tool takes."""
-    task = case.task.task
-    given: JsonObject = task.arguments
-    if lacking := [name for name in tool.parameters if name not in given]:
-        return NotApplicable(f"{tool.name!r} needs the arguments {lacking}, which {case.task.id!r} does not have")
-    kept = {name: value for name, value in given.items() if name in tool.parameters} if tool.parameters else given
-    dropped = [name for name in given if name not in kept]
-    new = task.model_copy(update={"id": case.fresh_id(), "tool": tool.name, "arguments": kept, "depends_on": ()})
-    without = f" (without {', '.join(map(repr, dropped))}, which it does not take)" if dropped else ""
-    reason = f"do {case.task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
-    return case.replacement(new, EQUIVALENT_TOOL_CONFIDENCE, reason)
-
-
-def skip(case: RepairCase) -> Iterator[StrategyResult]:
-    """Go on without an optional task. A waiting one is skipped only when nothing else goes on, or on request."""
-    task, view = case.task, case.view
-    if task.condition_not_met or not (case.is_stuck or case.trigger_kinds & {"goal-unreachable", "human-request"}):
-        return
-    if task.task.optional or view.task(task.root).task.optional:
-        reason = f"skip {task.id!r}, which is optional"
-        yield case.option(
-            SkipTask(task_id=task.id, reason="it is optional and did not succeed"), SKIP_CONFIDENCE, reason
-        )
-    else:
-        yield NotApplicable("it is not optional")
-
-
-def retry(case: RepairCase) -> Iterator[StrategyResult]:
-    """Try again later where the error may pass and the task does not say itself how it is retried."""
-    task = case.task
-    if not case.is_stuck or task.failure is None or _failed_preparation(case):
-        return
-    failure = task.failure
-    cut_off = failure.kind in ("timeout", "interrupted")
-    if not (failure.transient or cut_off or "context-changed" in case.trigger_kinds):
-        yield NotApplicable("the error will not pass by itself")
-    elif task.task.retry is not None:
-        yield NotApplicable("the retries it declares are used up", is_final=False)
-    elif task.failures > MAX_RETRIES:
-        yield NotApplicable(f"it has failed {task.failures} times", is_final=False)
-    else:
-        delay = 0.0 if failure.kind == "interrupted" else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
-        when = f" in {delay:g} s" if delay else ""
-        why = "what it refers to has changed" if not (failure.transient or cut_off) else f"{failure.type} may pass"
-        yield case.option(
-            RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, f"try {task.id!r} again{when}: {why}"
-        )
-
-
-STRATEGIES: Final = (revive, wait, declared_fallbacks, equivalent_tools, skip, retry)
-
-
-def _missing_resource(task: Task, view: PlanView) -> str:
-    """Which tool or resource a task cannot have now; empty when it can have all."""
-    tool = view.tool(task.tool)
-    if tool is not None and not tool.available:
-        return f"{tool.name!r} is unavailable"
-    for name, amount in view.demand(task).items():
-        if amount > (there := view.capacity.get(name, 0.0)):
-            return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {there:g}"
-    return ""
-
-
-def _failed_preparation(case: RepairCase) -> bool:
-    """Whether it failed before it began, for want of what its condition or arguments refer to."""
-    return case.is_stuck and case.task.failure is not None and case.task.failure.kind in _PREPARATION_FAILURES
-
-
-def _can_prepare(case: RepairCase) -> bool:
-    """Whether condition and arguments find now what they refer to."""
-    task, view = case.task.task, case.view
-    try:
-        view.arguments(task.id)
-        return task.when is None or view.evaluate(task.when) or not case.task.condition_not_met
-    except ExpressionError:
-        return False
+    def _missing_resource(self, task: Task) -> str:
+        """Return which tool or resource is not available for a task; an empty text if all are."""
+        view = self._view
+        tool = view.tool(task.tool)
+        if tool is not None and not tool.available:
+            return f"{tool.name!r} is unavailable"
+        for name, amount in view.demand(task).items():
+            if amount > (capacity := view.capacity.get(name, 0.0)):
+                return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
+        return ""

@@ -1,4 +1,4 @@
-"""What a language model is asked and answers, and how its use is accounted for."""
+"""Calls of language models: their options, their results, and the meter that accounts for them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pydantic import BaseModel
 from replanning.journal.observations import Usage
 
 FinishReason = Literal["stop", "length", "refusal", "other"]
-"""Why an answer ended: complete, cut at the token limit, declined, or something else."""
+"""Why a completion ended: complete, cut off at the token limit, declined, or something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a language model answered.
+    """Answer of a language model.
 
     Attributes:
         text: the answer; for a structured one, the JSON as text.
-        provider: who answered.
-        model: which model, as the service names it.
-        input_tokens: as the service counted them, or an estimate where it does not.
+        provider: name of the provider that gave it.
+        model: the model, as the service names it.
+        input_tokens: as the service counted them, or an estimate if it does not.
         output_tokens: likewise.
-        usage: the call with its tokens and what it cost.
+        usage: the call with its tokens and its cost.
         finish: why the answer ended.
-        request_id: by which the service finds the request.
+        request_id: id under which the service finds the request.
     """
 
     text: str
@@ -42,15 +42,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class LLMCall:
-    """A call that is about to be made.
+    """Call that is about to be made.
 
     Attributes:
-        provider: who is asked.
-        model: which model is asked for.
-        estimate: an upper bound of what it uses, reserved from the budget beforehand.
-        prompt: what is sent, without secrets.
-        system: what the model is told about its role, likewise.
-        operation: whether an answer is wanted, or the embedding of the prompt.
+        provider: name of the provider.
+        model: the model that is requested.
+        estimate: upper bound of its usage, reserved from the budget beforehand.
+        prompt: the text that is sent, without secrets.
+        system: the system prompt, likewise.
+        temperature: sampling temperature.
+        max_tokens: most tokens of the answer.
+        operation: whether a completion is requested, or the embedding of the prompt.
     """
 
     provider: str
@@ -64,47 +66,50 @@ class LLMCall:
 
 
 class Meter(Protocol):
-    """Watches the calls of language models that are made for a run."""
+    """Accounts for the calls of language models made on behalf of a run."""
 
     def call(self, call: LLMCall) -> AbstractContextManager[Callable[[Completion], None]]:
-        """Reserve what a call may use and trace it; what it yields is told the answer, and counts what was used.
+        """Reserve the estimate of a call and trace it.
+
+        Returns:
+            A context in which to make the call; it yields a function to be called with the completion, which settles
+            the reservation with the actual usage.
 
         Raises:
-            BudgetExceeded: it does not fit what is left; nothing was sent.
+            BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
         ...
 
     def note(self, text: str) -> None:
-        """Put on record what became of calls, such as who was asked instead."""
+        """Record a remark about calls, such as which model answered instead of another."""
         ...
 
 
 class _NullMeter:
     def call(self, call: LLMCall) -> AbstractContextManager[Callable[[Completion], None]]:
-        return nullcontext(_ignore_completion)
+        return nullcontext(lambda completion: None)
 
     def note(self, text: str) -> None:
         pass
 
 
-def _ignore_completion(completion: Completion) -> None:
-    pass
-
-
 UNMETERED: Final[Meter] = _NullMeter()
-"""For calls that belong to no run."""
+"""Meter for calls that belong to no run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LLMOptions:
-    """How a language model is asked; what is None is as the provider was configured.
+    """Options of one call; those that are None are as the provider was configured.
 
     Attributes:
-        system: what it is told about its role.
-        schema: what the answer must be; the service's own mechanism is used where it has one.
-        deadline: when the answer comes too late, in seconds since the epoch; the provider's own limit holds as well.
-        meter: reserves and counts what the call uses.
-        max_attempts: how often a client makes a request at most that fails in a way which may pass.
+        system: system prompt.
+        model: the model to be used.
+        temperature: sampling temperature, from 0 upwards.
+        max_tokens: most tokens of the answer.
+        schema: shape of the answer; the service's own mechanism is used if it has one.
+        deadline: latest time of an answer, in seconds since the epoch; the provider's own timeout holds as well.
+        meter: reserves and counts the usage of the call.
+        max_attempts: most attempts of a client at a request whose failure may be transient.
     """
 
     system: str | None = None

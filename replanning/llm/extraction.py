@@ -1,7 +1,6 @@
-"""Finds JSON in what a language model wrote around it.
+"""JSON in the prose of language models: found as it was written, never completed or repaired.
 
-What is found was said as it stands: nothing is completed, and nothing is taken out of JSON that is cut off or wrong.
-No character is looked at more than a few times, whatever stands there.
+No part of JSON that is cut off or wrong is taken for an answer. The work is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
 
 from replanning.plan.types import JsonValue
 
 _MAX_DEPTH: Final = 100
-"""What is nested more deeply is no answer to anything."""
 
 _MAX_TEXT_CHARS: Final = 400_000
-"""Characters in which JSON is searched for."""
+"""Most characters of a text in which JSON is searched for."""
 
 _FENCE: Final = "```"
 
@@ -30,7 +30,7 @@ _THINKING_TAG: Final = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>",
 _STRING_PATTERN: Final = r'"(?:[^"\\]++|\\.)*+"'
 
 _OBJECT_START: Final = re.compile(rf"\{{\s*+(?:\}}|{_STRING_PATTERN}\s*+:)", re.DOTALL)
-"""How an object begins; prose has braces, too."""
+"""Beginning of an object; prose has braces, too."""
 
 _TOKEN: Final = re.compile(rf'{_STRING_PATTERN}|[][{{}}"]', re.DOTALL)
 """A string, a bracket, or the beginning of a string without an end."""
@@ -44,13 +44,13 @@ class _JsonSpan(NamedTuple):
 
 
 def extract_json(text: str) -> Iterator[JsonValue]:
-    """Every JSON value that a text may mean, the likeliest first; one may come twice.
+    """Yield every JSON value that a text may mean, the likeliest first; one may come twice.
 
-    That is the whole text. Else it is its fenced blocks and then the objects in its prose, the last one first, because
-    models conclude at the end; and what stands in think tags comes after all that stands outside of them.
+    That is the whole text if it is JSON. Else these are its fenced blocks and then the objects in its prose, the last
+    one first, because models conclude at the end. Values within think tags follow all others.
 
-    An object that is cut off, that has a name twice, or a number that is none is passed over with all that it holds.
-    A text of more than 400,000 characters is JSON as a whole, or none.
+    An object that is cut off, has a duplicate name or a number that is not finite is passed over as a whole.
+    A text of more than 400,000 characters is JSON as a whole, or has none.
     """
     try:
         yield _parse_strict_json(text)
@@ -59,46 +59,46 @@ def extract_json(text: str) -> Iterator[JsonValue]:
         pass
     if len(text) > _MAX_TEXT_CHARS:
         return
-    said, thought = _split_thinking(text)
-    for part in (*reversed(said), *reversed(thought)):
+    spoken, thoughts = _split_thinking(text)
+    for part in (*reversed(spoken), *reversed(thoughts)):
         yield from _json_values(part)
-    if thought:  # what looked like a tag may have stood in a string
+    if thoughts:  # an apparent tag may have been part of a string
         yield from _json_values(text)
 
 
 def _split_thinking(text: str) -> tuple[list[str], list[str]]:
-    """What a text says, and what its author only thought."""
-    said: list[str] = []
-    thought: list[str] = []
+    """Return the parts of a text outside of think tags, and those within."""
+    spoken: list[str] = []
+    thoughts: list[str] = []
     thinking, start = False, 0
     for tag in _THINKING_TAG.finditer(text):
         closes = bool(tag[1])
-        if closes and not thinking:  # the tag that opened it was part of the prompt
-            thought += said
-            said.clear()
-        (thought if thinking or closes else said).append(text[start : tag.start()])
+        if closes and not thinking:  # the opening tag was part of the prompt
+            thoughts += spoken
+            spoken.clear()
+        (thoughts if thinking or closes else spoken).append(text[start : tag.start()])
         thinking, start = not closes, tag.end()
-    (thought if thinking else said).append(text[start:])
-    return said, thought
+    (thoughts if thinking else spoken).append(text[start:])
+    return spoken, thoughts
 
 
 def _json_values(text: str) -> Iterator[JsonValue]:
-    found: list[_JsonSpan] = []
+    spans: list[_JsonSpan] = []
     end = 0
-    for each in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda each: (each.start, -each.end)):
-        if each.start >= end:  # else it is a part of what was found before
-            found.append(each)
-            end = each.end
+    for span in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda span: (span.start, -span.end)):
+        if span.start >= end:  # else it is a part of the span before
+            spans.append(span)
+            end = span.end
     for fenced in (True, False):
-        yield from (each.value for each in reversed(found) if each.fenced is fenced)
+        yield from (span.value for span in reversed(spans) if span.fenced is fenced)
 
 
 def _fenced_blocks(text: str) -> Iterator[_JsonSpan]:
-    """Fenced blocks that are JSON and nothing else."""
+    """Yield the fenced blocks that are JSON and nothing else."""
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
-        language = _FENCE_LANGUAGE.match(block)  # at its start: further on, it would take words out of strings
+        language = _FENCE_LANGUAGE.match(block)
         content = block[language.end() if language else 0 :].strip()
         if number % 2 and content[:1] in ("{", "["):
             with contextlib.suppress(ValueError):
@@ -118,7 +118,7 @@ def _bare_objects(text: str) -> Iterator[_JsonSpan]:
 
 
 def _closing_end(text: str, start: int) -> int | None:
-    """Where the bracket that opens at a place is closed; None where the text ends before."""
+    """Return the end of the bracketed text that begins at `start`; None if the bracket is not closed."""
     depth = 0
     for token in _TOKEN.finditer(text, start):
         depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
@@ -128,48 +128,32 @@ def _closing_end(text: str, start: int) -> int | None:
 
 
 def _parse_strict_json(text: str) -> JsonValue:
-    """The JSON that a text is.
-
-    Raises:
-        ValueError: it is none, or none that anybody should act on.
-    """
+    """Parse JSON; raise a ValueError for duplicate names, numbers that are not finite and too deep nesting as well."""
     try:
-        value: JsonValue = json.loads(
-            text,
-            strict=False,  # models write line breaks into strings as they are
-            parse_constant=_reject_constant,
-            parse_float=_finite_float,
-            object_pairs_hook=_unique_members,
-        )
-        _check_depth(value)
+        # Not strict, because models write line breaks into strings as they are.
+        value: JsonValue = json.loads(text, strict=False, object_pairs_hook=_unique_members)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    return value
-
-
-def _check_depth(value: JsonValue) -> None:
+        raise ValueError("JSON is nested too deeply") from None
     level = [value]
-    for _ in range(_MAX_DEPTH):
-        holders = [each for each in level if isinstance(each, dict | list)]
-        level = [item for each in holders for item in (each.values() if isinstance(each, dict) else each)]
+    for _ in range(_MAX_DEPTH + 1):
         if not level:
-            return
-    raise ValueError("it is nested too deeply")
+            return value
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise ValueError("JSON has a number that is not finite")
+        holders = [item for item in level if isinstance(item, dict | list)]
+        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
+    raise ValueError("JSON is nested too deeply")
 
 
 def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("JSON object has a duplicate name")
     return members
 
 
-def _finite_float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("a number is too large")
-    return number
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:
+    """Return the errors of a validation on one line, each with its place; `subject` is the name of the whole value."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [f"{'.'.join(map(str, detail['loc'])) or subject}: {detail['msg']}" for detail in details[:most]]
+    return "; ".join(lines) + (f"; and {len(details) - most} more" if len(details) > most else "")

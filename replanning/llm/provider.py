@@ -1,4 +1,4 @@
-"""The second, smaller plugin interface: a language model, as providers, planning and judges share it."""
+"""LLMProvider: the interface of language models, as alternative providers, planning and judges share it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ from replanning.environment import Environment, move_on_after
 from replanning.errors import LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, ReplanningError
 from replanning.journal.observations import Usage
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions
-from replanning.llm.extraction import extract_json
-from replanning.llm.prices import PRICES, Price, PriceTable
+from replanning.llm.extraction import extract_json, validation_message
+from replanning.llm.prices import Price, PriceTable
 from replanning.plan.redaction import Redactor
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 ResultT = TypeVar("ResultT")
 
-DEFAULT_TIMEOUT: Final = 30.0
-"""Seconds that a call may take in total, retries included."""
-
 _MAX_EXCERPT_CHARS: Final = 300
 
 _MAX_JSON_CANDIDATES: Final = 50
-"""How many JSON values of one answer are held against what was asked for."""
+"""Most JSON values of one answer that are validated."""
 
 _REQUEST_OVERHEAD_TOKENS: Final = 64
-"""Tokens that services add around what is sent."""
+"""Tokens that services add to the text that is sent."""
 
 _SCHEMA_OVERHEAD_TOKENS: Final = 512
-"""Tokens that services add where an answer must have a shape."""
+"""Tokens that services add for an answer with a schema."""
+
+_REPAIR_PROMPT: Final = """{prompt}
+
+You answered:
+<answer>
+{reply}
+</answer>
+This cannot be used: {problem}.
+Answer again with the JSON alone."""
 
 
 class LLMProvider(ABC):
-    """A language model that can be asked; implement `request` and set `name`.
+    """A language model; implement `request` and set `name`.
 
-    What all of them need is done here once: secrets are taken out of what is sent, the budget is reserved before and
-    settled after, the call is traced, and it ends at its deadline. A whole provider::
+    The base class takes secrets out of prompts, reserves the budget before a call and settles it afterwards, traces
+    the call, and ends it at its deadline. A whole provider::
 
         class Parrot(LLMProvider):
             name = "parrot"
@@ -54,22 +60,24 @@ class LLMProvider(ABC):
                 return self.completion(prompt, "You said: " + prompt, options)
 
     Args:
-        model: which model; by default the provider's own.
+        model: the model; by default the provider's own.
         temperature: from 0, as deterministic as the service can be, upwards.
-        max_tokens: most tokens of an answer.
+        max_tokens: most tokens of an answer; by default the provider's own limit.
         timeout: seconds that a call may take in total, retries included.
-        prices: what models cost.
-        environment: where time and chance come from.
+        prices: prices of models; by default the published ones.
+        environment: source of time and chance.
 
     Attributes:
         name: under which it is registered and named in settings.
-        default_model: asked where nothing else is said.
-        embedding_model: asked for embeddings where nothing else is said; empty where there are none.
-        free: whether models whose price is not known cost nothing.
+        default_model: used unless another model is given.
+        default_max_tokens: most tokens of an answer, unless another limit is given.
+        embedding_model: used for embeddings unless another model is given; empty if there are none.
+        free: whether models without a price in `prices` cost nothing.
     """
 
     name: ClassVar[str]
     default_model: ClassVar[str] = ""
+    default_max_tokens: ClassVar[int] = 2000
     embedding_model: ClassVar[str] = ""
     free: ClassVar[bool] = False
 
@@ -78,15 +86,16 @@ class LLMProvider(ABC):
         *,
         model: str | None = None,
         temperature: float = 0.3,
-        max_tokens: int = 2000,
-        timeout: float = DEFAULT_TIMEOUT,
-        prices: PriceTable = PRICES,
+        max_tokens: int | None = None,
+        timeout: float = 30.0,
+        prices: PriceTable | None = None,
         environment: Environment | None = None,
     ) -> None:
         self.model = model or self.default_model
         self.temperature = temperature
-        self.max_tokens = max_tokens
+        self.max_tokens = self.default_max_tokens if max_tokens is None else max_tokens
         self.timeout = timeout
+        prices = prices or PriceTable()
         self.prices = prices | {"*": Price(0, 0)} if self.free else prices
         self.environment = environment or Environment()
         self.redactor = Redactor()
@@ -104,14 +113,14 @@ class LLMProvider(ABC):
 
     @abstractmethod
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask once; every field of the options but `system` and `schema` is set, and `deadline` will be enforced.
+        """Ask once; every field of the options but `system` and `schema` is set, and `deadline` is enforced by callers.
 
         Raises:
-            LLMError: of the kind that fits. Anything else is turned into one.
+            LLMError: of the kind that fits. Any other exception is turned into one.
         """
 
     async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
-        """The meaning of a text as a vector, with what it used; the options are as for `request`.
+        """Return the embedding of a text and its usage; the options are as for `request`.
 
         Raises:
             LLMError: likewise.
@@ -130,38 +139,41 @@ class LLMProvider(ABC):
         finish: FinishReason = "stop",
         request_id: str = "",
     ) -> Completion:
-        """What `request` returns. Tokens that the service did not count are estimated from above.
+        """Build the result of `request`; token counts that the service does not report are estimated from above.
 
-        The price is that of the model that was asked for; where it is not known, of the one that answered.
+        The price is that of the requested model; if it is not known, that of the model that answered.
         """
-        asked = options.model or self.model
-        sent = _max_input_tokens(prompt, options) if input_tokens is None else input_tokens
-        got = len(text.encode(errors="replace")) if output_tokens is None else output_tokens
-        priced = asked if self.prices.price(asked) or not model else model
-        usage = self.prices.usage(priced, sent, got)
-        return Completion(text, self.name, model or asked, sent, got, usage, finish, request_id)
+        requested = options.model or self.model
+        if input_tokens is None:
+            input_tokens = _max_input_tokens(prompt, options)
+        if output_tokens is None:
+            output_tokens = len(text.encode(errors="replace"))
+        usage = self.prices.usage(requested, input_tokens, output_tokens)
+        if usage.unpriced and model:
+            usage = self.prices.usage(model, input_tokens, output_tokens)
+        return Completion(text, self.name, model or requested, input_tokens, output_tokens, usage, finish, request_id)
 
     def unavailable_reason(self) -> str:
-        """Why it cannot be asked, such as a missing key, found without asking it; empty where it can."""
+        """Return why it cannot be asked, such as a missing key, as far as it knows without asking; else an empty text."""
         return ""
 
     async def is_available(self) -> bool:
-        """Whether it can be asked; one that runs on this machine is looked for."""
+        """Return whether it can be asked; a local service is probed."""
         return not self.unavailable_reason()
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
     async def complete(self, prompt: str, options: LLMOptions | None = None) -> str:
-        """The text of an answer; errors as for `complete_detailed`."""
+        """Return the text of an answer; raises as `complete_detailed`."""
         return (await self.complete_detailed(prompt, options)).text
 
     async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
-        """An answer, with the model that gave it and what it used.
+        """Return an answer with its model and usage.
 
         Raises:
             LLMError: of the kind that fits; the call has ended.
-            BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
+            BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
         options = self._with_defaults(options or LLMOptions(), self.model)
         prompt = self.redactor.text(prompt)
@@ -174,63 +186,74 @@ class LLMProvider(ABC):
             options.temperature,
             options.max_tokens,
         )
-        with options.meter.call(call) as answered:
+        with options.meter.call(call) as settle:
             completion = await self._with_deadline(self.request, prompt, options)
-            answered(completion)
+            settle(completion)
         if completion.finish == "refusal":
-            excerpt = self._excerpt(completion.text)
             raise LLMRefusal(
-                "the model declined", provider=self.name, request_id=completion.request_id, excerpt=excerpt
+                "the model declined",
+                provider=self.name,
+                request_id=completion.request_id,
+                excerpt=self._excerpt(completion.text),
             )
         return completion
 
     async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
-        """An answer of a given shape; the model is told once what was wrong with its first one.
+        """Return an answer of a given shape; a first answer that is invalid is sent back once with its errors.
 
-        Values are taken as they are: "false" is not true, and a number written as text is no number.
+        Values are not converted: "false" is not true, and a number written as text is no number.
 
         Raises:
-            LLMReplyInvalid: neither answer has this shape.
+            LLMResponseInvalid: neither answer has this shape.
             LLMError: otherwise, as for `complete_detailed`.
-            BudgetExceeded: a call does not fit what is left of the budget.
+            BudgetExceeded: a call does not fit the remaining budget.
         """
         options = self._with_defaults(replace(options or LLMOptions(), schema=schema), self.model)
-        first = await self.complete_detailed(prompt, options)
-        answer, problem = _parse_completion(first, schema)
-        if answer is not None:
-            return answer
-        again = _REPAIR_PROMPT.format(prompt=prompt, reply=first.text[:4000], problem=problem)
-        second = await self.complete_detailed(again, options)
-        answer, problem = _parse_completion(second, schema)
-        if answer is not None:
-            return answer
-        excerpt = self._excerpt(second.text)
-        raise LLMResponseInvalid(
-            self.redactor.text(problem), provider=self.name, request_id=second.request_id, excerpt=excerpt
-        )
+        question, is_second = prompt, False
+        while True:
+            completion = await self.complete_detailed(question, options)
+            problem = "there is no JSON in the answer"
+            for number, value in enumerate(islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)):
+                try:
+                    # Strict by the rules of JSON: a list may stand for a tuple, text for a date, but not for a number.
+                    return schema.model_validate_json(json.dumps(value), strict=True)
+                except ValidationError as error:
+                    if number == 0:
+                        problem = validation_message(error, "the answer")
+            if completion.finish == "length":
+                problem = f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
+            if is_second:
+                raise LLMResponseInvalid(
+                    self.redactor.text(problem),
+                    provider=self.name,
+                    request_id=completion.request_id,
+                    excerpt=self._excerpt(completion.text),
+                )
+            question = _REPAIR_PROMPT.format(prompt=prompt, reply=completion.text[:4000], problem=problem)
+            is_second = True
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
-        """The meaning of a text as a vector.
+        """Return the embedding of a text.
 
         Raises:
             LLMError: it has no embeddings, or the call failed.
-            BudgetExceeded: the call does not fit what is left of the budget; nothing was sent.
+            BudgetExceeded: the call does not fit the remaining budget; nothing was sent.
         """
         options = replace(self._with_defaults(options or LLMOptions(), self.embedding_model), system=None, max_tokens=0)
         text = self.redactor.text(text)
-        estimate = self.estimate(text, options)
-        call = LLMCall(self.name, options.model or "", estimate, text, operation="embeddings")
-        with options.meter.call(call) as answered:
+        call = LLMCall(self.name, options.model or "", self.estimate(text, options), text, operation="embeddings")
+        with options.meter.call(call) as settle:
             vector, completion = await self._with_deadline(self.request_embedding, text, options)
-            answered(completion)
+            settle(completion)
         return vector
 
     def estimate(self, prompt: str, options: LLMOptions) -> Usage:
-        """An upper bound of what a call uses: no token is shorter than a byte."""
-        most = self.max_tokens if options.max_tokens is None else options.max_tokens
-        return self.prices.usage(options.model or self.model, _max_input_tokens(prompt, options), most)
+        """Return an upper bound of the usage of a call: no token is shorter than a byte."""
+        output_tokens = self.max_tokens if options.max_tokens is None else options.max_tokens
+        return self.prices.usage(options.model or self.model, _max_input_tokens(prompt, options), output_tokens)
 
     def _with_defaults(self, options: LLMOptions, model: str) -> LLMOptions:
+        self.prices.cost(options.model or model, 0, 0)  # loads the published prices before the time begins to count
         now = self.environment.clock.now()
         deadline = now + self.timeout if options.deadline is None else min(now + self.timeout, options.deadline)
         if deadline <= now:
@@ -245,8 +268,9 @@ class LLMProvider(ABC):
         )
 
     async def _with_deadline(
-        self, ask: Callable[[str, LLMOptions], Awaitable[ResultT]], text: str, options: LLMOptions
+        self, call: Callable[[str, LLMOptions], Awaitable[ResultT]], text: str, options: LLMOptions
     ) -> ResultT:
+        """Make a call; raise LLMTimeout at its deadline, and turn exceptions of plugins into an LLMError."""
         assert options.deadline is not None
         results: list[ResultT] = []
         failure: BaseException | None = None
@@ -254,7 +278,7 @@ class LLMProvider(ABC):
         left = max(0.0, options.deadline - clock.now())
         async with move_on_after(left, clock) as scope:
             try:
-                results.append(await ask(text, options))
+                results.append(await call(text, options))
             except BaseException as error:  # raised below: the group would wrap it
                 if _is_cancellation(error):
                     raise
@@ -265,17 +289,12 @@ class LLMProvider(ABC):
         if failure is None or (late and isinstance(failure, Exception)):
             within = f"no answer came within {round(left, 1):g} s (`timeout.replan` in the settings)"
             raise LLMTimeout(within, provider=self.name) from failure
-        raise self._wrap_error(failure)
-
-    def _wrap_error(self, error: BaseException) -> BaseException:
-        """The error as callers expect it: plugins raise what they like."""
-        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if isinstance(error, ReplanningError) or not isinstance(error, Exception):
-            return error
-        ours = LLMError(f"it failed with {type(error).__name__}", provider=self.name, excerpt=self._excerpt(str(error)))
-        ours.__cause__ = error
-        return ours
+        while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]
+        if isinstance(failure, ReplanningError) or not isinstance(failure, Exception):
+            raise failure
+        problem = f"it failed with {type(failure).__name__}"
+        raise LLMError(problem, provider=self.name, excerpt=self._excerpt(str(failure))) from failure
 
     def _excerpt(self, text: str) -> str:
         return self.redactor.text(text[: 4 * _MAX_EXCERPT_CHARS])[:_MAX_EXCERPT_CHARS]
@@ -289,7 +308,6 @@ def _is_cancellation(error: BaseException) -> bool:
 
 
 def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
-    """More tokens than are sent."""
     size = _REQUEST_OVERHEAD_TOKENS + sum(
         len(text.encode(errors="surrogatepass")) for text in (prompt, options.system or "")
     )
@@ -299,31 +317,3 @@ def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
 @lru_cache(maxsize=64)
 def _schema_bytes(schema: type[BaseModel]) -> int:
     return len(json.dumps(schema.model_json_schema(), ensure_ascii=False).encode())
-
-
-def _parse_completion(completion: Completion, schema: type[SchemaT]) -> tuple[SchemaT | None, str]:
-    """The likeliest JSON of an answer that has the shape; else what is wrong with the likeliest of all."""
-    problem = "there is no JSON in the answer"
-    for number, value in enumerate(islice(extract_json(completion.text), _MAX_JSON_CANDIDATES)):
-        try:
-            # Strictly, as JSON: there a list may stand for a tuple and text for a date, but not text for a number.
-            return schema.model_validate_json(json.dumps(value), strict=True), ""
-        except ValidationError as error:
-            if number == 0:
-                problem = "; ".join(
-                    f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}"
-                    for item in error.errors(include_url=False, include_context=False, include_input=False)[:10]
-                )
-    if completion.finish == "length":
-        problem = f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
-    return None, problem
-
-
-_REPAIR_PROMPT: Final = """{prompt}
-
-You answered:
-<answer>
-{reply}
-</answer>
-This cannot be used: {problem}.
-Answer again with the JSON alone."""

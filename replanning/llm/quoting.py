@@ -1,7 +1,7 @@
-"""Writes what others wrote as data: JSON in which no tag can stand and nothing is hidden, cut where it is long.
+"""Untrusted data in prompts: JSON that can neither close a tag nor hide anything, truncated visibly.
 
-Data stands as JSON, one value a line, between tags. Within it `<`, `>`, `&` and whatever cannot be seen are written as
-escapes of JSON, so that no text can close a tag, open another or hide.
+Data are written as JSON, one value a line, between tags. Within them `<`, `>`, `&` and all invisible characters are
+escaped as JSON escapes, so that no text can close a tag, open another or hide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replanning.plan.json_values import iter_strings
 from replanning.plan.types import JsonValue
 
 _UNSAFE_CHARS: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
-"""What may not stand as it is; letters and digits of all languages can be seen."""
+"""Characters that may need an escape; letters and digits of all languages are visible."""
 
 _UNESCAPED: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*")
 """Text that JSON holds as it is."""
@@ -33,12 +33,12 @@ _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 
 def encode_data(value: JsonValue) -> str:
-    """A value as JSON on one line in which no tag can stand and nothing is hidden."""
+    """Return a value as JSON on one line, without tags and invisible characters."""
     return escape_markup(_JSON_ENCODER.encode(value))
 
 
 def escape_markup(text: str) -> str:
-    """JSON on one line, with escapes for what could be a tag or is hidden."""
+    """Return JSON on one line with escapes for characters that could form a tag or are invisible."""
     return _UNSAFE_CHARS.sub(_escape_char, text)
 
 
@@ -50,19 +50,25 @@ def _escape_char(match: re.Match[str]) -> str:
 
 
 def truncate_value(value: JsonValue, max_chars: int) -> JsonValue:
-    """What of a value fits into about so many characters of JSON; marked where it was cut."""
+    """Return a value truncated to about so many characters of JSON, with marks at the cuts."""
     return _truncate_value(value, max_chars, 0)[0]
 
 
 def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
-    """What of a value there is room for, and how much that takes."""
+    """Return the truncated value and its size."""
     if isinstance(value, str):
         return _truncate_string(value, room)
     if isinstance(value, Sequence | Mapping) and depth >= _MAX_DEPTH:
         return "… [cut: nested deeper]", 20
     if isinstance(value, Mapping):
         return _truncate_object(value, room, depth + 1)
-    return _truncate_array(value, room, depth + 1) if isinstance(value, Sequence) else _finite_number(value)
+    if isinstance(value, Sequence):
+        return _truncate_array(value, room, depth + 1)
+    if isinstance(value, int) and value.bit_length() > 64:
+        value = math.inf if value > 0 else -math.inf
+    if value is None or math.isfinite(value):
+        return value, len(str(value))
+    return f"[cut: a number that is {value}]", 30
 
 
 def _truncate_string(text: str, room: int) -> tuple[str, int]:
@@ -76,67 +82,58 @@ def _truncate_string(text: str, room: int) -> tuple[str, int]:
 
 
 def truncate_text(text: str, max_chars: int) -> str:
-    """The beginning of a text, marked where it was cut."""
+    """Return the beginning of a text, with a mark if it was cut."""
     return text if len(text) <= max_chars else f"{text[:max_chars]}… [cut: {len(text)} characters in all]"
 
 
 def is_truncated(value: JsonValue) -> bool:
-    """Whether a value holds a mark of where something was cut, as whoever copies what they were shown does."""
+    """Return whether a value contains a truncation mark, as copies of truncated data do."""
     return any(_TRUNCATION_MARK.search(text) for text in iter_strings(value) if "[cut: " in text)
 
 
 @lru_cache(maxsize=4096)
 def _encoded_size(char: str) -> int:
-    """What a character takes in JSON; each stands for itself."""
     return len(encode_data(char)) - 2
 
 
-def _finite_number(value: float | None) -> tuple[JsonValue, int]:
-    if isinstance(value, int) and value.bit_length() > 64:
-        value = math.inf if value > 0 else -math.inf
-    if value is None or math.isfinite(value):
-        return value, len(str(value))
-    return f"[cut: a number that is {value}]", 30
-
-
 def _truncate_array(items: Sequence[JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
-    found: list[JsonValue] = []
+    parts: list[JsonValue] = []
     left = room
     for index, item in enumerate(items):
         if left <= 0:
-            return [*found, f"… [cut: {len(items) - index} more]"], room + 20
+            return [*parts, f"… [cut: {len(items) - index} more]"], room + 20
         part, size = _truncate_value(item, _item_room(left, index, len(items)), depth)
         left -= size + 2
-        found.append(part)
-    return found, room - left
+        parts.append(part)
+    return parts, room - left
 
 
 def _truncate_object(members: Mapping[str, JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
-    found: dict[str, JsonValue] = {}
+    parts: dict[str, JsonValue] = {}
     left = room
     for index, (key, item) in enumerate(members.items()):
         if left <= 0:
-            return {**found, "…": f"[cut: {len(members) - index} more]"}, room + 20
+            return {**parts, "…": f"[cut: {len(members) - index} more]"}, room + 20
         name, size = _truncate_string(key, left // 2)
         left -= size + 4
-        found[name], size = _truncate_value(item, _item_room(left, index, len(members)), depth)
+        parts[name], size = _truncate_value(item, _item_room(left, index, len(members)), depth)
         left -= size
-    return found, room - left
+    return parts, room - left
 
 
 def _item_room(left: int, index: int, count: int) -> int:
-    """How much a part may take: of several, none takes the room of all that come after it."""
+    """Return the room for one of several items: none takes the room of all that follow it."""
     return left if index == count - 1 else left * 2 // 3
 
 
 @dataclass
 class DataSection:
-    """Data of one kind, the most important first.
+    """Data of one kind in a prompt, the most important first.
 
     Attributes:
-        name: of its tags; our own word, never one from the data.
+        name: of its tags; never a word from the data.
         lines: each a value as `encode_data` writes it.
-        omitted: how many lines were cut.
+        omitted: number of lines that were cut.
     """
 
     name: str
@@ -149,31 +146,28 @@ class DataSection:
         return len(self.render())
 
     def render(self) -> str:
-        """It with its tags, and with a mark where something was cut."""
+        """Return its text with tags, and with a mark if lines were cut."""
         mark = [encode_data({"cut": f"{self.omitted} more of these"})] if self.omitted else []
         return "\n".join([f"<{self.name}>", *self.lines, *mark, f"</{self.name}>", ""])
 
-    def truncate(self, over: int) -> int:
-        """Leave so many characters out, or all; how many it became less."""
-        before, gone, kept = self.size, 0, list(self.lines)
-        while kept and gone < over + 40:  # the mark takes some of it again
-            gone += len(kept.pop()) + 1
-        self.omitted += len(self.lines) - len(kept)
-        self.lines = kept
-        return before - self.size
-
 
 def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable[str]) -> str:
-    """The text of sections, cut by whole values until it fits.
+    """Return the text of sections, cut by whole values until it fits.
 
     Args:
-        sections: in the order in which they are to stand; they are changed where they are cut.
-        room: characters there are.
-        cut_first: the names of what may be cut, the first to be cut first.
+        sections: in the order in which they are rendered; cut ones are changed.
+        room: most characters of the text.
+        cut_first: names of the sections that may be cut, the first to be cut first.
     """
     over = sum(section.size for section in sections) - room
     for name in cut_first:
         for section in sections:
             if over > 0 and section.name == name:
-                over -= section.truncate(over)
+                size, removed, kept = section.size, 0, len(section.lines)
+                while kept and removed < over + 40:  # the mark takes some of the room again
+                    kept -= 1
+                    removed += len(section.lines[kept]) + 1
+                section.omitted += len(section.lines) - kept
+                section.lines = section.lines[:kept]
+                over -= size - section.size
     return "".join(section.render() for section in sections)

@@ -1,29 +1,28 @@
-"""Which language model is asked: by name or by what is there, in which order, and which is left alone for a while."""
+"""Selection of language models: by name, by the settings, or by the keys in the environment."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
 from replanning.llm.guards import FallbackLLM, GuardedLLM
-from replanning.llm.prices import PRICES, Price
+from replanning.llm.prices import Price, PriceTable
 from replanning.llm.provider import LLMProvider
 from replanning.plan.redaction import Redactor
 from replanning.plugins import installed_plugins, load_plugin
-from replanning.settings import LLMSettings, Settings
+from replanning.settings import Settings
 
 if TYPE_CHECKING:
     import httpx
 
-
 AUTO: Final = "auto"
 
 AUTO_PROVIDERS: Final = ("github-copilot", "anthropic", "openai")
-"""What `auto` looks for, in this order; Ollama comes last, where it is enabled."""
+"""Providers that `auto` looks for, in this order; Ollama comes last, if it is enabled."""
 
 
 def create_llm_provider(
@@ -35,22 +34,22 @@ def create_llm_provider(
     transport: httpx.AsyncBaseTransport | None = None,
     redactor: Redactor | None = None,
 ) -> LLMProvider:
-    """A language model by name, or the first that can be used, with what the settings say of it.
+    """Create a language model by name, or the first that can be used, configured by the settings.
 
     `auto` takes those that the setting `provider` names; else the first of GitHub Copilot, Anthropic and OpenAI whose
-    key is in the environment, else Ollama where `llm.ollama` is on. What `llm.fallback` names is asked where these
-    fail. Each has a circuit breaker, and `llm.max_concurrency` calls at once.
+    key is in the environment, else Ollama if `llm.ollama` is on. If these fail, the models of `llm.fallback` are asked.
+    Each has a circuit breaker, and `llm.max_concurrency` calls at once.
 
     Args:
         name: a plugin, `name:model` for one of its models, or several, in a list or with commas, to be asked in order.
-        settings: of which those under `llm`, `timeout.replan` and `provider` matter here.
-        environ: where keys are looked for; by default the environment of the program.
-        environment: time and chance.
-        transport: what sends requests instead of the network.
-        redactor: takes secrets out of what is sent, beyond those that every provider knows.
+        settings: those under `llm`, `timeout.replan` and `provider` are used.
+        environ: source of keys; by default the environment of the process.
+        environment: source of time and chance.
+        transport: sends requests instead of the network.
+        redactor: takes secrets out of prompts, beyond those that every provider knows.
 
     Raises:
-        NoLLMProvider: none can be used; says what was looked for.
+        NoLLMProvider: none can be used; names those that were tried.
         PluginError: there is no such plugin, it does not load, or it is no language model.
         SettingsError: the settings contradict one another.
     """
@@ -58,7 +57,7 @@ def create_llm_provider(
     clients = create_clients(name, settings=settings, environ=environ, environment=environment, transport=transport)
     problems = [(client.name, client.unavailable_reason()) for client in clients]
     if all(problem for _, problem in problems):
-        raise NoLLMProvider("; ".join(f"{who} cannot be asked: {problem}" for who, problem in problems))
+        raise NoLLMProvider("; ".join(f"{name} cannot be asked: {problem}" for name, problem in problems))
     if redactor is not None:
         for client in clients:
             client.redactor = redactor
@@ -74,18 +73,31 @@ def create_clients(
     environment: Environment | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[LLMProvider]:
-    """Whom `create_llm_provider` would ask, in order, whether or not they can be asked; errors likewise."""
-    make = _ClientFactory(settings, os.environ if environ is None else environ, environment, transport)
-    wanted = _split_names(name) or _split_names([one for one in settings.provider if is_llm(one)])
-    first = make.create_all(wanted) if wanted else [make.first_available()]
-    more = make.create_all(
-        [one for one in _split_names(settings.llm.fallback) if one not in wanted], ignore_model_settings=True
-    )
-    return list({(client.name, client.model): client for client in (*first, *more)}.values())
+    """Create the clients behind `create_llm_provider`, in order, available or not; raises likewise."""
+    llm = settings.llm
+    # Limits that are not set are left to the client: a small local model has others than a service.
+    shared: dict[str, object] = {key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}}
+    if llm.prices:
+        shared["prices"] = PriceTable({model: Price(price.input, price.output) for model, price in llm.prices.items()})
+    shared["timeout"] = settings.timeout.replan
+    shared["environ"] = os.environ if environ is None else environ
+    shared["environment"] = environment
+    shared["transport"] = transport
+    # The model and the address of the settings are those of the first client.
+    first = shared | ({} if llm.model == AUTO else {"model": llm.model})
+    if llm.base_url is not None:
+        first["base_url"] = llm.base_url
+    names = _split_names(name) or _split_names([each for each in settings.provider if is_llm(each)])
+    clients = [
+        _create_client(names[0], first) if names else _first_available(settings, first),
+        *(_create_client(each, shared) for each in names[1:]),
+        *(_create_client(each, shared) for each in _split_names(llm.fallback) if each not in names),
+    ]
+    return list({(client.name, client.model): client for client in clients}.values())
 
 
 def is_llm(name: str) -> bool:
-    """Whether a name, as `create_llm_provider` takes them, is that of a language model, not of another provider.
+    """Return whether a name, as `create_llm_provider` takes them, is that of a language model.
 
     Raises:
         PluginError: there is no such plugin, or it does not load.
@@ -95,93 +107,29 @@ def is_llm(name: str) -> bool:
     return "," in name or hasattr(load_plugin("providers", name.partition(":")[0]), "complete_detailed")
 
 
-class _ClientFactory(NamedTuple):
-    """Makes clients."""
-
-    settings: Settings
-    environ: Mapping[str, str]
-    environment: Environment | None
-    transport: httpx.AsyncBaseTransport | None
-
-    def create_all(self, names: Sequence[str], *, ignore_model_settings: bool = False) -> list[LLMProvider]:
-        """The clients of these names; model and place of the settings are those of the first, and of none if plain."""
-        return [
-            self.create(name, ignore_model_settings=ignore_model_settings or number > 0)
-            for number, name in enumerate(names)
-        ]
-
-    def create(self, name: str, *, ignore_model_settings: bool = False) -> LLMProvider:
-        """The client of a name."""
-        plugin, _, model = name.partition(":")
-        made = _provider_class(plugin)
-        given = {
-            **self._shared_arguments(),
-            **({} if ignore_model_settings else self._model_arguments(self.settings.llm)),
-        }
-        if model:
-            given["model"] = model
-        known = inspect.signature(made).parameters
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-        try:
-            client = made(**{key: value for key, value in given.items() if takes_all or key in known})
-        except Exception as error:  # somebody's constructor may raise anything
-            raise PluginError(f"the language model {plugin!r} cannot be made: {error!r}") from error
-        if not isinstance(client, LLMProvider):
-            raise PluginError(f"the plugin {plugin!r} is no language model: {made.__name__} is no LLMProvider")
-        return client
-
-    def first_available(self) -> LLMProvider:
-        """The first that can be asked."""
-        llm = self.settings.llm
-        if llm.base_url is not None:
-            problem = "it does not say whose place that is, which may not get the key of another; name the provider"
-            raise SettingsError([Problem("llm.base_url", problem)])
-        problems = []
-        for name in (*AUTO_PROVIDERS, *(("ollama",) if llm.ollama else ())):
-            try:
-                client = self.create(name)
-                problem = client.unavailable_reason()
-                if not problem:
-                    return client
-            except PluginError as error:
-                problem = str(error)
-            problems.append(f"{name}: {problem}")
-        hint = "" if llm.ollama else "; Ollama is looked for with the setting llm.ollama"
-        raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
-
-    def _shared_arguments(self) -> dict[str, object]:
-        llm = self.settings.llm
-        # What is not set is left to the client: a small model of one's own has other limits than a service.
-        given: dict[str, object] = {key: getattr(llm, key) for key in llm.model_fields_set & _FORWARDED_SETTINGS}
-        if llm.prices:
-            given["prices"] = PRICES | {model: Price(price.input, price.output) for model, price in llm.prices.items()}
-        given["timeout"] = self.settings.timeout.replan
-        given["environ"] = self.environ
-        given["environment"] = self.environment
-        given["transport"] = self.transport
-        return given
-
-    def _model_arguments(self, llm: LLMSettings) -> dict[str, object]:
-        given: dict[str, object] = {} if llm.model == AUTO else {"model": llm.model}
-        return given if llm.base_url is None else {**given, "base_url": llm.base_url}
-
-
-_FORWARDED_SETTINGS: Final = {"temperature", "max_tokens"}
-
-
 def _split_names(name: str | Sequence[str]) -> list[str]:
-    """The single names; none for `auto`."""
+    """Return the single names; none for `auto`."""
     names = [name] if isinstance(name, str) else name
-    single = [part.strip() for one in names for part in one.split(",")]
-    return [one for one in dict.fromkeys(single) if one and one != AUTO]
+    single = [part.strip() for each in names for part in each.split(",")]
+    return [each for each in dict.fromkeys(single) if each and each != AUTO]
 
 
-def _provider_class(plugin: str) -> type:
-    found = load_plugin("providers", plugin)
-    if not hasattr(found, "complete_detailed"):
-        known = ", ".join(name for name in installed_plugins("providers") if _is_loadable_llm(name)) or "none"
-        raise PluginError(f"the plugin {plugin!r} is no language model; those that are installed: {known}")
-    return found
+def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
+    plugin, _, model = name.partition(":")
+    kind: Any = load_plugin("providers", plugin)
+    if not hasattr(kind, "complete_detailed"):
+        installed = ", ".join(each for each in installed_plugins("providers") if _is_loadable_llm(each)) or "none"
+        raise PluginError(f"the plugin {plugin!r} is not a language model; installed language models: {installed}")
+    parameters = inspect.signature(kind).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    given = {**arguments, **({"model": model} if model else {})}
+    try:
+        client = kind(**{key: value for key, value in given.items() if takes_all or key in parameters})
+    except Exception as error:  # constructors of plugins may raise anything
+        raise PluginError(f"the language model {plugin!r} cannot be created: {error!r}") from error
+    if not isinstance(client, LLMProvider):
+        raise PluginError(f"the plugin {plugin!r} is not a language model: {kind.__name__} is not an LLMProvider")
+    return client
 
 
 def _is_loadable_llm(name: str) -> bool:
@@ -189,3 +137,22 @@ def _is_loadable_llm(name: str) -> bool:
         return is_llm(name)
     except PluginError:
         return False
+
+
+def _first_available(settings: Settings, arguments: Mapping[str, object]) -> LLMProvider:
+    llm = settings.llm
+    if llm.base_url is not None:
+        problem = "it may not receive the key of just any provider; name the provider that it belongs to"
+        raise SettingsError([Problem("llm.base_url", problem)])
+    problems = []
+    for name in (*AUTO_PROVIDERS, *(("ollama",) if llm.ollama else ())):
+        try:
+            client = _create_client(name, arguments)
+            problem = client.unavailable_reason()
+            if not problem:
+                return client
+        except PluginError as error:
+            problem = str(error)
+        problems.append(f"{name}: {problem}")
+    hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
+    raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from replanning import Environment
 from replanning.errors import LLMError
-from replanning.llm import PRICES, Completion, LLMOptions, LLMProvider, PriceTable
+from replanning.llm import Completion, LLMOptions, LLMProvider, PriceTable
 from replanning.plan.types import JsonValue
 from replanning.testing.scripted import ScriptStep, perform_step
 
@@ -72,7 +72,7 @@ class ScriptedLLM(LLMProvider):
         temperature: float = 0.3,
         max_tokens: int = 2000,
         timeout: float = 30.0,
-        prices: PriceTable = PRICES,
+        prices: PriceTable | None = None,
         environment: Environment | None = None,
         unavailable_reason: str = "",
         embeddings: Mapping[str, Sequence[float]] | None = None,

@@ -249,7 +249,7 @@ def test_a_check_asks_once(tmp_path: Path) -> None:
     with ScriptedLLMServer(lambda request: ServerReply.error(503)) as server:
         busy = cli(tmp_path, "providers", "--check", "--json", **server.environ())
     assert (gone.returncode, busy.returncode) == (1, 1)
-    assert "127.0.0.1 cannot be reached; it was asked once" in " ".join(gone.stdout.split())
+    assert "127.0.0.1 cannot be reached; gave up after 1 attempt" in " ".join(gone.stdout.split())
     assert gone.stderr == "asking whether they answer: ollama\n"
     assert len(server.requests) == len({request.path for request in server.requests}) == len(SERVICES)
 

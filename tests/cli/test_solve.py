@@ -357,7 +357,7 @@ def test_a_model_that_cannot_be_asked_is_tried_again(repository: Path) -> None:
         for run, verdict in {"r": "approve", "given-up": "reject"}.items():
             wrong = cli(repository, *options, "--run-id", run, **environ | {"OPENAI_API_KEY": ""})
             assert wrong.returncode == 4, wrong.stderr
-            assert "look at OPENAI_API_KEY" in wrong.stderr
+            assert "check OPENAI_API_KEY" in wrong.stderr
             assert "try 'goal_understanding' again?" in wrong.stderr
             assert cli(repository, verdict, f"{run}.q1").returncode == 0
         resumed = cli(repository, "resume", "r", **environ)

@@ -43,7 +43,8 @@ from replanning.journal import (
     TriggerFired,
     Usage,
 )
-from replanning.llm import LLMOptions, extract_json
+from replanning.llm import LLMOptions
+from replanning.llm.extraction import extract_json
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import (
     ScriptedExecutor,
@@ -513,9 +514,9 @@ async def test_z37_401_retried() -> None:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 async def test_z37_401_of_a_model_retried(kind) -> None:
-    """A language model that does not accept the key is asked once, and the error says so."""
+    """A language model that the key is not accepted is asked once, and the error says so."""
     network = Network(fails(401, "invalid key", retry_after="1"))
-    with pytest.raises(LLMRequestRejected, match="does not accept the key"):
+    with pytest.raises(LLMRequestRejected, match="the key is not accepted"):
         await client(kind, network).complete("What now?")
     assert len(network.requests) == 1
 

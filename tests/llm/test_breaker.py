@@ -117,7 +117,7 @@ def test_late_success() -> None:
 
 def test_repr() -> None:
     """A breaker says how it stands."""
-    assert repr(opened()) == "<Breaker failures=3 open until 30.0>"
+    assert repr(opened()) == "<CircuitBreaker failures=3 open until 30.0>"
 
 
 Moves = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]), st.integers(0, 50)), max_size=60)

@@ -11,7 +11,8 @@ from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning.changes import ModifyTask, RetryTask
 from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider, PluginError
 from replanning.journal import AlternativesConsidered, PlanRevised
-from replanning.llm import FallbackLLM, GuardedLLM, LLMProvider
+from replanning.llm import FallbackLLM, LLMProvider
+from replanning.llm.guards import GuardedLLM
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.redaction import Redactor
 from replanning.testing import (

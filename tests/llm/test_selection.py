@@ -25,7 +25,8 @@ from replanning.errors import (
     PluginError,
     SettingsError,
 )
-from replanning.llm import FallbackLLM, GuardedLLM, LLMCall, LLMOptions, LLMProvider, Price, create_llm_provider
+from replanning.llm import FallbackLLM, LLMCall, LLMOptions, LLMProvider, create_llm_provider
+from replanning.llm.guards import GuardedLLM
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
 from tests.support.llm import somebodys_plugins
 
@@ -88,7 +89,7 @@ async def test_left_alone_while_it_fails() -> None:
         guarded = GuardedLLM(model)
         assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
         assert len(model.requests) == 3
-        assert guarded.unavailable_reason() == "it failed before, and is left alone for another 30 s"
+        assert guarded.unavailable_reason() == "it failed repeatedly; the next call is possible in 30 s"
         await clock.sleep(30)
         assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["better", "", 4]
 
@@ -98,7 +99,7 @@ async def test_bad_key_is_not_tried_again() -> None:
     async with VirtualClock() as clock:
         guarded = GuardedLLM(scripted(clock, BAD_KEY))
         assert [await outcome(guarded), await outcome(guarded)] == ["LLMRequestRejected", "LLMUnavailable"]
-        assert "another 300 s" in guarded.unavailable_reason()
+        assert "possible in 300 s" in guarded.unavailable_reason()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ async def test_waiting_counts_against_the_deadline() -> None:
             group.start_soon(guarded.complete, "?")
             while not model.requests:
                 await checkpoint()
-            with pytest.raises(LLMTimeout, match="1 other calls were under way; nothing was sent"):
+            with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
                 await guarded.complete("?", LLMOptions(deadline=clock.now() + 10))
             assert (clock.elapsed, len(model.requests)) == (10, 1)
         assert await guarded.complete("?") == "yes"
@@ -358,7 +359,7 @@ def test_by_name() -> None:
         7,
         12,
     )
-    assert (plain.prices.price("plain-2"), plain.prices.price("gpt-4o")) == (Price(1, 2), Price(2.5, 10))
+    assert (plain.prices.cost("plain-2", 10**6, 0), plain.prices.cost("gpt-4o", 10**5, 0)) == (1, 0.25)
 
 
 @pytest.mark.usefixtures("plugins")
@@ -434,10 +435,10 @@ def test_none_can_be_used() -> None:
     ("name", "message"),
     [
         ("opnai", "there is no plugin 'opnai' among the providers; installed are: .*plain"),
-        ("repair", "the plugin 'repair' is no language model; those that are installed: .*keyed.*plain"),
-        ("broken", r"the language model 'broken' cannot be made: RuntimeError\('no luck'\)"),
+        ("repair", "the plugin 'repair' is not a language model; installed language models: .*keyed.*plain"),
+        ("broken", r"the language model 'broken' cannot be created: RuntimeError\('no luck'\)"),
         ("gone", r"the plugin 'gone' \(somebodys:Gone\) cannot be loaded: "),
-        ("loner", "the plugin 'loner' is no language model: Loner is no LLMProvider|'loner' cannot be made"),
+        ("loner", "the plugin 'loner' is not a language model: Loner is not an LLMProvider|'loner' cannot be created"),
     ],
 )
 def test_wrong_names(name: str, message: str) -> None:
@@ -472,7 +473,7 @@ def test_auto_takes_ollama_only_where_it_is_enabled() -> None:
     assert str(caught.value) == (
         "no language model can be used: github-copilot: GITHUB_COPILOT_TOKEN is not set;"
         " anthropic: ANTHROPIC_API_KEY is not set; openai: OPENAI_API_KEY is not set;"
-        " Ollama is looked for with the setting llm.ollama"
+        " to use Ollama, turn on the setting llm.ollama"
     )
 
 

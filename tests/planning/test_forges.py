@@ -137,7 +137,7 @@ async def test_a_post_given_up_is_looked_for_later(kind: type[FakeForge]) -> Non
         forge = on(fake, clock)
         await forge.comments()
         fake.faults = [Fault("POST", 0, done=True), *[Fault("GET", 500) for _ in range(4)]]
-        with pytest.raises(ForgeError, match="gave up after 5 tries") as caught:
+        with pytest.raises(ForgeError, match="gave up after 5 attempts") as caught:
             await forge.post("news")
         assert not caught.value.final
         posted = await forge.post("news")
@@ -370,7 +370,7 @@ async def test_broken_packing() -> None:
             return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
 
         forge = on(FakeGitHub(clock.now), clock, transport=httpx.MockTransport(packed))
-        with pytest.raises(ForgeError, match="packed with 'gzip' and cannot be unpacked"):
+        with pytest.raises(ForgeError, match="compressed with 'gzip' and cannot be decompressed"):
             await forge.comments()
 
 

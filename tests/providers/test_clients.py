@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,17 @@ recorded = pytest.mark.skipif(not EXCHANGES.is_file(), reason=f"there are no rec
 described = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=f"there is no description of the API: {DESCRIPTION}")
 
 
-def exchanges(api: str, *, status: int = 200, stream: bool = False) -> Iterator[dict[str, Any]]:
+def exchanges(api: str, *, status: int = 200) -> Iterator[dict[str, Any]]:
     """What was recorded of an API."""
     with gzip.open(EXCHANGES, "rt") as lines:
         for exchange in map(json.loads, lines):
-            if (exchange["api"], exchange["status"], exchange["stream"]) == (api, status, stream):
+            if (exchange["api"], exchange["status"], exchange["stream"]) == (api, status, False):
                 yield exchange
 
 
 def replayed(exchange: dict[str, Any]) -> Network:
     """A network that answers what was recorded."""
-    response = exchange["response"]
-    if isinstance(response, str):
-        return Network(httpx.Response(200, text=response, headers={"content-type": "text/event-stream"}))
-    return Network(httpx.Response(exchange["status"], json=response, headers={"x-request-id": "req_1"}))
+    return Network(httpx.Response(exchange["status"], json=exchange["response"], headers={"x-request-id": "req_1"}))
 
 
 def openai_text(message: dict[str, Any]) -> str:
@@ -90,43 +86,6 @@ async def test_recorded_messages() -> None:
         assert answer.finish == ("length" if raw["stop_reason"] == "max_tokens" else "stop")
         seen += 1
     assert seen == 90
-
-
-@pytest.mark.integration
-@recorded
-async def test_recorded_streams() -> None:
-    """Answers that come in pieces, as nobody asked, are put together; without their end they are none."""
-    for kind, api, count in ((OpenAIProvider, "openai.chat", 15), (AnthropicProvider, "anthropic.messages", 10)):
-        found = list(exchanges(api, stream=True))
-        assert len(found) == count
-        for exchange in found:
-            raw = exchange["response"]
-            answer = await client(kind, replayed(exchange)).complete_detailed("well?")
-            assert (answer.text, answer.output_tokens) == streamed(raw)
-            assert answer.text
-            assert answer.finish == "stop"
-            ended = "message_delta" if kind is AnthropicProvider else '"finish_reason":"'
-            cut = exchange | {"response": raw[: raw.index(ended)]}
-            with pytest.raises(LLMResponseInvalid):
-                await client(kind, replayed(cut)).complete_detailed("well?")
-
-
-def streamed(raw: str) -> tuple[str, int]:
-    """The text and the tokens of a recorded stream, read in another way than the clients do."""
-    events = [json.loads(line[5:]) for line in raw.splitlines() if line.startswith("data:") and line != "data: [DONE]"]
-    if "choices" in events[0]:
-        deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
-        calls = [call for delta in deltas for call in delta.get("tool_calls") or []]
-        by_tool = groupby(sorted(calls, key=lambda call: call["index"]), key=lambda call: call["index"])
-        tools = ["".join(call["function"]["arguments"] for call in group) for _, group in by_tool]
-        words = "".join(delta.get("content") or "" for delta in deltas)
-        return "\n".join(tools) or words, events[-1]["usage"]["completion_tokens"]
-    used = {event["index"] for event in events if event.get("content_block", {}).get("type") == "tool_use"}
-    deltas = [event for event in events if event["type"] == "content_block_delta"]
-    given = "".join(event["delta"].get("partial_json", "") for event in deltas if event["index"] in used)
-    words = "".join(event["delta"].get("text", "") for event in deltas)
-    tokens = next(event["usage"]["output_tokens"] for event in events if event["type"] == "message_delta")
-    return json.dumps(json.loads(given)) if given else words, tokens
 
 
 @pytest.mark.integration

@@ -66,7 +66,7 @@ async def test_lost_connections(error) -> None:
             await openai(network).complete("2 + 2?")
     assert network.moments == [0, 0.5, 1.5, 3.5, 7.5]
     lines = str(caught.value)
-    assert lines.startswith("openai: api.openai.com cannot be reached; gave up after 5 tries: ")
+    assert lines.startswith("openai: api.openai.com cannot be reached; gave up after 5 attempts: ")
     assert lines.endswith(f"{type(error).__name__}: {error}".removesuffix(": "))
     assert caught.value.__cause__ is error
 
@@ -131,7 +131,7 @@ async def test_no_wait_beyond_the_deadline(wait) -> None:
 async def test_a_service_that_says_it_is_no_use() -> None:
     """A service that says that asking again does not help, such as without money, is not asked again."""
     network = Network(fails(429, "You exceeded your current quota", x_should_retry="false"))
-    with pytest.raises(LLMUnavailable, match=r"asking again does not help, it says .*exceeded your current quota"):
+    with pytest.raises(LLMUnavailable, match=r"another attempt will not help .*exceeded your current quota"):
         await openai(network).complete("2 + 2?")
     assert len(network.requests) == 1
 
@@ -183,10 +183,8 @@ async def test_endless_answers() -> None:
         httpx.Response(200, json={"choices": [{"message": {"content": 1}}], "content": "", "message": {"content": 1}}),
         httpx.Response(204),
         httpx.Response(200, content=b"\xff\xfe", headers={"content-type": "application/json"}),
-        httpx.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}),
-        httpx.Response(200, text="data: {", headers={"content-type": "text/event-stream"}),
     ],
-    ids=range(12),
+    ids=range(10),
 )
 async def test_broken_answers(kind, answer) -> None:
     """What no such service answers is an error that says so, whatever it is, and is not asked for again."""
@@ -194,6 +192,14 @@ async def test_broken_answers(kind, answer) -> None:
     with pytest.raises(LLMResponseInvalid, match=f"{kind.name}: its answer is "):
         await client(kind, network).complete("2 + 2?")
     assert len(network.requests) == 1
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_event_streams(kind) -> None:
+    """A response in pieces, which no client requests, is an error that says so."""
+    stream = httpx.Response(200, text='data: {"x": 1}\n\n', headers={"content-type": "text/event-stream"})
+    with pytest.raises(LLMResponseInvalid, match="its answer is an event stream, which was not requested"):
+        await client(kind, Network(stream)).complete("2 + 2?")
 
 
 async def test_negative_usage() -> None:
@@ -213,7 +219,7 @@ async def test_packed_answers() -> None:
     assert await openai(packed(gzip.compress(FOUR.content))).complete("2 + 2?") == "four"
     whole = gzip.compress(FOUR.content)
     for data in (b"not zip", whole[:-1], whole[: len(whole) // 2], whole + gzip.compress(b"more")):
-        with pytest.raises(LLMResponseInvalid, match="packed with 'gzip' and cannot be unpacked"):
+        with pytest.raises(LLMResponseInvalid, match="compressed with 'gzip' and cannot be decompressed"):
             await openai(packed(data)).complete("2 + 2?")
     with pytest.raises(LLMResponseInvalid, match="larger than 8,000,000 bytes"):
         await openai(packed(gzip.compress(b" " * 10_000_000))).complete("2 + 2?")

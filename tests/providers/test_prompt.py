@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanRequest, Task, ToolSpec, open_run
 from replanning.journal import TaskFailed
-from replanning.llm import encode_data, truncate_value
+from replanning.llm.quoting import encode_data, truncate_value
 from replanning.plan import JsonObject, TaskId
 from replanning.plan.redaction import Redactor
 from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder

@@ -15,7 +15,7 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RequestUsage
 
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
-from replanning.llm import PRICES, LLMOptions, Price
+from replanning.llm import LLMOptions, Price, PriceTable
 from replanning.providers.pydantic_ai import PydanticAIProvider
 
 SECRET = "sk-" + "proj-Ab3dEf6hIj9kLmNoPqRsTuVwXyZ"
@@ -36,7 +36,7 @@ async def test_words() -> None:
         return ModelResponse([TextPart("four")], usage=RequestUsage(input_tokens=30, output_tokens=2))
 
     model = FunctionModel(answer, model_name="clever-1")
-    provider = PydanticAIProvider(model, max_tokens=50, prices=PRICES | {"clever-1": Price(10, 1000)})
+    provider = PydanticAIProvider(model, max_tokens=50, prices=PriceTable({"clever-1": Price(10, 1000)}))
     found = await provider.complete_detailed(f"2+2? {SECRET}", LLMOptions(system="You add.", temperature=0.7))
     ((system, prompt), settings) = seen[0]
     assert (system.content, prompt.content) == ("You add.", "2+2? [redacted]")
@@ -128,7 +128,7 @@ async def test_unavailable(model, words) -> None:
 
 def test_price_of_a_named_model() -> None:
     """The price is looked up by the name of the model, without that of who serves it."""
-    provider = PydanticAIProvider("test", prices=PRICES | {"gpt-5-mini": Price(1, 2)})
+    provider = PydanticAIProvider("test", prices=PriceTable({"gpt-5-mini": Price(1, 2)}))
     estimate = provider.estimate("hello", LLMOptions(model="openai:gpt-5-mini", max_tokens=100))
     assert not estimate.unpriced
     assert estimate.money > 0

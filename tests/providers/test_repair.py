@@ -177,7 +177,7 @@ async def test_failing_fallback_does_not_loop() -> None:
     last = rejected(store, result.run)[-1]
     assert last.rejected == "proven-unreachable"
     assert last.alternative.reason == (
-        "no way on for task 'a~3', which is FAILED (OSError): its fallbacks have all been tried, no other tool is known"
+        "no repair for task 'a~3', which is FAILED (OSError): its fallbacks have all been tried, no other tool is known"
         " to do the same, it is not optional, the error will not pass by itself"
     )
 
@@ -482,7 +482,7 @@ async def test_outage_without_an_equal_tool() -> None:
     assert (result.status, result.reason) == ("failed", "nothing can run, and 'one' still must")
     first = rejected(store, result.run)[0]
     assert first.rejected == "not-found-within-bound"
-    assert first.alternative.reason.startswith("no way on for task 'one', which is READY: 'a' is unavailable")
+    assert first.alternative.reason.startswith("no repair for task 'one', which is READY: 'a' is unavailable")
 
 
 async def test_capacity_that_shrinks() -> None:
@@ -619,7 +619,7 @@ async def test_cancelled_task_is_named() -> None:
         run.apply([CancelTask(task_id="a", reason="not today")])
         (verdict,) = await proposed(run, GoalUnreachable(tasks=("a",)))
     assert (verdict.changes, verdict.unreachable) == ((), "not-found-within-bound")
-    assert verdict.reason == "no way on for task 'a', which is CANCELLED: it was cancelled: not today"
+    assert verdict.reason == "no repair for task 'a', which is CANCELLED: it was cancelled: not today"
 
 
 async def test_stated_facts_leave_the_question_open() -> None:
@@ -639,7 +639,7 @@ async def test_facts_that_the_goal_lacks() -> None:
     (verdict,) = rejected(store, result.run)
     assert (verdict.rejected, verdict.alternative.reason) == (
         "not-found-within-bound",
-        "no way on for the goal, which lacks artifact(report)",
+        "no repair for the goal, which lacks artifact(report)",
     )
 
 

@@ -63,8 +63,8 @@ async def test_text_and_shapes(name: str) -> None:
     [
         ([ServerReply.error(401, "no such key")], LLMRequestRejected, "no such key"),
         ([ServerReply.error(429, "slow down", retry_after=60)], LLMUnavailable, "slow down"),
-        ([ServerReply.cut()] * 5, LLMUnavailable, "gave up after 5 tries"),
-        ([ServerReply.truncated()], LLMResponseInvalid, "no JSON"),
+        ([ServerReply.cut()] * 5, LLMUnavailable, "gave up after 5 attempts"),
+        ([ServerReply.truncated()], LLMResponseInvalid, "not JSON"),
         ([ServerReply.raw("<html>Log in</html>", content_type="text/html")], LLMResponseInvalid, "Log in"),
     ],
 )
