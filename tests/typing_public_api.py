@@ -63,7 +63,7 @@ from replanning.decision import AlternativeProvider, Exporter, HumanGate, Trigge
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
 from replanning.errors import ChangeRejected, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
-from replanning.history import ReplanEvent, ReplanHistory
+from replanning.history import ReplanEvent, ReplanHistory, export_history, markdown_report
 from replanning.journal import (
     AttemptFailed,
     AttemptSucceeded,
@@ -483,7 +483,7 @@ def history(engine: ReplanningEngine) -> None:
         use(event.executed, event.reason, event.candidates[0].score)
     rate: float | None = found.metrics.success_rate
     before: Plan = found.plan_at(0)
-    text: str = found.to_markdown() + found.to_json()
+    text: str = markdown_report(found) + export_history(found)
     use(rate, before, text, found.diff(0, 1))
 
 

@@ -1,9 +1,10 @@
-"""The journal of a run, the stores that keep it, and the history and reports drawn from it."""
+"""History of a run, read from its journal: replans, status, metrics, differences of revisions, and reports."""
 
 from __future__ import annotations
 
 from replanning.history.diff import FieldChange, PlanDiff, TaskChange
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.export import export_history, import_history
 from replanning.history.history import ReplanHistory
 from replanning.history.markdown import markdown_report, mermaid
 from replanning.history.metrics import (
@@ -38,6 +39,8 @@ __all__ = [
     "calibrate",
     "calibrate_sources",
     "compute_metrics",
+    "export_history",
+    "import_history",
     "markdown_report",
     "mermaid",
     "open_questions",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from replanning.errors import JournalCorrupt
+from replanning.errors import JournalCorrupt, ReplanningError
 from replanning.history.diff import change_json
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
+from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.metrics import ReplanMetrics
 from replanning.history.wording import format_iso_time
 from replanning.journal.records import Candidate, Record, RunOpened
@@ -17,10 +18,6 @@ from replanning.journal.store import decode_body, encode_body
 from replanning.journal.triggers import Trigger
 from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonObject, JsonValue
-
-if TYPE_CHECKING:
-    from replanning.history.history import ReplanHistory
-
 
 FORMAT: Final = "replanning-history"
 
@@ -144,27 +141,41 @@ def _dropped_json(dropped: DroppedTrigger) -> JsonObject:
     }
 
 
-def import_records(text: str) -> list[Record]:
-    """The journal in an exported history.
+def export_history(history: ReplanHistory) -> str:
+    """Return the whole history as JSON text: metrics and entries for readers, and the journal for the import."""
+    return json.dumps(history_json(history), indent=1) + "\n"
+
+
+def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
+    """Return the history that `export_history` wrote, with everything that it contained.
+
+    Args:
+        text: the exported JSON.
+        max_events: number of replans to keep, the newest.
 
     Raises:
-        JournalCorrupt: the text is something else, or a record of it is wrong or missing.
+        JournalCorrupt: the text is no exported history, or its records are wrong, missing or contradictory.
     """
     document = _parse_document(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise JournalCorrupt(f"this is no exported history: its `format` is not {FORMAT!r}")
+        raise JournalCorrupt(f"not an exported history: its `format` is not {FORMAT!r}")
     if document.get("version") != FORMAT_VERSION:
-        version = brief_repr(document.get("version"))
         raise JournalCorrupt(
-            f"this history has version {version}, this library reads version {FORMAT_VERSION}; use a newer one"
+            f"this history has version {brief_repr(document.get('version'))}, this library reads version "
+            f"{FORMAT_VERSION}; import it with the version of the library that exported it"
         )
     journal = document.get("journal")
     if not isinstance(journal, list) or not journal:
-        raise JournalCorrupt("this history has no `journal`: it is an extract, and only a whole one can be imported")
+        raise JournalCorrupt("this history has no `journal`: it is an extract; export the whole history to import it")
     records = [_parse_record(number, entry) for number, entry in enumerate(journal, 1)]
     if not isinstance(records[0].body, RunOpened):
         raise JournalCorrupt("journal[0]: a journal begins with a record of kind 'run-opened'")
-    return records
+    history = ReplanHistory(lambda after: records[after:], max_events=max_events)
+    try:
+        history.replay()
+    except ReplanningError as error:
+        raise JournalCorrupt(f"the records of this history contradict one another: {error}") from error
+    return history
 
 
 def _parse_document(text: str) -> JsonValue:
@@ -173,7 +184,7 @@ def _parse_document(text: str) -> JsonValue:
     try:
         document: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise JournalCorrupt(f"this is no exported history: it is not JSON: {error}") from error
+        raise JournalCorrupt(f"not an exported history: the text is not JSON: {error}") from error
     return document
 
 

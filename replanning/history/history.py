@@ -1,54 +1,114 @@
-"""The history of a run's replanning: a projection of its journal."""
+"""History of a run's replanning: a projection of its journal."""
 
 from __future__ import annotations
 
-import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
-from replanning.changes import PlanChange
-from replanning.errors import JournalCorrupt, ReplanningError, StoreError
+from replanning.changes import AbortRun, PlanChange
+from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
-from replanning.history.events import PlanEdit, ReplanEvent
-from replanning.history.fold import MAX_EVENTS, ReplanFold
-from replanning.journal.records import DecisionKind, PlanRevised, Record, RunOpened
-from replanning.journal.store import RunStore
+from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.metrics import ReplanMetrics, compute_metrics
+from replanning.journal.observations import GoalChanged, Usage, UsageCharged
+from replanning.journal.records import (
+    AlternativesConsidered,
+    AnswerRefused,
+    Candidate,
+    DecisionKind,
+    DecisionMade,
+    OutcomeRecorded,
+    PlanRevised,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    RecordBody,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+    TriggerAttached,
+    TriggerDropped,
+    TriggerFired,
+)
+from replanning.journal.store import CurrentRunStatus, RunStore
+from replanning.journal.triggers import Trigger
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
-from replanning.plan.types import RunId
+from replanning.plan.tasks import Goal
+from replanning.plan.types import QuestionId, ReplanId, RunId, TriggerId
+
+MAX_EVENTS = 1000
+"""Number of replans, edits, changes of the goal and dropped triggers that a history keeps, the newest of each."""
 
 RecordSource = Callable[[int], Iterable[Record]]
-"""Gives the records with a number greater than the one it is called with."""
+"""Returns the records with a number greater than its argument."""
 
 
-class ReplanHistory(ReplanFold):
-    """What was replanned in a run, and why; what the plan was at any revision.
+class ReplanHistory:
+    """Replans of a run with their reasons, and the plan at any revision.
 
     It is derived from the journal and keeps the newest replans in memory, never a plan: the plan at a revision is
     found by replaying. `run.history`, `engine.history(run_id)` and `ReplanHistory.of(store, run_id)` make one.
 
     Args:
         records: the journal.
-        max_events: how many replans are kept, the newest; figures are over all.
+        max_events: number of replans to keep, the newest; metrics cover all.
+
+    Attributes:
+        run: the id of the run.
+        plan: the plan at the start.
+        goal: the current goal.
+        forked_from: the run and revision it was forked from.
+        status: `running`, or the status with which the run ended.
+        reason: why it ended.
+        started, updated: times of the first and the last record, in seconds since the epoch.
+        seq: the number of the last record.
+        revision: the number of the last revision.
+        edits: changes by hand, oldest first.
+        goal_edits: changes of the goal, oldest first.
+        dropped_triggers: triggers without a consequence, oldest first.
 
     Raises:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
 
+    plan: Plan
+    goal: Goal
+
     def __init__(self, records: RecordSource, *, max_events: int = MAX_EVENTS) -> None:
-        super().__init__(max_events)
+        if max_events < 1:
+            raise ValueError(f"max_events must be at least 1, got {max_events}")
         self.records = records
+        self.run = RunId("")
+        self.forked_from: tuple[RunId, int] | None = None
+        self.status: CurrentRunStatus = "running"
+        self.reason = ""
+        self.started = self.updated = 0.0
+        self.seq = 0
+        self.revision = 0
+        self.edits: deque[PlanEdit] = deque(maxlen=max_events)
+        self.goal_edits: deque[GoalEdit] = deque(maxlen=max_events)
+        self.dropped_triggers: deque[DroppedTrigger] = deque(maxlen=max_events)
+        self._max_events = max_events
+        self._events: dict[ReplanId, ReplanEvent] = {}
+        self._triggers: dict[TriggerId, Trigger] = {}
+        self._questions: dict[QuestionId, tuple[float, ReplanId]] = {}
+        self._evicted_questions: dict[ReplanId, DecisionKind] = {}
+        self._evicted_metrics = ReplanMetrics()
+        self._pending_usage = Usage()
         self.refresh()
         if not hasattr(self, "plan"):
-            raise JournalCorrupt("this journal does not begin with the opening of a run, so it has no history")
+            raise JournalCorrupt("the journal does not begin with the opening of a run, so it has no history")
 
     def __repr__(self) -> str:
         return f"<ReplanHistory of {self.run!r} replans={self.metrics.replans} revision={self.revision} {self.status}>"
 
     @classmethod
     def of(cls, store: RunStore, run_id: str, *, max_events: int = MAX_EVENTS) -> Self:
-        """The history of a run in a store.
+        """Return the history of a run in a store.
 
         Raises:
             UnknownRun: the store has no such run.
@@ -56,25 +116,24 @@ class ReplanHistory(ReplanFold):
         """
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
 
-    @classmethod
-    def from_json(cls, text: str, *, max_events: int = MAX_EVENTS) -> Self:
-        """The history that `to_json` exported, with everything that it had there.
+    @property
+    def events(self) -> tuple[ReplanEvent, ...]:
+        """The kept replans, oldest first."""
+        return tuple(self._events.values())
 
-        Raises:
-            JournalCorrupt: the text is something else, or was changed so that it no longer fits together.
-        """
-        from replanning.history.export import import_records
+    @property
+    def entries(self) -> tuple[ReplanEvent | PlanEdit, ...]:
+        """The kept replans and edits by hand, in the order of time."""
+        entries: list[ReplanEvent | PlanEdit] = [*self._events.values(), *self.edits]
+        return tuple(sorted(entries, key=lambda entry: entry.at))
 
-        records = import_records(text)
-        history = cls(lambda after: records[after:], max_events=max_events)
-        try:
-            history.replay()
-        except ReplanningError as error:
-            raise JournalCorrupt(f"the records of this history do not fit together: {error}") from error
-        return history
+    @property
+    def metrics(self) -> ReplanMetrics:
+        """Metrics of the whole run, including replans that are no longer kept."""
+        return self._evicted_metrics + compute_metrics(self._events.values())
 
     def refresh(self) -> Self:
-        """Take in what was recorded since; returns itself."""
+        """Fold the records written since the last call; returns itself."""
         for record in self.records(self.seq):
             self.fold(record)
         return self
@@ -88,62 +147,55 @@ class ReplanHistory(ReplanFold):
         since: datetime | float | None = None,
         until: datetime | float | None = None,
     ) -> tuple[ReplanEvent, ...]:
-        """The kept replans that meet every condition given, oldest first.
+        """Return the kept replans that meet every given condition, oldest first.
 
         Args:
-            trigger: a kind that is among their triggers.
-            decision: what became of them.
-            success: whether what they applied worked out; those of which that is not known meet neither.
-            since: not before this time: aware, or in seconds since the epoch.
-            until: before this time.
+            trigger: a kind among their triggers.
+            decision: the decision about them.
+            success: keep replans whose applied revision succeeded (True) or failed (False); replans with an
+                unknown outcome are excluded either way.
+            since: earliest time: an aware datetime, or seconds since the epoch.
+            until: the time before which they were.
         """
-        wanted = None if success is None else "success" if success else "failure"
+        outcome = None if success is None else "success" if success else "failure"
         start, end = _epoch_seconds(since), _epoch_seconds(until)
         return tuple(
             event
             for event in self._events.values()
             if (trigger is None or trigger in event.trigger_kinds)
             and (decision is None or event.decision == decision)
-            and (wanted is None or event.outcome == wanted)
+            and (outcome is None or event.outcome == outcome)
             and (start is None or event.at >= start)
             and (end is None or event.at < end)
         )
 
     def entry(self, revision: int) -> ReplanEvent | PlanEdit | None:
-        """The replan or edit that made a revision, where it is still kept."""
+        """Return the replan or edit that made a revision, or None if it is no longer kept."""
         return next((entry for entry in self.entries if entry.after == revision), None)
 
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
-        """The live plan at the moment a revision had been applied; as it stands now when none is named.
+        """Return the live plan right after a revision was applied, or the current one without a revision.
 
         Args:
-            revision: its number; 0 is the plan as it was given.
-            before: the moment before it was applied instead.
+            revision: the number of the revision; 0 is the original plan.
+            before: return the plan right before the revision instead.
 
         Raises:
             StoreError: there is no such revision.
         """
         live: LivePlan | None = None
-        for record in self.records(0):
-            body = record.body
-            if live is None:
-                assert isinstance(body, RunOpened)
-                live = LivePlan(body.plan)
-            else:
-                made = isinstance(body, PlanRevised) and body.number == revision
-                if made and before:
+        for live, following in self.replay_records():
+            if before and revision:
+                if isinstance(following, PlanRevised) and following.number == revision:
                     return live
-                live.fold(record)
-                if made:
-                    return live
-            if revision == 0:
+            elif live.revision == revision:
                 return live
         if live is None or revision is not None:
             raise self._unknown_revision(revision)
         return live
 
     def plan_at(self, revision: int) -> Plan:
-        """The plan at a revision, as a document.
+        """Return the plan at a revision as a document.
 
         Raises:
             StoreError: there is no such revision.
@@ -151,7 +203,7 @@ class ReplanHistory(ReplanFold):
         return self.replay(revision).document()
 
     def diff(self, before: int, after: int) -> PlanDiff:
-        """What differs between any two revisions.
+        """Return the differences between any two revisions.
 
         Raises:
             StoreError: there is no such revision.
@@ -159,43 +211,216 @@ class ReplanHistory(ReplanFold):
         first, last = sorted((before, after))
         plans: dict[int, Plan] = {}
         between: list[PlanChange] = []
-        for live, changes in self._replay_revisions():
-            if live.revision > first:
-                between += changes
-            if live.revision in (first, last):
+        for live, following in self.replay_records():
+            if live.revision in (first, last) and live.revision not in plans:
                 plans[live.revision] = live.document()
-            if live.revision == last:
+            if last in plans:
                 return diff_plans(plans[before], plans[after], numbers=(before, after), between=between)
+            if isinstance(following, PlanRevised) and live.revision >= first:
+                between += following.changes
         raise self._unknown_revision(last)
 
-    def to_json(self) -> str:
-        """The whole history as JSON: figures and entries to read, and the journal from which it is imported."""
-        from replanning.history.export import history_json
-
-        return json.dumps(history_json(self), indent=1) + "\n"
-
-    def to_markdown(self) -> str:
-        """The history as a Markdown document, with the plan before and after as Mermaid diagrams."""
-        from replanning.history.markdown import markdown_report
-
-        return markdown_report(self)
-
-    def _replay_revisions(self) -> Iterator[tuple[LivePlan, tuple[PlanChange, ...]]]:
-        """The live plan at the moment of each revision, with the changes that led to it."""
+    def replay_records(self) -> Iterator[tuple[LivePlan, RecordBody | None]]:
+        """Replay the journal; yield the live plan before each record is applied to it, and at the end with None."""
         live: LivePlan | None = None
         for record in self.records(0):
             if live is None:
                 assert isinstance(record.body, RunOpened)
                 live = LivePlan(record.body.plan)
-                yield live, ()
             else:
+                yield live, record.body
                 live.fold(record)
-                if isinstance(record.body, PlanRevised):
-                    yield live, record.body.changes
+        if live is not None:
+            yield live, None
 
     def _unknown_revision(self, revision: int | None) -> StoreError:
         return StoreError(f"run {self.run!r} has no revision {revision}; it has revisions 0 to {self.revision}")
 
+    def fold(self, record: Record) -> None:
+        """Add a record to the history; records that it already contains are ignored.
+
+        To follow a run, pass each record as it is committed, in the way an exporter receives them.
+        """
+        if record.seq <= self.seq:
+            return
+        self.seq, self.updated = record.seq, record.at
+        handler = _HANDLERS.get(type(record.body))
+        if handler is not None:
+            handler(self, record.body, record.at)
+
+    def _on_opened(self, body: RunOpened, at: float) -> None:
+        self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
+        self.goal = body.plan.goal
+
+    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
+        self.goal = body.goal
+        self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
+
+    def _on_ended(self, body: RunEnded, at: float) -> None:
+        self.status, self.reason = body.status, body.reason
+
+    def _on_resumed(self, body: RunResumed, at: float) -> None:
+        self.status, self.reason = "running", ""
+
+    # Triggers
+
+    def _on_fired(self, body: TriggerFired, at: float) -> None:
+        self._triggers[body.trigger.id] = body.trigger
+
+    def _on_dropped(self, body: TriggerDropped, at: float) -> None:
+        trigger = self._triggers.pop(body.trigger, None)
+        if trigger is not None:
+            self.dropped_triggers.append(DroppedTrigger(at, trigger, body.reason))
+            self._evicted_metrics += ReplanMetrics(dropped=1)
+
+    def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
+        return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
+
+    # Replans
+
+    def _on_charged(self, body: UsageCharged, at: float) -> None:
+        if body.provider is not None:
+            self._pending_usage += body.usage
+
+    def _on_considered(self, body: AlternativesConsidered, at: float) -> None:
+        # Replans are considered one after another: what was used since the last one was used for this one.
+        spent, self._pending_usage = self._pending_usage, Usage()
+        triggers = self._resolve_triggers(body.triggers)
+        self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
+
+    def _on_decided(self, body: DecisionMade, at: float) -> None:
+        triggers = self._resolve_triggers(body.triggers)
+        if body.decision != "ask":
+            for trigger in triggers:
+                del self._triggers[trigger.id]
+        if body.replan in self._evicted_questions:
+            self._recount_decision(body.replan, body.decision)
+            self._evicted_metrics += ReplanMetrics(deciding=body.duration)
+            del self._evicted_questions[body.replan]
+            return
+        event = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
+        question = event.question
+        if body.decision == "ask" and question is not None:
+            question = replace(question, rule=body.rule)
+        decided = replace(
+            event,
+            decision=body.decision,
+            rule=body.rule,
+            reason=body.reason,
+            by=body.by,
+            chosen=_chosen_candidate(event, body.chosen),
+            duration=event.duration + body.duration,
+            question=question,
+        )
+        self._store_event(decided)
+
+    def _on_revised(self, body: PlanRevised, at: float) -> None:
+        self.revision = body.number
+        if body.replan is None:
+            self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
+            self._evicted_metrics += ReplanMetrics(edits=1)
+            return
+        # The decision follows in a record of its own, unless the process dies or the run is forked in between.
+        decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
+        event = self._events.get(body.replan)
+        if event is None:
+            self._evicted_metrics += ReplanMetrics(executed=1)
+            self._recount_decision(body.replan, decision)
+            return
+        applied = replace(
+            event,
+            decision=decision,
+            reason=body.reason,
+            by=body.by,
+            chosen=_chosen_candidate(event, body.chosen),
+            changes=body.changes,
+            before=body.parent,
+            after=body.number,
+        )
+        self._store_event(applied)
+
+    def _on_outcome(self, body: OutcomeRecorded, at: float) -> None:
+        event = self._events.get(body.replan)
+        if event is not None:
+            self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
+        else:
+            self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
+
+    def _store_event(self, event: ReplanEvent) -> None:
+        self._events[event.replan] = event
+        if len(self._events) > self._max_events:
+            oldest = self._events.pop(next(iter(self._events)))
+            self._evicted_metrics += compute_metrics([oldest])
+            if oldest.decision == "ask":
+                self._evicted_questions[oldest.replan] = "ask"
+
+    def _recount_decision(self, replan: ReplanId, decision: DecisionKind) -> None:
+        """Move an evicted replan from its former decision to this one in the metrics."""
+        if (before := self._evicted_questions.get(replan)) is not None:
+            self._evicted_metrics += ReplanMetrics(by_decision={before: -1})
+            self._evicted_metrics += ReplanMetrics(by_decision={decision: 1})
+            self._evicted_questions[replan] = decision
+
+    # People
+
+    def _on_asked(self, body: QuestionAsked, at: float) -> None:
+        self._questions[body.question] = (at, body.replan)
+        event = self._events.get(body.replan)
+        if event is not None:
+            question = QuestionEntry(body.question, body.text, at)
+            self._store_event(replace(event, decision="ask", reason=body.text, question=question))
+
+    def _on_answered(self, body: QuestionAnswered, at: float) -> None:
+        asked_at, replan = self._questions.pop(body.question, (at, None))
+        event = self._events.get(replan) if replan is not None else None
+        if event is None or event.question is None:
+            self._evicted_metrics += ReplanMetrics(waiting=at - asked_at)
+            return
+        answered = replace(event.question, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
+        self._store_event(replace(event, question=answered))
+
+    def _on_refused(self, body: AnswerRefused, at: float) -> None:
+        self._add_note(body.question, f"the answer of {body.by or 'an unnamed person'} was refused: {body.reason}")
+
+    def _on_attached(self, body: TriggerAttached, at: float) -> None:
+        trigger = self._triggers.get(body.trigger)
+        kind = trigger.kind if trigger is not None else "trigger"
+        self._add_note(body.question, f"{kind} {body.trigger} waits for the same answer")
+
+    def _add_note(self, question: QuestionId, note: str) -> None:
+        _, replan = self._questions.get(question, (0.0, None))
+        event = self._events.get(replan) if replan is not None else None
+        if event is not None:
+            self._store_event(replace(event, notes=(*event.notes, note)))
+
 
 def _epoch_seconds(at: datetime | float | None) -> float | None:
     return at.timestamp() if isinstance(at, datetime) else at
+
+
+def _chosen_candidate(event: ReplanEvent, index: int | None) -> Candidate | None:
+    """Return the candidate at an index; the index of a person's answer counts only candidates that can be chosen."""
+    answered = event.question is not None and event.question.verdict
+    candidates = event.candidates if answered else event.all_candidates
+    return candidates[index] if index is not None and 0 <= index < len(candidates) else None
+
+
+_Handler = Callable[[ReplanHistory, Any, float], None]
+
+_HANDLERS: dict[type[RecordBody], _Handler] = {
+    RunOpened: ReplanHistory._on_opened,
+    RunEnded: ReplanHistory._on_ended,
+    RunResumed: ReplanHistory._on_resumed,
+    GoalChanged: ReplanHistory._on_goal_changed,
+    TriggerFired: ReplanHistory._on_fired,
+    TriggerDropped: ReplanHistory._on_dropped,
+    UsageCharged: ReplanHistory._on_charged,
+    AlternativesConsidered: ReplanHistory._on_considered,
+    DecisionMade: ReplanHistory._on_decided,
+    PlanRevised: ReplanHistory._on_revised,
+    OutcomeRecorded: ReplanHistory._on_outcome,
+    QuestionAsked: ReplanHistory._on_asked,
+    QuestionAnswered: ReplanHistory._on_answered,
+    AnswerRefused: ReplanHistory._on_refused,
+    TriggerAttached: ReplanHistory._on_attached,
+}

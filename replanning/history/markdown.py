@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from replanning.history.events import GoalEdit, PlanEdit, ReplanEvent
+from replanning.history.history import ReplanHistory
 from replanning.history.reports import decision_line, metrics_line, question_lines, revision_diffs, timeline
 from replanning.history.wording import (
     change_line,
@@ -19,15 +20,11 @@ from replanning.history.wording import (
     trigger_cause,
     trigger_kinds_text,
 )
+from replanning.journal.records import Candidate, Score
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, TaskState
 from replanning.plan.types import TaskId
-
-if TYPE_CHECKING:
-    from replanning.history.history import ReplanHistory
-    from replanning.journal.records import Candidate, Score
-
 
 MAX_NODES: Final = 60
 """How many tasks a diagram shows; of larger plans it shows what was changed, and what is around it."""

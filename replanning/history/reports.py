@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.history import ReplanHistory
 from replanning.history.metrics import Calibration, ReplanMetrics
 from replanning.history.wording import (
     change_line,
@@ -21,12 +22,7 @@ from replanning.history.wording import (
     trigger_kinds_text,
     trigger_line,
 )
-from replanning.journal.records import Candidate, PlanRevised, RunOpened, Score
-from replanning.live.plan import LivePlan
-
-if TYPE_CHECKING:
-    from replanning.history.history import ReplanHistory
-
+from replanning.journal.records import Candidate, PlanRevised, Score
 
 _MAX_ITEMS: Final = 8
 """How many of a kind one screen shows."""
@@ -243,20 +239,13 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
         history: whose journal is replayed, once for all.
         revisions: which ones; all when left out.
     """
-    found: dict[int, str] = {}
-    live: LivePlan | None = None
-    for record in history.records(0):
-        body = record.body
-        if isinstance(body, RunOpened):
-            live = LivePlan(body.plan)
-            continue
-        assert live is not None
-        if isinstance(body, PlanRevised) and (revisions is None or body.number in revisions):
-            found[body.number] = "\n".join(_printable_lines(live.diff(body.changes)))
-            if revisions is not None and len(found) == len(revisions):
-                break
-        live.fold(record)
-    return found
+    diffs: dict[int, str] = {}
+    for live, following in history.replay_records():
+        if revisions is not None and len(diffs) == len(revisions):
+            break
+        if isinstance(following, PlanRevised) and (revisions is None or following.number in revisions):
+            diffs[following.number] = "\n".join(_printable_lines(live.diff(following.changes)))
+    return diffs
 
 
 def _printable_lines(text: str) -> Iterable[str]:

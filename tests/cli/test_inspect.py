@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
 from replanning.changes import SkipTask
 from replanning.cli.app import app
-from replanning.history import ReplanHistory
+from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.runs import Proposer, again, alternative, chain, environment, failing
@@ -44,7 +44,7 @@ DOUBTING = """
 import sys, anyio
 from replanning import Alternative, Goal, Plan, ReplanningEngine, Settings, StoreGate, Task
 from replanning.changes import RetryTask
-from replanning.history import SqliteStore
+from replanning.journal import SqliteStore
 
 class Doubting:
     name = "doubting"
@@ -205,7 +205,7 @@ def test_status_of_a_dead_process() -> None:
     script = f"""
 import os
 from replanning import Goal, Plan, ReplanningEngine, Task
-from replanning.history import SqliteStore
+from replanning.journal import SqliteStore
 import anyio
 async def main():
     async with ReplanningEngine([], store=SqliteStore({STORE!r})).open(
@@ -245,7 +245,7 @@ def test_history_formats() -> None:
     assert call("history", "--format", "markdown").startswith("# Replanning of")
     assert call("history", "--format", "mermaid").startswith("flowchart LR\n")
     assert call("history", "--format", "json") == call("history", "--json")
-    assert ReplanHistory.from_json(call("history", "--json")).events == history("one").events
+    assert import_history(call("history", "--json")).events == history("one").events
     assert "Invalid value" in call("history", "--format", "pdf", code=2)
 
 

@@ -32,7 +32,7 @@ from replanning.changes import ReplaceTask, SkipTask
 from replanning.config import load_settings
 from replanning.decision import Exporter
 from replanning.errors import LLMUnavailable, SettingsError
-from replanning.history import markdown_report, text_report
+from replanning.history import export_history, markdown_report, text_report
 from replanning.journal import ErrorContained, JsonlStore, MemoryStore, Record, RunStore, SqliteStore, TaskFailed
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import JsonObject, RunId
@@ -240,7 +240,7 @@ async def test_reports() -> None:
     """What is told of a run later, in any form, has no secrets either."""
     left = await lived(MemoryStore())
     history = left.engine.history("run")
-    for text in (text_report(history), markdown_report(history), history.to_json()):
+    for text in (text_report(history), markdown_report(history), export_history(history)):
         assert leaks(text) == []
 
 

@@ -155,7 +155,7 @@ async def test_edits_in_text() -> None:
             run.add_task(Task(id="c"), before=["a"], reason="forgotten")
     assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(run.history)
     assert '+ a: depends_on: ["c"]' in why_report(run.history, run.history.edits[0])
-    assert "## Edit by hand, revision 0 → 1" in run.history.to_markdown()
+    assert "## Edit by hand, revision 0 → 1" in markdown_report(run.history)
 
 
 async def test_part_of_a_history() -> None:
@@ -229,7 +229,7 @@ def test_any_label(name: str) -> None:
 async def test_markdown_holds_any_name(name: str) -> None:
     """No name can open markup, break a table or leave its block in a document."""
     document = plan(Task(id=name), Task(id="b", depends_on=(name,)))
-    text = (await history_of(document, name, propose=messages(name))).to_markdown()
+    text = markdown_report(await history_of(document, name, propose=messages(name)))
     blocks = re.findall(r"^(`{3,})(mermaid|diff)$\n(.*?)^\1$\n", text, re.DOTALL | re.MULTILINE)
     assert [language for _, language, _ in blocks] == ["mermaid", "diff"]
     prose = re.sub(r"^(`{3,})(mermaid|diff)$\n.*?^\1$\n", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -249,7 +249,7 @@ async def test_terminals_are_not_steered(text: str) -> None:
         engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))
         result = await engine.execute(chain("a"), work)
         history = engine.history(result.run)
-    lines = (text_report(history) + why_report(history, history.events[0]) + history.to_markdown()).split("\n")
+    lines = (text_report(history) + why_report(history, history.events[0]) + markdown_report(history)).split("\n")
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 4000
 
@@ -297,7 +297,7 @@ async def test_large_plans_are_cut() -> None:
 async def test_document() -> None:
     """A Markdown document has figures, the diagram, a table of candidates, and the difference as a diff."""
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
-    text = history.to_markdown()
+    text = markdown_report(history)
     assert "- **Status**: succeeded – every required task is done" in text
     assert "- **By trigger**: task\\-failed 1" in text
     assert "```mermaid\nflowchart LR\n" in text

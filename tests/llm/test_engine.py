@@ -10,6 +10,7 @@ import pytest
 from replanning import Budget, Plan, ReplanningEngine, RunResult, Settings, Task
 from replanning.changes import ModifyTask, RetryTask
 from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider, PluginError
+from replanning.history import export_history, markdown_report
 from replanning.journal import AlternativesConsidered, PlanRevised
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.llm.guards import GuardedLLM
@@ -216,8 +217,8 @@ async def test_history_says_what_was_spent() -> None:
     (event,) = history.events
     assert event.spent == run.result.spent == history.metrics.spent
     tokens = f"1 call, {event.spent.tokens} tokens, 0 money, and what has no known price"
-    assert tokens in history.to_markdown()
-    document = json.loads(history.to_json())
+    assert tokens in markdown_report(history)
+    document = json.loads(export_history(history))
     assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
 
 

@@ -12,7 +12,7 @@ import pytest
 from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Task, open_run
 from replanning.changes import AddTask
 from replanning.errors import NotRunning
-from replanning.history import ReplanHistory, run_status, text_report
+from replanning.history import ReplanHistory, export_history, import_history, markdown_report, run_status, text_report
 from replanning.journal import (
     ContextChanged,
     GoalChanged,
@@ -247,13 +247,13 @@ async def test_reported() -> None:
     """History, difference, export and status tell of the new goal."""
     run, store = await changed()
     history = ReplanHistory.of(store, run.id)
-    for text in (text_report(history), history.to_markdown().replace("\\", "")):
+    for text in (text_report(history), markdown_report(history).replace("\\", "")):
         assert "objective: a house with a roof; facts: roof, garden" in text
         assert "it rains" in text
     assert 'goal.facts: ["walls", "garden"] → ["roof", "garden"]' in str(history.diff(0, 1))
-    imported = ReplanHistory.from_json(history.to_json())
+    imported = import_history(export_history(history))
     assert list(imported.goal_edits) == list(history.goal_edits)
-    (told,) = json.loads(history.to_json())["goals"]
+    (told,) = json.loads(export_history(history))["goals"]
     assert (told["by"], told["changed"]) == ("ada", ["objective", "facts"])
     assert run_status(store, next(iter(store.runs())), 0.0).objective == "a house\nwith a roof"
 
