@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative
-    from replanning.decision.confidence import ConfidenceScorer
-    from replanning.decision.evaluation import PlanEvaluator
+    from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
     from replanning.decision.policy import ReplanPolicy
     from replanning.decision.request import Answer, Question, ReplanRequest
     from replanning.engine.engine import ReplanningEngine, open_run
@@ -76,8 +75,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 # it does not use; what is there by then gets its public name.
 _HOMES: Final = {
     "changes": ("Alternative",),
-    "decision.confidence": ("ConfidenceScorer",),
-    "decision.evaluation": ("PlanEvaluator",),
+    "decision.confidence": ("ConfidenceScorer", "PlanEvaluator"),
     "decision.policy": ("ReplanPolicy",),
     "decision.request": ("Answer", "Question", "ReplanRequest"),
     "engine.engine": ("ReplanningEngine", "open_run"),

@@ -1,4 +1,4 @@
-"""How a replan is decided: requests, confidence, vetting, policy, answers. Synchronous, without I/O."""
+"""Decision on a replan: requests, confidence, vetting, policy, answers; synchronous, without I/O."""
 
 from __future__ import annotations
 

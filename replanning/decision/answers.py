@@ -1,4 +1,4 @@
-"""What an answer to a question means, and whether it can be taken. Looks at a plan and changes nothing."""
+"""Validation of answers to questions, and the changes they stand for. Pure: reads a plan and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replanning.plan.messages import brief_repr
 from replanning.plan.types import QuestionId, TaskId
 
 STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was asked"
-"""Why a question is withdrawn."""
+"""Reason of a withdrawn question."""
 
 _HUMAN_VERDICTS: Final = get_args(QuestionVerdict)
 
 
 class QuestionResolution(NamedTuple):
-    """What a closed question comes to: what is changed and why, and the decision on record."""
+    """Result of a closed question: the changes with their reason, and the decision to record."""
 
     changes: tuple[PlanChange, ...]
     reason: str
@@ -37,17 +37,19 @@ class QuestionResolution(NamedTuple):
 
 
 def validate_answer(answer: object) -> Answer:
-    """An answer whose every part is what it should be: gates are other people's code, and messages come from anywhere.
+    """Return a valid answer: gates are other people's code, and messages come from anywhere.
 
     Raises:
-        ChangeRefused: it is none; names everything that is wrong with it.
+        ChangeRejected: it is not an answer, or parts of it are invalid; names all of them.
     """
     if not isinstance(answer, Answer):
         raise ChangeRejected([Problem("answer", f"expected an Answer, got {brief_repr(answer)}")])
     verdict, choice = answer.verdict, answer.choice
     problems = []
     if verdict not in _HUMAN_VERDICTS:
-        problems.append(Problem("verdict", f"{brief_repr(verdict)} is no verdict; expected approve, reject or modify"))
+        problems.append(
+            Problem("verdict", f"{brief_repr(verdict)} is not a verdict; expected approve, reject or modify")
+        )
     if not isinstance(choice, int):
         problems.append(Problem("choice", f"expected the number of a candidate, got {brief_repr(choice)}"))
     problems += [
@@ -61,11 +63,11 @@ def validate_answer(answer: object) -> Answer:
 
 
 def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tuple[PlanChange, ...]:
-    """The changes that an answer stands for, which fit the plan.
+    """Return the changes that an answer stands for, checked against the plan.
 
     Raises:
-        StaleAnswer: the tasks it is about have changed since.
-        ChangeRefused: there is no such candidate, a person's own changes do not fit, or nothing would be done with them.
+        StaleAnswer: the tasks of the question have changed since.
+        ChangeRejected: there is no such candidate, the person's own changes are invalid, or the verdict takes none.
     """
     if answer.changes and answer.verdict != "modify":
         text = f"{answer.verdict} takes no changes of your own; answer modify to have these carried out"
@@ -73,7 +75,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
     if answer.verdict == "reject":
         return ()
     if is_stale(asked, live):
-        raise StaleAnswer(f"question {asked.question!r}: {STALE_QUESTION_REASON}; replanning is considered anew")
+        raise StaleAnswer(f"question {asked.question!r}: {STALE_QUESTION_REASON}; replanning is considered again")
     if answer.verdict == "modify":
         changes = answer.changes
         if not changes:
@@ -90,7 +92,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
 
 
 def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
-    """Why a question cannot be answered."""
+    """Return the error for an answer to a question that is not open."""
     closing = ledger.closed_questions.get(question)
     if closing is None:
         return UnknownQuestion(question, "it was never asked")
@@ -102,23 +104,22 @@ def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
 def timeout_answer(
     asked: QuestionAsked, outcome: Literal["abort", "skip", "continue"], live: LivePlan, ledger: Ledger
 ) -> QuestionAnswered:
-    """How a question is closed that nobody answered in time."""
-    reason = f"nobody answered question {asked.question!r} in time"
+    """Return the record that closes a question without an answer at its deadline."""
+    reason = f"question {asked.question!r} was not answered in time"
     changes: tuple[PlanChange, ...] = ()
     if outcome == "abort":
         changes = (AbortRun(reason=reason),)
     elif outcome == "skip":
-        # What the triggers are about, not all that the candidates would have touched.
+        # The tasks of the triggers, not all that the candidates would have touched.
         tasks = [t for trigger in asked.triggers for t in ledger.triggers[trigger].tasks if t in live]
-        left = [
-            t for t in dict.fromkeys(tasks) if live.entry(t).state in (*STUCK, *WAITING) and not live.entry(t).removed
-        ]
-        changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in left)
+        entries = [live.entry(task_id) for task_id in dict.fromkeys(tasks)]
+        unfinished = [entry.id for entry in entries if entry.state in (*STUCK, *WAITING) and not entry.removed]
+        changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in unfinished)
     return QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
 
 
 def resolve_question(asked: QuestionAsked, closing: QuestionAnswered) -> QuestionResolution:
-    """What follows from how a question was closed."""
+    """Return the result of a question from the record that closed it."""
     by_person = closing.verdict in _HUMAN_VERDICTS
     chosen = closing.choice if closing.verdict == "approve" else None
     alternative = None if chosen is None else asked.candidates[chosen].alternative
@@ -137,15 +138,12 @@ def resolve_question(asked: QuestionAsked, closing: QuestionAnswered) -> Questio
 
 
 def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:
-    """Whether the tasks that a question is about have changed since it was asked."""
+    """Return whether the tasks of a question have changed since it was asked."""
     return footprint_hash(live, asked.holds) != asked.footprint
 
 
 def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
-    """A hash of the states and documents of tasks, to see whether they have changed.
-
-    That a task which waits has nothing more to wait for is no change.
-    """
+    """Return a hash of the states and documents of tasks; all waiting states count as the same."""
     digest = hashlib.sha256()
     for task_id in tasks:
         entry = live.entry(task_id)
@@ -158,7 +156,7 @@ def footprint_hash(live: LivePlan, tasks: Sequence[TaskId]) -> str:
 def question_footprint(
     candidates: Sequence[Candidate], triggers: Sequence[Trigger], live: LivePlan
 ) -> tuple[TaskId, ...]:
-    """The tasks that a question is about; what depends on them cannot run while they are held."""
+    """Return the tasks of a question; their dependents cannot run while they are held."""
     ids: dict[TaskId, None] = {}
     for candidate in candidates:
         if not candidate.rejected:

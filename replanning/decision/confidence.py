@@ -1,24 +1,27 @@
-"""How much confidence an alternative deserves: a weighted sum of four parts."""
+"""Confidence of an alternative as a weighted sum of four parts, and evaluation of a running plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from replanning.changes import Alternative, PlanChange
 from replanning.journal.records import Score
+from replanning.live.states import SATISFIED, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 from replanning.settings import Weights
 
 NEUTRAL_SCORE = 0.5
-"""What missing evidence counts; zero is zero."""
+"""Score of missing evidence."""
 
 PRIOR_WEIGHT = 10
-"""How many outcomes it takes until what a source has earned counts as much as what it says of itself."""
+"""Number of outcomes of a source after which they count as much as its self-assessment."""
 
 OutcomeHistory = Callable[[str], Sequence[bool]]
-"""The last outcomes of a tool, or where it has none of its capability; by `source_key`, of a source's alternatives."""
+"""Returns the last outcomes of a tool, or else of its capability; by `source_key`, of a source's alternatives."""
 
 
 class ConfidenceScorer:
@@ -26,7 +29,7 @@ class ConfidenceScorer:
 
     Args:
         weights: other weights; they sum to 1.
-        shrink: take a self-assessment for what the alternatives of its source have earned, see `shrink_confidence`.
+        shrink: draw a self-assessment towards the past success of its source, see `shrink_confidence`.
     """
 
     def __init__(self, weights: Weights | None = None, *, shrink: bool = False) -> None:
@@ -36,10 +39,14 @@ class ConfidenceScorer:
     def score(
         self, alternative: Alternative, view: PlanView, past: OutcomeHistory, *, time_left: float | None = None
     ) -> Score:
-        """The score of an alternative on the plan as it stands.
+        """Return the score of an alternative on the current plan.
+
+        Past success is the Laplace-smoothed share of successes, averaged over the tools that have a history.
+        Availability is the share of the needed tools and resources that are available. Simplicity is 1 divided by
+        the number of tasks added, removed and changed.
 
         Args:
-            alternative: what is proposed.
+            alternative: the alternative.
             view: the plan.
             past: finds earlier outcomes of a tool, and of a source's alternatives.
             time_left: seconds that remain of the budget, if it limits them.
@@ -49,28 +56,35 @@ class ConfidenceScorer:
         own = NEUTRAL_SCORE if alternative.confidence is None else alternative.confidence
         if self.shrink and alternative.source:
             own = shrink_confidence(own, past(source_key(alternative.source)))
-        history = smoothed_success_rate([past(tool) for tool in tools])
-        fit = 1.0
+        rates = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in map(past, tools) if outcomes]
+        success = sum(rates) / len(rates) if rates else NEUTRAL_SCORE
+        demand: dict[str, float] = {}
+        for task in tasks:
+            for name, amount in view.demand(task).items():
+                demand[name] = max(demand.get(name, 0.0), amount)
+        available = [tool is None or tool.available for tool in map(view.tool, tools)]
+        available += [view.capacity.get(name, 0.0) >= amount for name, amount in demand.items()]
+        availability = sum(available) / len(available) if available else 1.0
         if time_left is not None and alternative.expected_duration:
-            fit = min(1.0, max(0.0, time_left / alternative.expected_duration))
-        available = availability(tasks, tools, view) * fit
-        simple = simplicity(alternative.changes)
+            availability *= min(1.0, max(0.0, time_left / alternative.expected_duration))
+        touched = sum(len(change.tasks) if change.kind == "replace" else 1 for change in alternative.changes)
+        simplicity = 1 / max(1, touched)
         weights = self.weights
         total = (
             weights.self_assessment * own
-            + weights.past_success * history
-            + weights.availability * available
-            + weights.simplicity * simple
+            + weights.past_success * success
+            + weights.availability * availability
+            + weights.simplicity * simplicity
         )
-        return Score(round(total, 6), own, history, available, simple)
+        return Score(round(total, 6), own, success, availability, simplicity)
 
     def compare(self, one: Score, other: Score) -> int:
-        """Negative, zero or positive as `one` deserves less, the same or more confidence."""
+        """Return a negative number, zero or a positive one as `one` deserves less, the same or more confidence."""
         return (one.total > other.total) - (one.total < other.total)
 
 
 def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
-    """The tasks that will run because of changes, as the changes leave them."""
+    """Return the tasks that will run because of changes, as the changes leave them."""
     tasks: dict[TaskId, Task] = {}
     for change in changes:
         if change.kind == "add":
@@ -87,12 +101,12 @@ def tasks_to_run(changes: Sequence[PlanChange], view: PlanView) -> list[Task]:
 
 
 def source_key(source: str) -> str:
-    """Under which the outcomes of a source's alternatives are kept beside those of tools: no tool is called so."""
+    """Return the key of the outcomes of a source's alternatives; it differs from every tool name."""
     return f" {source}"
 
 
 def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
-    """A self-assessment, drawn towards what its source has earned.
+    """Return a self-assessment, drawn towards the past success of its source.
 
     With n outcomes, s of them good, that is (10 x own + n x earned) / (10 + n), where earned = (s + 1) / (n + 2):
     without outcomes nothing changes, after ten both count the same.
@@ -102,24 +116,64 @@ def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
     return round((PRIOR_WEIGHT * own + count * earned) / (PRIOR_WEIGHT + count), 6)
 
 
-def smoothed_success_rate(histories: Sequence[Sequence[bool]]) -> float:
-    """The Laplace-smoothed share of successes, averaged over the tools that have a history."""
-    known = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in histories if outcomes]
-    return sum(known) / len(known) if known else NEUTRAL_SCORE
+Health = Literal["good", "strained", "stuck"]
 
 
-def availability(tasks: Sequence[Task], tools: Sequence[str], view: PlanView) -> float:
-    """The share of the needed tools and resources that are there now; 1 when nothing is needed."""
-    needs = [tool is None or tool.available for tool in map(view.tool, tools)]
-    wanted: dict[str, float] = {}
-    for task in tasks:
-        for name, amount in view.demand(task).items():
-            wanted[name] = max(wanted.get(name, 0.0), amount)
-    needs += [view.capacity.get(name, 0.0) >= amount for name, amount in wanted.items()]
-    return sum(needs) / len(needs) if needs else 1.0
+@dataclass(frozen=True, slots=True)
+class PlanEvaluation:
+    """Progress and health of a running plan.
+
+    Attributes:
+        done: number of tasks that are done or skipped.
+        total: number of tasks, without replaced, cancelled and removed ones.
+        progress: done / total; 1 for a plan without tasks.
+        remaining_seconds: expected seconds of work left, one task after another; None before any success.
+        health: `stuck` if tasks failed, `strained` if many attempts fail, else `good`.
+        recommendations: advice for a person, in sentences.
+    """
+
+    done: int
+    total: int
+    progress: float
+    remaining_seconds: float | None
+    health: Health
+    recommendations: tuple[str, ...]
 
 
-def simplicity(changes: Sequence[PlanChange]) -> float:
-    """1 / (1 + tasks added, removed and changed beyond the first)."""
-    count = sum(len(change.tasks) if change.kind == "replace" else 1 for change in changes)
-    return 1 / max(1, count)
+class PlanEvaluator:
+    """Evaluates a plan from the durations and outcomes of its attempts."""
+
+    def evaluate(self, view: PlanView) -> PlanEvaluation:
+        """Return the progress and health of the plan now."""
+        counts = view.counts
+        total = sum(counts.values()) - counts[TaskState.REPLACED_BY_REPLAN] - counts[TaskState.CANCELLED]
+        done = sum(counts[state] for state in SATISFIED)
+        attempts, successes = view.ended_attempts, view.succeeded_attempts
+        remaining: float | None = None
+        if done == total:
+            remaining = 0.0
+        elif successes:
+            seconds_per_task = view.successful_seconds / successes * max(1.0, attempts / successes)
+            remaining = (total - done) * seconds_per_task
+        stuck = view.stuck()
+        health: Health = "stuck" if stuck else "strained" if attempts > 3 and successes < 0.7 * attempts else "good"
+        advice = []
+        for task in stuck[:5]:
+            why = task.failure.message if task.failure else task.reason
+            advice.append(f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it")
+        if health == "strained":
+            advice.append("many attempts fail; look for a common cause before more is tried")
+        return PlanEvaluation(done, total, done / total if total else 1.0, remaining, health, tuple(advice))
+
+    def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
+        """Return the share by which `other` costs less than `one`; negative if it costs more.
+
+        The cost of a task is that of its tool, 1 if none is declared.
+        """
+
+        def total_cost(tasks: Iterable[Task]) -> float:
+            tools = [view.tool(task.tool) for task in tasks]
+            return sum(1.0 if tool is None or tool.cost is None else tool.cost for tool in tools)
+
+        cost = total_cost(one)
+        return (cost - total_cost(other)) / cost if cost else 0.0

@@ -1,4 +1,4 @@
-"""Budgets that cannot be escaped: reserved before anything is spent, settled from what was used."""
+"""Ledger of a run's replanning as a fold over its journal, and its budget, reserved before it is spent."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 
 
 class BudgetTracker:
-    """What a run has spent and reserved, against its budget.
+    """Usage of a run, spent and reserved, against its budget.
 
     Args:
-        budget: the limits; what is None is unlimited.
+        budget: the limits; None means unlimited.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -47,18 +47,18 @@ class BudgetTracker:
         self.reservations: list[Usage] = []
 
     def __repr__(self) -> str:
-        return f"<Spending spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
+        return f"<BudgetTracker spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
 
     @property
     def reserved(self) -> Usage:
-        """What is set aside and not settled yet."""
+        """Total of the reservations that are not settled yet."""
         return sum(self.reservations, Usage())
 
     def reserve(self, estimate: Usage) -> Usage:
-        """Set an upper bound of what is about to be used aside.
+        """Reserve an upper bound of the usage to come.
 
         Raises:
-            BudgetExceeded: it does not fit what is left; nothing was reserved.
+            BudgetExceeded: it exceeds the rest of the budget; nothing was reserved.
         """
         if self._has_limits and (problem := self._exceeded_limits(self.spent + self.reserved + estimate)):
             raise BudgetExceeded(f"it would exceed the budget: {problem}")
@@ -66,15 +66,15 @@ class BudgetTracker:
         return estimate
 
     def settle(self, reservation: Usage) -> None:
-        """Release a reservation; what was used is counted by `charge`."""
+        """Release a reservation; `charge` counts the actual usage."""
         self.reservations.remove(reservation)
 
     def charge(self, usage: Usage) -> None:
-        """Count what was used, whether or not it was reserved."""
+        """Count actual usage, whether or not it was reserved."""
         self.spent = self.spent + usage
 
     def exceeded_reason(self) -> str:
-        """Which limit on what is spent has been passed, in words; empty when none has."""
+        """Return in words the limits that the usage has exceeded; empty if none."""
         problem = self._exceeded_limits(self.spent)
         return f"has exceeded the budget: {problem}" if problem else ""
 
@@ -86,17 +86,17 @@ class BudgetTracker:
             if limit is not None and getattr(total, name) > limit
         ]
         if total.unpriced and self.budget.money is not None:
-            over.append("a price that is not known, of limited money; state a price for the model")
+            over.append("an unknown price, of limited money; state a price for the model")
         return ", ".join(over)
 
 
 MAX_RECENT_RECORDS = 30
-"""How many records of the last replans are kept at hand."""
+"""Number of records of the last replans that are kept for providers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOutcome:
-    """An alternative that was applied and whose outcome is not known yet."""
+    """Applied alternative whose outcome is not known yet."""
 
     replan: ReplanId
     roots: tuple[TaskId, ...]
@@ -104,11 +104,22 @@ class PendingOutcome:
 
 
 class Ledger:
-    """The memory of a run's replanning.
+    """Triggers, decisions, questions, outcomes and limits of a run's replanning.
 
     Args:
-        budget: what the run may spend.
-        root_of: the root of the lineage of a task, asked while folding.
+        budget: the budget of the run.
+        root_of: finds the root of the lineage of a task.
+
+    Attributes:
+        open_triggers: the triggers that are not decided yet.
+        last_decided_at: for each fingerprint of a trigger, when it was last decided.
+        applied_count: number of applied replans.
+        replans_by_root: number of applied replans per lineage.
+        tried_by_root: the hashes of the changes that were applied per lineage.
+        declined_at: for each fingerprint of an alternative, when a person kept the plan instead.
+        pending_outcomes: the applied alternatives whose outcome is open, by the roots of their lineages.
+        undecided_revisions: the applied revisions whose decision is not recorded yet.
+        quiescent_at: the revision at which the plan was last reported as quiescent.
     """
 
     def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId]) -> None:
@@ -116,7 +127,6 @@ class Ledger:
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
         self.last_decided_at: dict[tuple[str, str, str], float] = {}
-        self.replan_count = 0
         self._replan_ids: dict[ReplanId, None] = {}
         self.applied_count = 0
         self.replans_by_root: dict[TaskId, int] = {}
@@ -150,8 +160,13 @@ class Ledger:
             f"<Ledger triggers={len(self.triggers)} replans={self.replan_count} questions={len(self.open_questions)}>"
         )
 
+    @property
+    def replan_count(self) -> int:
+        """Number of replans that were considered or decided."""
+        return len(self._replan_ids)
+
     def fold(self, record: Record) -> None:
-        """Take in a journal record."""
+        """Apply a journal record; records that do not concern replanning are ignored."""
         handler = LEDGER_RECORD_HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)
@@ -159,27 +174,28 @@ class Ledger:
                 self.recent_records.append(record.body)
 
     def waiting_seconds(self, now: float) -> float:
-        """Seconds up to now for which a person was waited for, or nobody was at the run."""
+        """Return the seconds spent so far waiting for a person or for the run to be resumed."""
         since = now if self._waiting_since is None else self._waiting_since
         return self._waited_seconds + max(0.0, now - since)
 
-    def _on_trigger_fired(self, body: TriggerFired, at: float) -> None:
+    def _on_trigger_fired(self, body: TriggerFired, _at: float) -> None:
         self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
 
-    def _on_trigger_dropped(self, body: TriggerDropped, at: float) -> None:
+    def _on_trigger_dropped(self, body: TriggerDropped, _at: float) -> None:
         self.open_triggers.pop(body.trigger, None)
 
-    def _on_alternatives_considered(self, body: AlternativesConsidered, at: float) -> None:
-        self._count_replan(body.replan)
+    def _reopen(self, triggers: Iterable[TriggerId]) -> None:
+        """Have undecided triggers considered again, without a cooldown."""
+        for trigger_id in triggers:
+            self.open_triggers[trigger_id] = self.triggers[trigger_id]
+            self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
+
+    def _on_alternatives_considered(self, body: AlternativesConsidered, _at: float) -> None:
+        self._replan_ids[body.replan] = None
         self._candidate_sources[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
 
-    def _count_replan(self, replan: ReplanId) -> None:
-        # What limits refuse is decided without being considered; its number must not come again either.
-        self._replan_ids[replan] = None
-        self.replan_count = len(self._replan_ids)
-
     def _on_decided(self, body: DecisionMade, at: float) -> None:
-        self._count_replan(body.replan)
+        self._replan_ids[body.replan] = None  # limits decide without considering alternatives
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:
@@ -200,26 +216,24 @@ class Ledger:
         self.undecided_revisions[body.replan] = body
         self.applied_count += 1
         proposed = self._candidate_sources.get(body.replan, ())
-        if body.chosen is not None and body.chosen < len(proposed):  # else a person wrote the changes
+        if body.chosen is not None and body.chosen < len(proposed):  # otherwise a person wrote the changes
             self.source_by_replan[body.replan] = proposed[body.chosen]
-        roots = tuple(dict.fromkeys(self._root_of(task_id) for task_id in target_task_ids(body.changes)))
         new = set(new_task_ids(body.changes))
-        roots = tuple(root for root in roots if root not in new)
+        roots = tuple(dict.fromkeys(r for t in target_task_ids(body.changes) if (r := self._root_of(t)) not in new))
         self._roots_by_replan[body.replan] = roots
-        print_ = changes_hash(body.changes)
+        fingerprint = changes_hash(body.changes)
         for root in roots:
             self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
-            self.tried_by_root.setdefault(root, {})[print_] = None
+            self.tried_by_root.setdefault(root, {})[fingerprint] = None
             self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
 
     def _on_outcome_known(self, body: OutcomeRecorded, at: float) -> None:
         if source := self.source_by_replan.get(body.replan):
-            self.outcomes_by_source.setdefault(source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL)).append(
-                body.succeeded
-            )
+            outcomes = self.outcomes_by_source.setdefault(source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL))
+            outcomes.append(body.succeeded)
         for root in self._roots_by_replan.pop(body.replan, ()):
-            watched = self.pending_outcomes.get(root)
-            if watched is not None and watched.replan == body.replan:  # else a later replan of the lineage counts
+            pending = self.pending_outcomes.get(root)
+            if pending is not None and pending.replan == body.replan:  # otherwise a later replan of the lineage counts
                 del self.pending_outcomes[root]
 
     def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
@@ -229,12 +243,6 @@ class Ledger:
         self.asked_at[body.question] = at
         if self._waiting_since is None:
             self._waiting_since = at
-
-    def _reopen(self, triggers: Iterable[TriggerId]) -> None:
-        """Nothing was decided about these: they are considered anew, and at once."""
-        for trigger_id in triggers:
-            self.open_triggers[trigger_id] = self.triggers[trigger_id]
-            self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
 
     def _on_trigger_attached(self, body: TriggerAttached, at: float) -> None:
         self.triggers_by_question[body.question].append(body.trigger)
@@ -248,7 +256,7 @@ class Ledger:
         if asked is not None and body.verdict == "withdrawn":
             self._reopen(asked.triggers)
         elif asked is not None:
-            # What was attached meanwhile is considered anew.
+            # Triggers that were attached later are considered again.
             for trigger_id in asked.triggers:
                 self.open_triggers.pop(trigger_id, None)
             self.answers_by_replan[asked.replan] = (asked, body)
@@ -265,7 +273,7 @@ class Ledger:
 
     def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
         self.last_message_id = max(self.last_message_id, body.message)
-        self.quiescent_at = None  # that nothing could run any more was said about another goal
+        self.quiescent_at = None  # it was reported for another goal
 
     def _on_charged(self, body: UsageCharged, at: float) -> None:
         self.budget_tracker.charge(body.usage)
@@ -281,7 +289,7 @@ class Ledger:
         if self._waiting_since is None:
             self._waited_seconds += body.waited
         self.run_end = None
-        self.quiescent_at = None  # the process may have ended before anything followed from that
+        self.quiescent_at = None  # the process may have ended before it had any effect
 
     def _on_run_ended(self, body: RunEnded, at: float) -> None:
         self.run_end = body
@@ -308,4 +316,4 @@ LEDGER_RECORD_HANDLERS: dict[type[RecordBody], Callable[..., None]] = {
     RunResumed: Ledger._on_resumed,
     RunEnded: Ledger._on_run_ended,
 }
-"""The kinds of record that the ledger takes in."""
+"""The kinds of record that the ledger folds."""

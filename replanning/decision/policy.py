@@ -1,4 +1,4 @@
-"""Decides what becomes of ranked alternatives. Pure: the same candidates give the same decision."""
+"""Policy that decides between ranked alternatives. Pure: the same candidates give the same decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replanning.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a replan, by which rule and why; `chosen` is the place of the candidate."""
+    """Outcome of a replan with its rule and reason; `chosen` is the index of the candidate."""
 
     kind: DecisionKind
     rule: str
@@ -29,7 +29,7 @@ class Decision:
 
 
 class ReplanPolicy:
-    """The rules, applied in this order: limits before anybody is asked, then what the candidates allow.
+    """Rules of a decision: limits before any provider is asked, then approval and confidence of the candidates.
 
     Args:
         settings: thresholds and limits.
@@ -39,18 +39,18 @@ class ReplanPolicy:
         self.settings = settings
 
     def check_limits(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
-        """The decision that limits force before any provider is asked; None when they force none."""
+        """Return the decision that limits force before any provider is asked; None if they force none."""
         limits = self.settings.limits
         if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
             return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
-        spent = [
-            root
-            for root in self._lineage_roots(triggers, view)
-            if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage
-        ]
+        # A stuck plan, a person's request or another goal concerns the plan, not one lineage.
+        whole = ("goal-unreachable", "human-request")
+        concerned = [t for t in triggers if t.kind not in whole and not (t.kind == "context-changed" and t.goal)]
+        roots = dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks)
+        spent = [root for root in roots if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage]
         if not spent:
             return None
-        names = ", ".join(repr(root) for root in spent)
+        names = ", ".join(map(repr, spent))
         failed = {task_id for trigger in triggers for task_id in trigger.tasks}
         blocks = tuple(
             task.id
@@ -63,17 +63,18 @@ class ReplanPolicy:
     def decide(
         self, triggers: Sequence[Trigger], candidates: Sequence[Candidate], view: PlanView, *, gate: bool = False
     ) -> Decision:
-        """What becomes of the best candidate that was not rejected.
+        """Decide on the best candidate that was not rejected.
 
         Args:
             triggers: why replanning was considered.
             candidates: best first, the rejected ones last.
             view: the plan.
-            gate: whether there is somebody to ask; without, nobody is asked for a way on that no provider knows.
+            gate: whether a person can be asked when there is no alternative.
         """
         usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
+        always_ask = next((t.kind for t in triggers if t.kind in self.settings.approval.always_for), "")
         if not usable:
-            kind: DecisionKind = "ask" if gate and self._always_ask_kind(triggers) else "keep"
+            kind: DecisionKind = "ask" if gate and always_ask else "keep"
             blocks = _judge_rejected_tasks(triggers, view) if kind == "keep" else ()
             return Decision(kind, "no-alternative", _no_alternative_reason(candidates), blocks=blocks)
         index, best = usable[0]
@@ -81,7 +82,7 @@ class ReplanPolicy:
         minimum = self.settings.better_path.min_gain
         if gains and len(gains) == len(triggers) and max(gains) < minimum:
             return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
-        if ask := self._approval_reason(triggers, best, view):
+        if ask := self._approval_reason(triggers, best, view, always_ask):
             return Decision("ask", ask[0], ask[1], index)
         if any(change.kind == "abort" for change in best.alternative.changes):
             return Decision("abort", "confident", best.alternative.reason, index)
@@ -89,52 +90,37 @@ class ReplanPolicy:
         threshold = self.settings.alternatives.human_approval_threshold
         return Decision("execute", "confident", f"confidence {total:.2f} is at least {threshold:g}", index)
 
-    def _approval_reason(self, triggers: Sequence[Trigger], best: Candidate, view: PlanView) -> tuple[str, str] | None:
+    def _approval_reason(
+        self, triggers: Sequence[Trigger], best: Candidate, view: PlanView, always_ask: str
+    ) -> tuple[str, str] | None:
+        """Return the rule and reason for which a person has to approve a candidate; None if nobody has to."""
         settings = self.settings.alternatives
         if settings.require_approval:
             return "approval-required", "the settings require approval of every change"
-        if kind := self._always_ask_kind(triggers):
-            return "always-ask", f"a person decides whenever the trigger is {kind}"
+        if always_ask:
+            return "always-ask", f"a person decides whenever the trigger is {always_ask}"
         if best.alternative.ask:
             return "provider-asks", best.alternative.ask
         if repeated := _unsafe_retry(best.alternative, triggers, view):
             return "not-idempotent", f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
-        dangerous = [
-            task.tool for task in tasks_to_run(best.alternative.changes, view) if _is_dangerous(task.tool, view)
-        ]
-        if dangerous:
-            return "dangerous-tool", f"the tool {dangerous[0]!r} needs a person's agreement"
+        for tool in (view.tool(task.tool) for task in tasks_to_run(best.alternative.changes, view)):
+            if tool is not None and tool.dangerous:
+                return "dangerous-tool", f"the tool {tool.name!r} needs a person's agreement"
         total = best.score.total if best.score else 0.0
         if total < settings.human_approval_threshold:
             return "low-confidence", f"confidence {total:.2f} is below {settings.human_approval_threshold:g}"
         return None
 
-    def _always_ask_kind(self, triggers: Sequence[Trigger]) -> str:
-        kinds = [trigger.kind for trigger in triggers]
-        return next((kind for kind in kinds if kind in self.settings.approval.always_for), "")
-
-    @staticmethod
-    def _lineage_roots(triggers: Sequence[Trigger], view: PlanView) -> list[TaskId]:
-        # A stuck plan, a person's wish or another goal is about the plan, not about one lineage.
-        whole = ("goal-unreachable", "human-request")
-        concerned = [t for t in triggers if t.kind not in whole and not (t.kind == "context-changed" and t.goal)]
-        return list(dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks))
-
 
 def _judge_rejected_tasks(triggers: Sequence[Trigger], view: PlanView) -> tuple[TaskId, ...]:
-    """The tasks concerned that a judge wants done in another way; where there is none, they stand still."""
+    """Return the failed tasks of the triggers whose output a judge rejected: they are blocked without an alternative."""
     concerned = (view.task(task_id) for task_id in dict.fromkeys(i for t in triggers for i in t.tasks))
     failed = [task for task in concerned if task.state is TaskState.FAILED and task.failure is not None]
     return tuple(task.id for task in failed if task.failure is not None and task.failure.kind == "rejected")
 
 
-def _is_dangerous(tool: str | None, view: PlanView) -> bool:
-    spec = view.tool(tool)
-    return spec is not None and spec.dangerous
-
-
 def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
-    """The task that may have taken effect already and would be done again, by itself or by another tool."""
+    """Return the task that may already have taken effect and would be executed again, by its own or another tool."""
     new = set(new_task_ids(alternative.changes))
     for change in alternative.changes:
         if change.kind in ("retry", "replace") and change.task_id not in new:
@@ -158,14 +144,14 @@ def _may_have_taken_effect(task: TaskView) -> bool:
 
 
 def _is_equivalent(old: Task, new: Task, view: PlanView) -> bool:
-    """Whether two tasks use the same tool, or tools of the same capability."""
+    """Return whether two tasks use the same tool, or tools of the same capability."""
     one, other = view.tool(old.tool), view.tool(new.tool)
     alike = one is not None and other is not None and one.capability is not None and one.capability == other.capability
     return old.tool == new.tool or alike
 
 
 def _is_declared_fallback(change: RetryTask | ReplaceTask, task: Task) -> bool:
-    """Whether a change puts in nothing but a fallback that the plan itself declares for this case."""
+    """Return whether a change replaces a task by nothing but a fallback that the plan declares for it."""
     if isinstance(change, RetryTask) or len(change.tasks) != 1:
         return False
     new = change.tasks[0]

@@ -1,4 +1,4 @@
-"""What can be plugged in: clock, providers, detectors, gates, stores, exporters."""
+"""Plugin protocols: trigger detectors, alternative providers, human gates and exporters, with what they exchange."""
 
 from __future__ import annotations
 
@@ -22,22 +22,43 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
+# Detectors
+
+
+class TriggerDetector(Protocol):
+    """Detects triggers in observations.
+
+    Detectors are pure functions of an observation and the plan after it; they keep no state, so that replaying a
+    journal gives the same triggers. A detector named in the settings is constructed without arguments, or by its
+    class method `for_settings(settings)` if it has one.
+    """
+
+    name: str
+    observes: tuple[type[RecordBody], ...]
+
+    def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
+        """Return the triggers that follow from an observation; `id`, `at` and `revision` are filled in later."""
+        ...
+
+
 # Providers
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplanRequest:
-    """What a provider is asked.
+    """Request for alternatives, as a provider receives it.
 
     Attributes:
-        triggers: why replanning is considered; several when their footprints overlap.
-        view: the plan as it stands, pinned to a revision; copies nothing.
-        max_alternatives: how many alternatives are wanted.
+        triggers: why replanning is considered; several if their footprints overlap.
+        view: the current plan, pinned to a revision.
+        max_alternatives: maximum number of alternatives.
+        deadline: time after which the answer is ignored, in seconds since the epoch.
         tried_fingerprints: fingerprints of alternatives that were applied before for these lineages.
-        deadline: when the answer comes too late, in seconds since the epoch.
-        charge: tells the budget what was used beyond the estimate given by `estimate`.
+        charge: reports usage beyond the estimate given by `estimate` to the budget.
         meter: accounts for the calls of language models, for `LLMOptions.meter`.
-        history: what was considered, decided, answered and done in this run's last replans, oldest first.
-        rejection_reason: why the engine would not consider an alternative as the plan stands; empty where it would.
-        add_note: has something recorded beside the alternatives, such as what was left out and why.
+        history: records of this run's last replans, oldest first.
+        rejection_reason: returns why the engine would reject an alternative now; empty if it would not.
+        add_note: records a note beside the alternatives, such as what was left out and why.
     """
 
     triggers: tuple[Trigger, ...]
@@ -54,54 +75,41 @@ class ReplanRequest:
 
 @runtime_checkable
 class AlternativeProvider(Protocol):
-    """Proposes ways on.
+    """Proposes alternatives.
 
     A provider whose requests cost something may also have `estimate(request) -> Usage`, an upper bound that is
-    reserved from the budget before it is asked. One that can make something of what others propose may have
-    `async complete(request, alternative, reason) -> Alternative | None`: it is given what fits the plan but could not
-    be carried out on the facts, with the reason, and gives it back with what was wrong put right; then it is one more
-    alternative.
+    reserved from the budget before each request. One that can repair proposals of others may have
+    `async complete(request, alternative, reason) -> Alternative | None`: it receives an alternative that fits the plan
+    but cannot be executed on the facts, with the reason, and returns a corrected one, which is considered as well.
     """
 
     name: str
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Alternatives for a request, best first; none when there is nothing to propose.
+        """Return alternatives for a request, best first; empty if there is nothing to propose.
 
-        Whatever it raises is contained and recorded; the other providers' answers are used.
+        Any exception is contained and recorded; the answers of the other providers are used.
         """
         ...
 
 
-# Detectors
-class TriggerDetector(Protocol):
-    """Finds out whether an observation means that replanning should be considered.
-
-    Detectors are plain synchronous functions of the observation and the plan as it stands after it; they keep
-    nothing, so that replaying a journal gives the same triggers. A detector named in the settings is made
-    without arguments, or by its class method `for_settings(settings)` where it has one.
-    """
-
-    name: str
-    observes: tuple[type[RecordBody], ...]
-
-    def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
-        """The triggers that follow from an observation; `id`, `at` and `revision` are filled in later."""
-        ...
-
-
 # People
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a person is asked to decide.
+    """Question to a person.
 
     Attributes:
-        id: by which the answer finds it, also from another process.
+        id: identifies the question for `engine.answer`, also from another process.
         text: why a decision is needed.
-        candidates: what they may choose from, best first.
+        triggers: why replanning is considered.
+        candidates: the alternatives to choose from, best first.
         diffs: for each candidate, the plan before and after as a unified diff.
-        deadline: when it is decided without them, in seconds since the epoch.
-        rejection_reason: why their last answer was not taken, where they are asked again.
+        holds: the tasks that are held back until the answer.
+        asked_at: time of the question in seconds since the epoch.
+        deadline: time after which it is decided without an answer, in seconds since the epoch.
+        rejection_reason: why the last answer was refused, if the question is asked again.
     """
 
     id: QuestionId
@@ -118,7 +126,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A person's decision: approve a candidate, reject all, or give changes of their own (`modify`)."""
+    """A person's decision: approve a candidate, reject all, or supply other changes (`modify`).
+
+    Attributes:
+        verdict: the decision.
+        by: name of the person.
+        choice: index of the approved candidate.
+        changes: the changes of `modify`.
+        comment: the reason.
+    """
 
     verdict: QuestionVerdict
     by: str = ""
@@ -132,26 +148,27 @@ class HumanGate(Protocol):
     """Asks a person."""
 
     async def ask(self, question: Question) -> Answer:
-        """Put the question and wait for the answer; cancelled when it is no longer wanted.
+        """Ask the question and return the answer; cancelled when the question is closed.
 
-        Whatever it raises is contained: the question stays open and can be answered from elsewhere.
+        Any exception is contained: the question stays open and can be answered from elsewhere.
         """
         ...
 
     async def remind(self, question: Question) -> None:
-        """Say again that the question is open; called once, before its deadline."""
+        """Remind the person that the question is open; called once, before its deadline."""
         ...
 
 
 # Exporters
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExporterContext:
-    """Where an exporter finds itself.
+    """Store and clock of the engine that an exporter is attached to.
 
     Attributes:
-        store: keeps the journals of the runs. Of a run that is resumed, an exporter is told what happens from then on;
-            what was before, it finds here.
-        clock: the time of the runs.
+        store: the journals of the runs; for a resumed run, the records before the resume are found only here.
+        clock: the clock of the runs.
     """
 
     store: RunStore
@@ -159,27 +176,27 @@ class ExporterContext:
 
 
 class Exporter(ABC):
-    """Sends elsewhere what happens in runs.
+    """Sends the records of runs to another system.
 
     Attributes:
-        name: under which it is registered and named in settings.
+        name: its registered name, used in settings.
     """
 
     name: ClassVar[str]
 
     def tracer_provider(self) -> TracerProvider | None:
-        """Where spans go, for an exporter of spans."""
+        """Return the tracer provider of an exporter of spans."""
         return None
 
     def meter_provider(self) -> MeterProvider | None:
-        """Where metrics go, for an exporter of metrics."""
+        """Return the meter provider of an exporter of metrics."""
         return None
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Take note of where this is used; called once for each engine, before any run is opened."""
+        """Prepare for use by an engine; called once per engine, before any run is opened."""
 
     async def export(self, run: RunId, record: Record) -> None:
-        """Send a record, after it was committed. What this raises is contained and recorded."""
+        """Send a committed record. Any exception is contained and recorded."""
 
     async def aclose(self) -> None:
-        """Send what is left and let go of connections."""
+        """Send pending records and close connections."""

@@ -1,4 +1,4 @@
-"""Whether the plan has moved past a trigger, which is then dropped, and which triggers changes are about."""
+"""Staleness of triggers: a trigger whose cause no longer holds is dropped."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.triggers import ContextChanged, ResourceChanged, Trigger
 from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
-from replanning.live.states import FINISHED, STUCK
+from replanning.live.states import FINISHED, STUCK, TaskState
 
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
-"""Kinds of trigger whose cause stays until the plan is changed where it lies."""
+"""Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
 
 
 def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]) -> Sequence[Trigger]:
-    """The triggers that something proposed is about; all of them, where it is about none.
+    """Return the triggers that proposed changes concern; all of them if they concern none.
 
-    What is decided about it decides nothing about the others, whose cause stays where it is.
+    A decision about the changes leaves the other triggers undecided, because their cause lasts.
     """
     subjects = {task_id for changes in proposed for task_id in target_task_ids(changes)}
     return [t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)] or triggers
 
 
 def stale_reason(trigger: Trigger, live: LivePlan) -> str:
-    """Why a trigger no longer holds; empty when it does."""
+    """Return why a trigger no longer holds; empty if it does."""
     entries = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
     if trigger.kind in ("task-failed", "timeout"):
         return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
@@ -40,22 +40,20 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     if isinstance(trigger, ContextChanged) and trigger.goal:
         return _goal_reached_reason(trigger, live)
     if trigger.kind in ("context-changed", "resource-changed") and entries:
-        skipped = [entry for entry in entries if entry.state == "SKIPPED"]
+        skipped = [entry for entry in entries if entry.state is TaskState.SKIPPED]
         if not skipped and all(entry.state in FINISHED for entry in entries):
-            return "nothing that still has to run depends on it"
+            return "no remaining task depends on it"
     if isinstance(trigger, ContextChanged) and trigger.facts and live.plan.facts is not None:
-        return "what is left can be done and reaches the goal again" if _is_feasible(trigger, live) else ""
+        feasible = strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
+        return "the remaining tasks can be executed and reach the goal again" if feasible else ""
     return ""
 
 
-def _is_feasible(trigger: ContextChanged, live: LivePlan) -> bool:
-    return strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
-
-
 def _goal_reached_reason(trigger: ContextChanged, live: LivePlan) -> str:
-    """Why what another goal lacked is no matter any more; empty where it is."""
-    lacking = live.missing_facts if live.plan.facts is None else strips_problem(live).feasibility().missing_goal_facts
-    return "" if lacking or not trigger.facts else "what is left reaches the goal"
+    missing = live.missing_facts
+    if live.plan.facts is not None:
+        missing = strips_problem(live).feasibility().missing_goal_facts
+    return "" if missing or not trigger.facts else "the remaining tasks reach the goal"
 
 
 def _is_still_missing(trigger: ResourceChanged, live: LivePlan) -> bool:

@@ -12,8 +12,7 @@ import anyio.abc
 
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
-from replanning.decision.confidence import ConfidenceScorer
-from replanning.decision.evaluation import PlanEvaluator
+from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
 from replanning.decision.policy import ReplanPolicy
 from replanning.decision.request import AlternativeProvider, Answer, Exporter, ExporterContext, HumanGate, Question
 from replanning.decision.vetting import redact_changes

@@ -20,13 +20,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.decision.confidence import (
-    ConfidenceScorer,
-    OutcomeHistory,
-    simplicity,
-    smoothed_success_rate,
-    tasks_to_run,
-)
+from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory, tasks_to_run
 from replanning.journal import ResourceUpdated, Score
 from replanning.live import PlanView
 from replanning.settings import Weights
@@ -76,9 +70,6 @@ def test_zero_is_zero() -> None:
 
 def test_past_success() -> None:
     """Outcomes are smoothed and averaged over the tools that have any; each tool is asked for once."""
-    assert smoothed_success_rate([]) == smoothed_success_rate([[]]) == 0.5
-    assert smoothed_success_rate([[True, True], []]) == 0.75
-    assert smoothed_success_rate([[True, True], [False, False]]) == 0.5
     asked: list[str] = []
 
     def outcomes(name: str) -> list[bool]:
@@ -86,8 +77,11 @@ def test_past_success() -> None:
         return [True, True]
 
     new = tuple(Task(id=f"n{n}", tool=name) for n, name in enumerate(["uv", None, "pip", "uv"]))
-    assert scored(ReplaceTask(task_id="a", tasks=new), past=outcomes).past_success == 0.75
+    changes = ReplaceTask(task_id="a", tasks=new)
+    assert scored(changes, past=outcomes).past_success == 0.75
     assert asked == ["uv", "pip"]
+    assert scored(changes, past=lambda name: [name == "uv"] * 2).past_success == 0.5
+    assert scored(changes, past=lambda name: [True, True] if name == "uv" else []).past_success == 0.75
 
 
 @pytest.mark.parametrize(
@@ -120,10 +114,10 @@ def test_time_left(left: float | None, expected: float | None, share: float) -> 
 
 def test_simplicity() -> None:
     """Each task added, removed or changed beyond the first makes an alternative less simple."""
-    assert simplicity([]) == simplicity([SkipTask(task_id="a")]) == 1.0
+    assert scored().simplicity == scored(SkipTask(task_id="a")).simplicity == 1.0
     two = ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y")))
-    assert simplicity([two]) == 0.5
-    assert simplicity([two, RemoveTask(task_id="b"), RetryTask(task_id="c")]) == 0.25
+    assert scored(two).simplicity == 0.5
+    assert scored(two, RemoveTask(task_id="b"), RetryTask(task_id="b")).simplicity == 0.25
 
 
 def test_tasks_to_run() -> None:

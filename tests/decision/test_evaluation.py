@@ -8,7 +8,7 @@ import pytest
 
 from replanning import Task
 from replanning.changes import CancelTask, RemoveTask, ReplaceTask, SkipTask
-from replanning.decision.evaluation import PlanEvaluation, PlanEvaluator
+from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
 from replanning.journal import DecisionMade
 from replanning.live import PlanView
 from tests.support.live import Kept, kept, tool

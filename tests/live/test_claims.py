@@ -174,7 +174,7 @@ async def test_loss_that_is_made_good() -> None:
         assert run.result.status == "succeeded"
     (dropped,) = bodies(engine.store, run.id, TriggerDropped)
     assert isinstance(dropped, TriggerDropped)
-    assert dropped.reason == "what is left can be done and reaches the goal again"
+    assert dropped.reason == "the remaining tasks can be executed and reach the goal again"
     assert provider.requests == []
 
 

@@ -195,7 +195,7 @@ async def test_meter_says_what_it_counts() -> None:
 
     async with VirtualClock() as clock:
         await played(Curious(ScriptedLLM()), Spans(), clock, budget=Budget(calls=3))
-    assert seen[0].startswith("<RunMeter of asker <Spending ")
+    assert seen[0].startswith("<RunMeter of asker <BudgetTracker ")
 
 
 async def test_embeddings_are_metered() -> None:
