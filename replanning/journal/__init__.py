@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from replanning.journal.jsonl import JsonlStore
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from replanning.journal.memory import MemoryStore
 from replanning.journal.observations import (
     AttemptFailed,
@@ -55,7 +57,6 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.journal.sqlite import SqliteStore
 from replanning.journal.store import InboxMessage, Lease, RunInfo, RunStore, ToolOutcome
 from replanning.journal.triggers import (
     BetterPathFound,
@@ -70,6 +71,10 @@ from replanning.journal.triggers import (
     TriggerKind,
     normalised_cause,
 )
+
+if TYPE_CHECKING:
+    from replanning.journal.jsonl import JsonlStore
+    from replanning.journal.sqlite import SqliteStore
 
 __all__ = [
     "BODY_TYPES",
@@ -140,3 +145,13 @@ __all__ = [
     "normalised_cause",
     "owner_id",
 ]
+
+
+_LAZY_MODULES = {"JsonlStore": "replanning.journal.jsonl", "SqliteStore": "replanning.journal.sqlite"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a durable store when it is first used: its module needs parts that not every system has."""
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY_MODULES[name]), name)

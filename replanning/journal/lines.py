@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,11 @@ from typing import Final, NamedTuple
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.journal.records import Record
 from replanning.journal.store import Lease, decode_body, encode_body, lease_lost, record_out_of_order
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ImportError("the JSONL store locks files with fcntl, which this system lacks; use SqliteStore") from error
 
 _FILE_MODE: Final = 0o666  # less what the umask takes away
 

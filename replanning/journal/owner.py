@@ -15,6 +15,12 @@ _OWNER_PATTERN: Final = re.compile(r"process (\d+) on (.*) \((\w+)\.(\w+)\)", re
 
 _UNKNOWN_START_TIME: Final = "unknown"
 
+DEAD_STATES: Final = ("Z", "X")
+"""Process states in `/proc/PID/stat` of a process that has ended, be it not yet collected by its parent."""
+
+STAT_START_TIME: Final = 19
+"""Index in `process_stat` of the start time of a process, in clock ticks since boot."""
+
 
 def owner_id() -> str:
     """How this process is called as the owner of a run; no process before or after it has the same name."""
@@ -62,14 +68,20 @@ def _process_start_time(pid: int) -> str | None:
 
     Where the system does not tell, it is a word: then only the number tells processes apart.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    stat = process_stat(pid)
+    if not stat:
         # Not only gone processes lack the file: a system may hide those of other users, or have no /proc.
         return _UNKNOWN_START_TIME if _process_exists(pid) else None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    state, started = fields[0], fields[19]
-    return None if state in {b"Z", b"X"} else started.decode()  # nobody has collected it, but it is dead
+    return None if stat[0] in DEAD_STATES else stat[STAT_START_TIME]
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of `/proc/PID/stat` from the process state on; empty if the process is gone or hidden."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def _process_exists(pid: int) -> bool:

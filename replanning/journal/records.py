@@ -7,17 +7,24 @@ Live plan, ledger and history are folds over it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from replanning.changes import Alternative, PlanChange
+from replanning.errors import JournalCorrupt
 from replanning.journal.observations import Observation
 from replanning.journal.triggers import Trigger
 from replanning.plan.document import Plan
 from replanning.plan.types import JsonObject, QuestionId, ReplanId, RunId, TaskId, TriggerId
+
+JOURNAL_FORMAT: Final = 2
+"""Version of the JSON form of records, written into the first record of every journal; raise it when a kind or a field
+of a record is renamed or changes its meaning."""
 
 RunStatus = Literal["succeeded", "failed", "aborted", "paused", "needs_human"]
 
@@ -295,19 +302,40 @@ def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
 
 
 def dump_body(body: RecordBody) -> str:
-    """The JSON text of a body; `load_body` reads it back."""
-    return _type_adapter(body.kind).dump_json(body, exclude_defaults=body.kind not in _KINDS_WITH_UNIONS).decode()
+    """Return the JSON text of a body; `load_body` reads it back."""
+    kind = body.kind
+    text = _type_adapter(kind).dump_json(body, exclude_defaults=kind not in _KINDS_WITH_UNIONS).decode()
+    return f'{{"format":{JOURNAL_FORMAT},{text[1:]}' if kind == RunOpened.kind else text
 
 
 def load_body(kind: str, data: str | bytes) -> RecordBody:
-    """The body of this kind that `dump_body` wrote.
+    """Return the body of this kind that `dump_body` wrote.
 
     Raises:
-        ValueError: the kind is unknown, or the text does not hold such a body.
+        JournalCorrupt: the journal that begins with this record has another format.
+        ValueError: the kind is unknown, or the text is not such a body.
     """
     if kind not in BODY_TYPES:
         raise ValueError(f"unknown kind of record {kind!r}")
-    body: RecordBody = _type_adapter(kind).validator.validate_json(
-        data
-    )  # not through the adapter: it is asked very often
+    if kind == RunOpened.kind:
+        _check_format(data)
+    # Through the validator and not the adapter, because this is called for every record.
+    body: RecordBody = _type_adapter(kind).validator.validate_json(data)
     return body
+
+
+_FORMAT_FIELD: Final = re.compile(r'\s*\{\s*"format"\s*:\s*(\d+)\s*,')
+
+
+def _check_format(data: str | bytes) -> None:
+    beginning = data[:80] if isinstance(data, str) else data[:80].decode(errors="replace")
+    match = _FORMAT_FIELD.match(beginning)
+    if match is not None and int(match[1]) == JOURNAL_FORMAT:
+        return
+    document = from_json(data)
+    version = document.get("format", 1) if isinstance(document, dict) else JOURNAL_FORMAT
+    if version != JOURNAL_FORMAT:
+        raise JournalCorrupt(
+            f"the journal of run {document.get('run')!r} has format {version}, and this version of replanning reads "
+            f"format {JOURNAL_FORMAT}; use the version of replanning that wrote it, or start a new run"
+        )

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
@@ -26,11 +26,7 @@ from replanning.journal.records import (
 from replanning.plan.messages import brief_repr, did_you_mean
 from replanning.plan.types import JsonObject, RunId
 
-if TYPE_CHECKING:
-    pass
 
-
-# Stores
 class Lease(NamedTuple):
     """The right to write to a run's journal; its epoch is checked in every append."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from replanning.journal.observations import AttemptFailed, AttemptSucceeded, ProcessStarted
-from replanning.journal.owner import pid_namespace_id
+from replanning.journal.owner import DEAD_STATES, STAT_START_TIME, pid_namespace_id, process_stat
 from replanning.journal.records import Record
 from replanning.plan.types import RunId
 
@@ -31,8 +31,6 @@ _EMPTY_SCANS_REQUIRED: Final = 3
 
 _PROC_DIR: Final = Path("/proc")
 
-_DEAD_STATES: Final = ("Z", "X")
-
 
 def host_id() -> str:
     """Where numbers of processes mean the same, as a record of a process names it."""
@@ -41,8 +39,8 @@ def host_id() -> str:
 
 def process_start_time(pid: int) -> float:
     """When a process started, in clock ticks since boot; 0 where that cannot be told."""
-    fields = _proc_stat(pid)
-    return float(fields[19]) if fields else 0.0
+    stat = process_stat(pid)
+    return float(stat[STAT_START_TIME]) if stat else 0.0
 
 
 def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
@@ -150,18 +148,9 @@ def _group_exists(group: int) -> bool:
 def _group_members(group: int) -> Iterator[int]:
     """The living processes of a group; none where the system does not tell."""
     for pid in _all_pids():
-        fields = _proc_stat(pid)
-        if fields and int(fields[2]) == group and fields[0] not in _DEAD_STATES:
+        stat = process_stat(pid)
+        if stat and int(stat[2]) == group and stat[0] not in DEAD_STATES:
             yield pid
-
-
-def _proc_stat(pid: int) -> list[str]:
-    """What the system tells of a process, from its state on; nothing where it is gone."""
-    try:
-        text = (_PROC_DIR / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
 
 
 def _process_environ(pid: int) -> list[bytes]:

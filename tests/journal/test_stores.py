@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning.errors import RecordNotSerializable, StoreError
+from replanning import Goal, Plan, ReplanningEngine, Task
+from replanning.errors import JournalCorrupt, RecordNotSerializable, StoreError
 from replanning.journal import (
     AttemptFailed,
     AttemptSucceeded,
@@ -19,10 +24,13 @@ from replanning.journal import (
     JsonlStore,
     MemoryStore,
     Record,
+    RunEnded,
+    RunOpened,
     SqliteStore,
     is_lease_free,
     owner_id,
 )
+from replanning.journal.records import JOURNAL_FORMAT
 from replanning.plan import AttemptId, RunId, TaskId
 from replanning.plan.types import JsonValue
 from replanning.testing.stores import STORE_CHECKS
@@ -115,6 +123,75 @@ def test_contract_finds(broken, found):
     with pytest.raises((AssertionError, LookupError)):
         check(broken)
     check(MemoryStore)
+
+
+def replace_format(folder, name, field):
+    """Replace the format in the first record of the only run, behind the store's back."""
+    if name == "jsonl":
+        (journal,) = folder.rglob("r.jsonl")
+        journal.write_text(journal.read_text().replace(f'"format":{JOURNAL_FORMAT},', field, 1))
+    else:
+        (file,) = folder.rglob("history.db")
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute(
+                "UPDATE records SET data = replace(data, ?, ?) WHERE seq = 1", (f'"format":{JOURNAL_FORMAT},', field)
+            )
+
+
+@pytest.mark.parametrize(("field", "version"), [("", 1), ('"format":99,', 99), ('"format" : 1 ,', 1)])
+@pytest.mark.parametrize("name", DURABLE)
+async def test_other_format(name, field, version, tmp_path):
+    """A journal of an older or newer format is refused when it is read, with its format and advice."""
+    plan = Plan(goal=Goal(objective="x"), tasks=(Task(id="a"),))
+    with closing(STORES[name](tmp_path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        store.append(lease, Record(1, 0.0, RunOpened(RUN, plan)))
+        store.append(lease, Record(2, 0.0, RunEnded("paused", "")))
+        store.release(lease)
+        assert len(list(store.read(RUN))) == 2
+    replace_format(tmp_path, name, field)
+    message = (
+        rf"the journal of run 'r' has format {version}, .* reads format {JOURNAL_FORMAT}; use the version of replan"
+    )
+    with closing(STORES[name](tmp_path)) as store:
+        assert [(run.run, run.status) for run in store.runs()] == [(RUN, "paused")]
+        with pytest.raises(JournalCorrupt, match=message):
+            list(store.read(RUN))
+        with pytest.raises(JournalCorrupt, match=message):
+            async with ReplanningEngine([], store=store).resume(RUN):
+                pass
+
+
+WITHOUT_FCNTL = """
+import sys
+
+sys.modules["fcntl"] = None
+import anyio
+from replanning import Goal, Plan, ReplanningEngine, Task
+import replanning.journal
+
+async def work(task, context):
+    return task.id
+
+async def main():
+    plan = Plan(goal=Goal(objective="x"), tasks=(Task(id="a"),))
+    for store in (None, replanning.journal.SqliteStore(sys.argv[1])):
+        print((await ReplanningEngine(store=store).execute(plan, work)).status)
+
+anyio.run(main)
+try:
+    replanning.journal.JsonlStore
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_system_without_file_locks(tmp_path):
+    """Where the module fcntl is missing, runs in memory and in SQLite work; the JSONL store names what it lacks."""
+    command = [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path / "h.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    message = "the JSONL store locks files with fcntl, which this system lacks; use SqliteStore"
+    assert done.stdout.splitlines() == ["succeeded", "succeeded", message], done.stderr
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a\0b", "a\nb", "x" * 201, "\ud800"])
