@@ -159,7 +159,7 @@ async def _request_judgement(
     run = context._run
     life = run._lifecycle
     deadline = life.clock.now() + timeout
-    request = JudgeRequest(task, output, run.live.goal, context, deadline, run.meter("judge"))
+    request = JudgeRequest(task, output, run.live.goal, context, deadline, life.meter("judge"))
     scope = anyio.CancelScope()
     alarm = life.timer.call_at(deadline, scope.cancel)
     try:

@@ -189,10 +189,6 @@ class AlternativeSettings(Section):
     shrink: bool = Field(
         default=False, description="Draw self-assessments towards what alternatives of the same source have earned."
     )
-    embeddings: str | None = Field(
-        default=None, description="Language model whose embeddings tell which tools are alike, for past success."
-    )
-    min_similarity: Share = Field(default=0.8, description="How alike they must be, as the cosine of the embeddings.")
 
 
 class BetterPathSettings(Section):

@@ -453,12 +453,12 @@ def parts(clock: Clock, tracer_provider: TracerProvider) -> ReplanningEngine:
     settings = Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())
     seconds: float | None = settings.approval.timeout
     scorer = ConfidenceScorer(settings.weights)
+    PlanEvaluator()
     return ReplanningEngine(
+        AlternativeGenerator([Patience()], scorer=scorer),
         settings=settings,
         mode="observe" if seconds else "act",
         monitor=PlanMonitor(),
-        evaluator=PlanEvaluator(),
-        generator=AlternativeGenerator([Patience()], scorer=scorer),
         policy=ReplanPolicy(settings),
         exporters=[Printer(), RecordingExporter()],
         environment=Environment(clock=clock, chance=lambda: 0.5, new_id=lambda: "mine"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from replanning.changes import AbortRun, Alternative, PlanChange, target_task_ids
+from replanning.decision.ledger import Ledger
 from replanning.errors import ChangeRejected, Problem
 from replanning.journal.triggers import ContextChanged, GoalUnreachable, Trigger
 from replanning.live.draft import Draft
@@ -17,12 +17,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import TaskBody
 from replanning.plan.types import JsonValue, TaskId
-from replanning.settings import Settings
-
-if TYPE_CHECKING:
-    from replanning.decision.request import ReplanRequest
-    from replanning.engine.generator import GenerationContext
-
+from replanning.settings import LimitSettings
 
 INFEASIBLE = "the plan could not be carried out"
 """How the reason begins for which an alternative is rejected on the facts."""
@@ -99,21 +94,21 @@ def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
             yield from _field_arguments(other)
 
 
-def check_feasible(alternative: Alternative, draft: Draft, request: ReplanRequest, live: LivePlan) -> str:
-    """Why a plan that states its facts could not be carried out after changes, or not reach its goal; else empty.
+def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) -> str:
+    """Return why a plan with stated facts could not be executed after changes, or not reach its goal; else empty.
 
-    What is wrong elsewhere, and has nothing to do with why replanning is considered, is not held against them.
+    Faults elsewhere, which have nothing to do with the triggers, are not held against the changes.
     """
-    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in alternative.changes):
+    if live.plan.facts is None or any(isinstance(change, AbortRun) for change in draft.changes):
         return ""
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    lost = {fact for trigger in request.triggers for fact in _trigger_facts(trigger)}
+    named = {task_id for trigger in triggers for task_id in trigger.tasks}
+    lost = {fact for trigger in triggers for fact in _trigger_facts(trigger)}
     world = strips_problem(live, draft.overlay, tasks=named, facts=lost)
     after = world.feasibility()
     if after.valid:
         return ""
     before = strips_problem(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).feasibility()
-    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in request.triggers)
+    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in triggers)
     elsewhere = {step.id for step in before.stuck} - named if apart else set()
     left = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
     return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
@@ -125,24 +120,22 @@ def _trigger_facts(trigger: Trigger) -> tuple[str, ...]:
     return trigger.missing_facts if isinstance(trigger, GoalUnreachable) else ()
 
 
-def was_declined(print_: str, alternative: Alternative, request: ReplanRequest, setting: GenerationContext) -> bool:
-    """Whether a person kept the plan rather than do this; that it is stuck for that reason is nothing new."""
-    at = setting.ledger.declined_at.get(print_)
-    if at is None or any(trigger.kind != "goal-unreachable" for trigger in request.triggers):
+def was_declined(alternative: Alternative, triggers: Sequence[Trigger], live: LivePlan, ledger: Ledger) -> bool:
+    """Return whether a person kept the plan rather than do this; a plan that is stuck for that reason is nothing new."""
+    at = ledger.declined_at.get(alternative.fingerprint())
+    if at is None or any(trigger.kind != "goal-unreachable" for trigger in triggers):
         return False
-    return all(
-        setting.live.entry(t).started_at <= at for t in target_task_ids(alternative.changes) if t in setting.live
-    )
+    return all(live.entry(t).started_at <= at for t in target_task_ids(alternative.changes) if t in live)
 
 
-def exceeded_limit(alternative: Alternative, setting: GenerationContext, settings: Settings) -> str:
-    """Which limit an alternative would exceed, in words; empty when none."""
-    limit, live, most = settings.limits.replans_per_lineage, setting.live, settings.limits.replans_per_run
+def exceeded_limit(alternative: Alternative, live: LivePlan, ledger: Ledger, limits: LimitSettings) -> str:
+    """Return in words the limit that an alternative would exceed; empty when none."""
+    per_run, per_lineage = limits.replans_per_run, limits.replans_per_lineage
     # Since the providers were asked, a person may have approved one.
-    if most is not None and setting.ledger.applied_count >= most:
-        return f"the limit of {most} replans per run is reached"
+    if per_run is not None and ledger.applied_count >= per_run:
+        return f"the limit of {per_run} replans per run is reached"
     for task_id in target_task_ids(alternative.changes):
         root = live.entry(task_id).root if task_id in live else task_id
-        if setting.ledger.replans_by_root.get(root, 0) >= limit:
-            return f"the limit of {limit} replans per lineage is reached for {root!r}"
+        if ledger.replans_by_root.get(root, 0) >= per_lineage:
+            return f"the limit of {per_lineage} replans per lineage is reached for {root!r}"
     return ""

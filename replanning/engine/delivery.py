@@ -1,4 +1,4 @@
-"""Hands records to exporters, after the commit and without ever holding up the run."""
+"""Delivery of records to exporters, after the commit and without holding up the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import anyio.abc
 
 from replanning.decision.request import Exporter
 from replanning.environment import Clock, move_on_after
-from replanning.journal.records import ErrorContained, Record
+from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
 from replanning.plugins import load_plugin
 from replanning.run.isolation import describe_error, isolate
-from replanning.run.run import PlanRun
+from replanning.run.lifecycle import Lifecycle
 
 MAX_QUEUED_RECORDS: Final = 10_000
 """Records that wait for a slow exporter; more are dropped, which is recorded."""
@@ -27,74 +27,74 @@ EXPORTER_TIMEOUT_SECONDS: Final = 5.0
 _log = logging.getLogger("replanning")
 
 
-def resolve_exporters(wanted: Sequence[Exporter | str]) -> tuple[Exporter, ...]:
-    """The exporters that are wanted; those that are named are made without arguments.
+def resolve_exporters(specs: Sequence[Exporter | str]) -> tuple[Exporter, ...]:
+    """Return the exporters of specs; those that are named are made without arguments.
 
     Raises:
         PluginError: a plugin is missing or does not load.
     """
-    return tuple(load_plugin("exporters", one)() if isinstance(one, str) else one for one in wanted)
+    return tuple(load_plugin("exporters", spec)() if isinstance(spec, str) else spec for spec in specs)
 
 
 class ExporterDelivery:
     """Hands the records of one run to exporters, each at its own pace.
 
     Args:
-        run: whose records are handed on; those of its earlier processes are not.
-        exporters: who gets them; one that only takes spans does not.
+        life: the run whose records are handed over; those of its earlier processes are not.
+        exporters: the receivers; those that take spans alone are left out.
     """
 
-    def __init__(self, run: PlanRun, exporters: Sequence[Exporter]) -> None:
-        self._lifecycle = run._lifecycle
+    def __init__(self, life: Lifecycle, exporters: Sequence[Exporter]) -> None:
+        self._lifecycle = life
         self._queues = [
-            _ExporterQueue(run, exporter) for exporter in exporters if type(exporter).export is not Exporter.export
+            _ExporterQueue(life, exporter) for exporter in exporters if type(exporter).export is not Exporter.export
         ]
-        self._lifecycle.listeners += [line.enqueue for line in self._queues]
+        self._lifecycle.listeners += [queue.enqueue for queue in self._queues]
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
-        """Hand over from now on, in tasks of this group, also what has been recorded before."""
-        for line in self._queues:
-            group.start_soon(line.deliver)
+        """Hand over in tasks of this group from now on, including the records that are queued already."""
+        for queue in self._queues:
+            group.start_soon(queue.deliver)
 
     async def close(self) -> None:
-        """Wait until everything so far has been handed over, within the limit, which counts on the run's clock."""
+        """Wait until all queued records have been handed over, within a time limit on the run's clock."""
         if not self._queues:
             return
-        for line in self._queues:
-            line.close()
+        for queue in self._queues:
+            queue.close()
         try:
             async with move_on_after(EXPORTER_TIMEOUT_SECONDS, self._lifecycle.clock):
-                for line in self._queues:
-                    await line.done.wait()
-        finally:  # whoever closes the run may have a limit that is over a moment earlier
-            for line in self._queues:
-                line.finished = True  # also what was given up
+                for queue in self._queues:
+                    await queue.done.wait()
+        finally:  # the caller may have a time limit that ends a moment earlier
+            for queue in self._queues:
+                queue.finished = True  # whether or not all was sent
 
     async def flush(self) -> None:
-        """Hand over what a run that was cancelled has left, within the limit."""
-        left = [line for line in self._queues if not line.finished]
+        """Hand over the rest of the records of a run that was cancelled, within the time limit."""
+        left = [queue for queue in self._queues if not queue.finished]
         if left:
             with anyio.CancelScope(shield=True):
                 async with move_on_after(EXPORTER_TIMEOUT_SECONDS, self._lifecycle.clock):
-                    for line in left:
-                        line.detached = True
-                        await line.drain()
+                    for queue in left:
+                        queue.detached = True
+                        await queue.drain()
 
 
 class _ExporterQueue:
     """The queue of one exporter for one run."""
 
-    def __init__(self, run: PlanRun, exporter: Exporter) -> None:
+    def __init__(self, life: Lifecycle, exporter: Exporter) -> None:
         self.done = anyio.Event()
         self.finished = False
         self.detached = False
-        self._run = run
+        self._lifecycle = life
         self._exporter = exporter
         self._closing = False
         self._reported_failures: set[str] = set()
         self._wakeup: anyio.Event | None = None
-        new = run._opening_record if run._lifecycle.journal.seq == 1 else None
-        self._queue: deque[Record] = deque([] if new is None else [new])
+        opening = life.opening_record if life.journal.seq == 1 else None
+        self._queue: deque[Record] = deque([] if opening is None else [opening])
 
     def enqueue(self, record: Record) -> None:
         """Queue a record."""
@@ -128,30 +128,29 @@ class _ExporterQueue:
             self.done.set()
 
     async def drain(self) -> None:
-        """Hand over what is queued."""
+        """Hand over the queued records."""
         while self._queue:
             record = self._queue.popleft()
             try:
-                exported = self._exporter.export(self._run.id, record)
-                await (exported if self.detached else isolate(exported))  # what is left, the caller's task hands over
+                exported = self._exporter.export(self._lifecycle.run_id, record)
+                await (exported if self.detached else isolate(exported))  # the rest is handed over by the caller's task
             except Exception as error:  # noqa: BLE001 - law 7: an exporter must not harm the run
                 self._record_failure("failed", describe_error(error))
 
     def _record_failure(self, kind: str, text: str) -> None:
-        """Record a kind of trouble once; log it where the journal takes no more."""
-        life, name = self._run._lifecycle, self._exporter.name
+        """Record a kind of failure once; log it where the journal takes no more records."""
+        life, name = self._lifecycle, self._exporter.name
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
-        clean = self._run._redactor.text(text)[:2000]
         if life.journal.blocked or self.detached:
-            _log.warning("exporter %r: %s", name, clean)
+            _log.warning("exporter %r: %s", name, life.redactor.text(text)[:2000])
         else:
-            life.commit_or_defer(ErrorContained(f"exporter {name!r}", clean))
+            life.record_error(f"exporter {name!r}", text)
 
 
 async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
-    """Close exporters, all at once; what one raises or leaves unsent is logged and harms nobody."""
+    """Close exporters, all at once; an error, or a close that takes too long, is logged and does no harm."""
     async with anyio.create_task_group() as group:
         for exporter in exporters:
             group.start_soon(_close_exporter, exporter, clock, redactor)

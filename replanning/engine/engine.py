@@ -1,4 +1,4 @@
-"""The engine: opens plans as runs that repair themselves."""
+"""ReplanningEngine: opens plans as runs that repair themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import anyio.abc
 
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
-from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
+from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.policy import ReplanPolicy
-from replanning.decision.request import AlternativeProvider, Answer, Exporter, ExporterContext, HumanGate, Question
+from replanning.decision.request import Answer, Exporter, ExporterContext, HumanGate, Question
 from replanning.decision.vetting import redact_changes
 from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor
-from replanning.engine.providers import ProviderRegistry
+from replanning.engine.providers import REPAIR_PLUGIN, ProviderRegistry, ProviderSpec
 from replanning.engine.questions import Questions
 from replanning.engine.replanner import Replanner
 from replanning.environment import Environment
@@ -34,17 +34,15 @@ from replanning.errors import (
 from replanning.history.history import ReplanHistory
 from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
-from replanning.journal.records import ErrorContained, QuestionVerdict
+from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore
-from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.attempts import Work, Worker, validate_work
-from replanning.run.lifecycle import ResumeState
+from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
-from replanning.run.run import Codec, PlanRun, RunResult
+from replanning.run.run import PlanRun, RunResult
 from replanning.run.services import run_services
 from replanning.settings import Settings
 from replanning.telemetry.setup import build_telemetry
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 
 
 RESUMABLE_STATUSES: Final = ("paused", "needs_human")
-"""How runs stand still that can be taken up again."""
+"""Statuses of runs that can be resumed."""
 
 Mode = Literal["act", "observe"]
 
@@ -71,42 +69,37 @@ class ReplanningEngine:
     """Keeps plans alive while they run.
 
     Args:
-        providers: who proposes alternatives: plugins by name, objects with `name` and `propose`, or language models,
-            by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is asked where the other fails) or as
-            objects. `auto` is `repair` and the language model that `create_llm_provider` finds, if any.
-        settings: thresholds, limits, which triggers are enabled.
-        mode: `act`, or `observe` to record what would be done and do nothing.
+        providers: propose alternatives: plugins by name, objects with `name` and `propose`, or language models,
+            by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is used where the other fails) or as
+            objects; or a whole `AlternativeGenerator`. `auto` is `repair` and the language model that
+            `create_llm_provider` finds, if any.
+        settings: thresholds, limits, enabled triggers, redaction of secrets.
+        mode: `act`, or `observe` to record decisions and apply nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
         store: keeps journals; in memory when left out.
-        monitor: watches runs; has handlers of its own registered through `monitor.on`.
-        evaluator: measures progress and health.
-        generator: obtains alternatives, instead of one made of `providers`.
+        monitor: watches runs; handlers are registered through `monitor.on`.
         policy: decides, instead of one made of `settings`.
-        exporters: are told of everything that happens, after it is on record: objects, or plugins by name.
+        exporters: called with every record after it is journaled: objects, or plugins by name.
         environment: time, chance and ids.
-        tracer_provider: where spans go; when left out, where an exporter wants them, or the globally configured one.
-        meter_provider: where metrics go; likewise.
-        redactor: takes secrets out of what enters, instead of one made of `settings`.
+        tracer_provider: receives spans; when left out, that of an exporter, or the globally configured one.
+        meter_provider: receives metrics; likewise.
         codec: turns outputs that are not JSON into JSON.
     """
 
     def __init__(
         self,
-        providers: Sequence[AlternativeProvider | LLMProvider | str] = ("repair",),
+        providers: Sequence[ProviderSpec] | AlternativeGenerator = (REPAIR_PLUGIN,),
         *,
         settings: Settings | None = None,
         mode: Mode = "act",
         gate: HumanGate | None = None,
         store: RunStore | None = None,
         monitor: PlanMonitor | None = None,
-        evaluator: PlanEvaluator | None = None,
-        generator: AlternativeGenerator | None = None,
         policy: ReplanPolicy | None = None,
         exporters: Sequence[Exporter | str] = (),
         environment: Environment | None = None,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
-        redactor: Redactor | None = None,
         codec: Codec | None = None,
     ) -> None:
         self.settings = settings or Settings()
@@ -114,22 +107,19 @@ class ReplanningEngine:
         self.gate = gate
         self.store = store or MemoryStore()
         self.monitor = monitor or PlanMonitor()
-        self.evaluator = evaluator or PlanEvaluator()
-        scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
-        environment, redactor = environment or Environment(), redactor or redactor_for(self.settings)
-        self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
-        self.generator = generator or AlternativeGenerator(
-            self._provider_registry.resolve(providers),
-            scorer=scorer,
-            tool_similarity=self._provider_registry.tool_similarity(),
-        )
         self.policy = policy or ReplanPolicy(self.settings)
         self.exporters = resolve_exporters(exporters)
+        environment, redactor = environment or Environment(), redactor_for(self.settings)
+        self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
+        if isinstance(providers, AlternativeGenerator):
+            self.generator = providers
+        else:
+            scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
+            self.generator = AlternativeGenerator(self._provider_registry.resolve(providers), scorer=scorer)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
-        parts = environment, redactor, codec, telemetry
-        self._run_factory = RunFactory(self.store, self.settings, *parts)
+        self._run_factory = RunFactory(self.store, self.settings, environment, redactor, codec, telemetry)
         self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:
@@ -188,15 +178,17 @@ class ReplanningEngine:
         return run.result
 
     def pending(self, run_id: str | None = None) -> list[Question]:
-        """The questions that wait for a person, of one run or of all, also of runs of other processes."""
-        here = [(run._lifecycle, questions) for run, questions in self._open_runs.values()]
-        going = [(life, qs) for life, qs in here if life.end is None or life.end.status in RESUMABLE_STATUSES]
-        found = [q for life, qs in going for q in map(qs.question, life.ledger.open_questions.values())]
+        """Return the questions that wait for a person, of one run or of all, also of runs of other processes."""
+        pending: list[Question] = []
+        for run, questions in self._open_runs.values():
+            life = run._lifecycle
+            if life.end is None or life.end.status in RESUMABLE_STATUSES:
+                pending += map(questions.question, life.ledger.open_questions.values())
         for info in self.store.runs():
-            wanted = info.run not in self._open_runs and (run_id is None or info.run == run_id)
-            if wanted and (info.status == "running" or info.status in RESUMABLE_STATUSES):
-                found += open_questions(self.store.read(info.run))
-        return [question for question in found if run_id is None or question.run == run_id]
+            elsewhere = info.run not in self._open_runs and run_id in (None, info.run)
+            if elsewhere and (info.status == "running" or info.status in RESUMABLE_STATUSES):
+                pending += open_questions(self.store.read(info.run))
+        return [question for question in pending if run_id in (None, question.run)]
 
     def history(self, run_id: str) -> ReplanHistory:
         """What was replanned in a run, and why, read from its journal; also while another process is at it.
@@ -219,12 +211,12 @@ class ReplanningEngine:
         """Answer a question, of a run in this process or elsewhere.
 
         For a run in this process the answer is carried out before this returns; otherwise it is left for the
-        run's owner, or for whoever resumes it.
+        run's owner, or for the process that resumes it.
 
         Raises:
             UnknownQuestion: no such question is open.
-            StaleAnswer: what it is about has changed since.
-            ChangeRefused: it is no answer, or the changes of `modify` do not fit the plan.
+            StaleAnswer: the tasks that it is about have changed since.
+            ChangeRejected: the answer is not valid, or the changes of `modify` do not fit the plan.
             NotRunning: the run has ended for good.
         """
         answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
@@ -236,10 +228,10 @@ class ReplanningEngine:
             self._post_answer(run_id, QuestionId(question_id), answer)
 
     def _post_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
-        """Leave an answer, which fits the plan as far as can be seen, for whoever has the run."""
+        """Leave an answer, which fits the plan as far as the store shows, in the inbox of the run."""
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
-            left = self.store.inbox(run_id)
+            messages = self.store.inbox(run_id)
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
         asked = ledger.open_questions.get(question_id)
@@ -247,25 +239,24 @@ class ReplanningEngine:
             raise closed_error(question_id, ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
             raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
-        if any(message.kind == "answer" and message.payload.get("question") == question_id for message in left):
+        if any(message.kind == "answer" and message.payload.get("question") == question_id for message in messages):
             raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
         answer_changes(answer, asked, live)
         redactor = self._run_factory.redactor
-        changes = redact_changes(answer.changes, redactor)
         payload: JsonObject = {
             "question": question_id,
             "verdict": answer.verdict,
             "choice": answer.choice,
-            "changes": list(map(dump_change, changes)),
+            "changes": list(map(dump_change, redact_changes(answer.changes, redactor))),
             "comment": redactor.text(answer.comment),
         }
         now = self._run_factory.environment.clock.now()
         self.store.post(run_id, InboxMessage("answer", now, redactor.text(answer.by), payload))
 
     async def aclose(self) -> None:
-        """Let the exporters send what is left, each for a few seconds at most, and close the connections of models.
+        """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
 
-        Called after the last run. Models that were handed over as objects are closed by whoever made them.
+        Called after the last run. Models that were passed as objects are closed by their owner.
         """
         await self._provider_registry.aclose()
         await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
@@ -274,14 +265,21 @@ class ReplanningEngine:
     async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
         run = await start()
         life = run._lifecycle
-        questions = Questions(run, self.gate, durable=self.store.durable)
-        past, outcomes = PastOutcomes(life, self._stored_outcomes), AlternativeOutcomeTracker(life)
+        questions = Questions(life, self.gate, durable=self.store.durable)
+        outcomes = AlternativeOutcomeTracker(life)
         replanner = Replanner(
-            run, self.generator, self.policy, questions, observe_only=self.mode == "observe", outcome_history=past
+            life,
+            self.generator,
+            self.policy,
+            questions,
+            observe_only=self.mode == "observe",
+            outcome_history=PastOutcomes(life, self._stored_outcomes),
         )
+        delivery = ExporterDelivery(life, self.exporters)
+        delivered = anyio.Event()
 
         def look_again(past: ResumeState) -> None:
-            self.monitor.redetect(run, past)
+            self.monitor.redetect(run.id, past)
             outcomes.recheck(past.last_cause)
 
         def begin(group: anyio.abc.TaskGroup) -> None:
@@ -295,39 +293,35 @@ class ReplanningEngine:
             delivery.start(group)
 
         async def deliver() -> None:
-            await self.monitor.deliver(run)
+            await self.monitor.deliver(run.id)
             delivered.set()
 
         async def close() -> None:
-            self.monitor.unwatch(run)
+            self.monitor.unwatch(run.id)
             await delivered.wait()
             await delivery.close()
 
-        delivered = anyio.Event()
-        delivery = ExporterDelivery(run, self.exporters)
         self._open_runs[run.id] = (run, questions)
         if self.settings.enabled:
             life.is_replanning = lambda: replanner.busy
-        self.monitor.watch(run, self.settings.triggers if self.settings.enabled else ())
+        self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
-            on_message = partial(_handle_answer_message, run, questions)
+            on_message = partial(_handle_answer_message, life, questions)
             async with run_services(run, [begin], on_message=on_message, on_resume=look_again, before_close=close):
                 yield run
         finally:
             del self._open_runs[run.id]
-            self.monitor.unwatch(run)  # where the orchestrator was cancelled, nobody did
+            self.monitor.unwatch(run.id)  # `close` was not called where the orchestrator was cancelled
             await delivery.flush()
-            if not self._open_runs:
-                await (
-                    self._provider_registry.aclose()
-                )  # nobody may call ours, and no connection outlives what it was for
+            if not self._open_runs:  # users may never call `aclose`, and no connection outlives the runs it was for
+                await self._provider_registry.aclose()
 
     def _stored_outcomes(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
-        found = self.store.outcomes(tool=tool, capability=capability)
-        return [outcome.succeeded for outcome in reversed(found)]
+        outcomes = self.store.outcomes(tool=tool, capability=capability)
+        return [outcome.succeeded for outcome in reversed(outcomes)]
 
 
-def _handle_answer_message(run: PlanRun, questions: Questions, message: InboxMessage) -> None:
+def _handle_answer_message(life: Lifecycle, questions: Questions, message: InboxMessage) -> None:
     """Carry out the answer in a message; one that cannot be carried out is recorded."""
     try:
         answer = parse_answer(message.payload, message.by)
@@ -335,14 +329,14 @@ def _handle_answer_message(run: PlanRun, questions: Questions, message: InboxMes
     except ReplanningError as error:
         if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
             raise  # the answer stays where it is until the store works
-        run._lifecycle.commit_or_defer(ErrorContained("answer", run._redactor.text(str(error))[:2000]))
+        life.record_error("answer", error)
 
 
 def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
-    """The answer in a message.
+    """Return the answer in a message.
 
     Raises:
-        ChangeRefused: it is none, or a change in it is not valid.
+        ChangeRejected: it is not a valid answer, or a change in it is not valid.
     """
     verdict: Any = payload.get("verdict")
     choice: Any = payload.get("choice", 0)
@@ -368,11 +362,11 @@ async def open_run(
         yield run
 
 
-async def run_workers(run: PlanRun, work: Work, workers: int) -> None:
-    """Pull and execute tasks on a number of workers until the run ends."""
-    if workers == 1:
+async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
+    """Pull and execute tasks, up to `max_concurrency` at a time, until the run ends."""
+    if max_concurrency == 1:
         await Worker(run, work).run()
         return
     async with anyio.create_task_group() as group:
-        for _ in range(workers):
+        for _ in range(max_concurrency):
             group.start_soon(Worker(run, work, in_own_task=True).run)

@@ -1,17 +1,16 @@
-"""Asks providers for alternatives, checks each against the live plan, scores and ranks them."""
+"""Generation of alternatives: providers are asked, each proposal is vetted against the live plan, scored and ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import anyio
 
 from replanning.changes import Alternative, RetryTask
 from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
-from replanning.decision.ledger import Ledger
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.decision.vetting import (
     INFEASIBLE,
@@ -21,276 +20,199 @@ from replanning.decision.vetting import (
     exceeded_limit,
     was_declined,
 )
-from replanning.engine.providers import ToolSimilarity
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.observations import Usage
 from replanning.journal.records import Candidate
 from replanning.journal.triggers import Trigger
-from replanning.live.plan import LivePlan
+from replanning.live.draft import Draft
 from replanning.live.view import PlanView
-from replanning.llm.completions import LLMOptions
 from replanning.plan.tasks import Goal
 from replanning.run.isolation import describe_error, isolate
-from replanning.run.meter import ChargeUsage, RunMeter
-from replanning.run.timer import Timer
-from replanning.settings import Settings
-from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
+from replanning.run.lifecycle import Lifecycle
 
-_MAX_NOTES = 20
+_MAX_NOTES: Final = 20
 
-Proposals = tuple[list[Alternative], list[str]]
-
-AlternativeCheck = Callable[[Alternative], str]
+_MAX_NOTE_CHARS: Final = 2_000
 
 
-class GenerationContext(NamedTuple):
-    """Where alternatives are generated: the plan, what the run remembers, its timer, and its evidence."""
+class VettedAlternative(NamedTuple):
+    """An alternative with the verdict on it: its score or the reason of its rejection, and its staged changes."""
 
-    live: LivePlan
-    ledger: Ledger
-    timer: Timer
-    past_success: OutcomeHistory
-    now: float
-    time_left: float | None
-    charge: ChargeUsage = lambda usage, provider=None: None
-    spans: RunTracer = NOOP_TRACER
-    redact: Callable[[Alternative], Alternative] = lambda alternative: alternative
+    proposed: Alternative
+    candidate: Candidate
+    draft: Draft | None
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
-    """Candidates, best first, the rejected ones last; and what providers had to say or failed with."""
+    """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers."""
 
     candidates: tuple[Candidate, ...]
+    drafts: tuple[Draft | None, ...]
     notes: tuple[str, ...]
     view: PlanView
 
 
 class ContextAnalyzer:
-    """Reads from a plan what a provider is asked."""
+    """Derives the request to providers from a run."""
 
-    def analyse(self, triggers: Sequence[Trigger], setting: GenerationContext, settings: Settings) -> ReplanRequest:
-        """The request that follows from triggers."""
-        roots = {setting.live.entry(t).root for trigger in triggers for t in trigger.tasks}
-        tried = [setting.ledger.tried_by_root[root] for root in sorted(roots) if root in setting.ledger.tried_by_root]
+    def analyse(self, triggers: Sequence[Trigger], life: Lifecycle, began: float) -> ReplanRequest:
+        """Return the request that follows from triggers, considered since `began`."""
+        live, ledger, settings = life.live, life.ledger, life.settings
+        roots = sorted({live.entry(task_id).root for trigger in triggers for task_id in trigger.tasks})
         patience = settings.timeout.replan
         if all(trigger.kind == "better-path-found" for trigger in triggers):
             patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
         return ReplanRequest(
             triggers=tuple(triggers),
-            view=PlanView(setting.live),
+            view=PlanView(live),
             max_alternatives=settings.alternatives.max_count,
-            deadline=setting.now + patience,
-            tried_fingerprints=frozenset(print_ for prints in tried for print_ in prints),
-            charge=setting.charge,
-            history=tuple(setting.ledger.recent_records),
+            deadline=began + patience,
+            tried_fingerprints=frozenset(tried for root in roots for tried in ledger.tried_by_root.get(root, ())),
+            charge=life.charge,
+            history=tuple(ledger.recent_records),
         )
 
     def extract_goal(self, view: PlanView) -> Goal:
-        """The goal of the plan, which no alternative changes."""
+        """Return the goal of the plan, which no alternative changes."""
         return view.goal
 
 
-class PathGenerator:
-    """Asks providers, and ranks what they propose.
+class AlternativeVetter:
+    """Vets the alternatives of one replan; each once, unless the plan moves meanwhile.
 
     Args:
-        providers: asked concurrently, each with its own deadline; a failing one is passed over and noted.
-        scorer: scores what is valid.
+        request: the request.
+        life: the run whose plan is to be changed.
+        scorer: scores valid alternatives.
+        past: finds earlier outcomes of tools; what it answers holds for all alternatives that are compared.
+        time_left: seconds that remain of the budget, if it limits them.
+    """
+
+    def __init__(
+        self,
+        request: ReplanRequest,
+        life: Lifecycle,
+        scorer: ConfidenceScorer,
+        past: OutcomeHistory,
+        time_left: float | None,
+    ) -> None:
+        self._request = request
+        self._life = life
+        self._scorer = scorer
+        self._past = past
+        self._time_left = time_left
+        self._vetted: dict[str, VettedAlternative] = {}
+
+    def vet(self, proposed: Alternative) -> VettedAlternative:
+        """Return the verdict on an alternative as the plan is now."""
+        version, fingerprint = self._life.live.version, proposed.fingerprint()
+        vetted = self._vetted.get(fingerprint)
+        if vetted is None or vetted.version != version or vetted.proposed != proposed:
+            candidate, draft = self._vet(proposed)
+            vetted = self._vetted[fingerprint] = VettedAlternative(proposed, candidate, draft, version)
+        return vetted
+
+    def _vet(self, proposed: Alternative) -> tuple[Candidate, Draft | None]:
+        life, request = self._life, self._request
+        live, settings = life.live, life.settings
+        alternative = life.redactor.document(proposed)
+        problem = "" if alternative is proposed else check_secrets(alternative.changes, proposed.changes)
+        problem = problem or check_masked(alternative.changes, live)
+        if not problem and not alternative.changes:
+            problem = alternative.unreachable or "it changes nothing"
+        if not problem and alternative.fingerprint() in request.tried_fingerprints:
+            retries = all(isinstance(change, RetryTask) for change in alternative.changes)
+            problem = "" if retries else "the same was tried before and did not help"
+        if not problem and was_declined(alternative, request.triggers, live, life.ledger):
+            problem = "a person was asked about the same already"
+        problem = problem or exceeded_limit(alternative, live, life.ledger, settings.limits)
+        if problem:
+            return Candidate(alternative, None, problem), None
+        draft = live.draft(alternative.changes)
+        if draft.problems:
+            problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
+        if problem := problem or check_feasible(draft, request.triggers, live):
+            return Candidate(alternative, None, problem), draft
+        score = self._scorer.score(alternative, PlanView(live), self._past, time_left=self._time_left)
+        minimum = settings.alternatives
+        if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
+            problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
+        elif score.total < minimum.min_confidence:
+            problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
+        return Candidate(alternative, score, problem), draft
+
+
+class PathGenerator:
+    """Asks providers, and ranks their proposals.
+
+    Args:
+        providers: asked concurrently, each with its own deadline; a failing one is left out and noted.
+        scorer: scores valid proposals.
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
-        self._low_priority = {
-            _ProviderCall(provider).name for provider in providers if getattr(provider, "yields_priority", False)
-        }
+        self._low_priority = {_name(provider) for provider in providers if getattr(provider, "yields_priority", False)}
 
-    async def generate(self, request: ReplanRequest, setting: GenerationContext, check: AlternativeCheck) -> Proposals:
-        """Everything the providers propose, in their order, and notes on those that failed.
+    async def generate(self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> list[Reply]:
+        """Ask all providers for proposals; their replies, in their order.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        return await self._collect([_ProviderCall(provider) for provider in self.providers], request, setting, check)
+        asked = [(provider, provider.propose) for provider in self.providers]
+        return await _ask_all(asked, request, life, vetter)
 
     async def complete_rejected(
-        self, flawed: Sequence[Candidate], request: ReplanRequest, setting: GenerationContext
-    ) -> Proposals:
-        """What providers make of others' proposals that could not be carried out, and notes on those that failed.
+        self, flawed: Sequence[Candidate], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
+    ) -> list[Reply]:
+        """Ask providers to complete the proposals of others that could not be executed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
         able = [provider for provider in self.providers if flawed and hasattr(provider, "complete")]
-        replies = [_CompletionCall(provider, flawed) for provider in able]
-        return await self._collect(replies, request, setting, request.rejection_reason)
+        asked = [(provider, partial(_complete, provider, flawed)) for provider in able]
+        return await _ask_all(asked, request, life, vetter)
 
-    async def _collect(
-        self,
-        replies: Sequence[_ProviderCall],
-        request: ReplanRequest,
-        setting: GenerationContext,
-        check: AlternativeCheck,
-    ) -> Proposals:
-        if len(replies) == 1:
-            await self._ask_provider(replies[0], request, setting, check)
-        elif replies:
-            async with anyio.create_task_group() as group:
-                for reply in replies:
-                    group.start_soon(self._ask_provider, reply, request, setting, check)
-        for reply in replies:
-            if reply.stale_error is not None:
-                raise reply.stale_error
-        alternatives = [alternative for reply in replies for alternative in reply.alternatives]
-        return alternatives, [note for reply in replies for note in reply.notes]
-
-    async def _ask_provider(
-        self, reply: _ProviderCall, request: ReplanRequest, setting: GenerationContext, check: AlternativeCheck
-    ) -> None:
-        provider, name = reply.provider, reply.name
-        spending = setting.ledger.budget_tracker
-        try:
-            estimate = getattr(provider, "estimate", None)
-            reserved = spending.reserve(estimate(request) if estimate is not None else Usage())
-        except BudgetExceeded as error:
-            reply.notes.append(f"{name} was not asked: {error}")
-            return
-        except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-            reply.notes.append(f"{name} failed: {describe_error(error)}"[:2000])
-            return
-        scope = anyio.CancelScope()
-        alarm = setting.timer.call_at(request.deadline, scope.cancel)
-        meter = RunMeter(name, spending, setting.charge, setting.spans, reply.note)
-        charge = partial(setting.charge, provider=name)
-        # As `replace` would make it, which takes several times as long.
-        request = ReplanRequest(
-            triggers=request.triggers,
-            view=request.view,
-            max_alternatives=request.max_alternatives,
-            deadline=request.deadline,
-            tried_fingerprints=request.tried_fingerprints,
-            charge=charge,
-            meter=meter,
-            history=request.history,
-            rejection_reason=check,
-            add_note=reply.note,
-        )
-        try:
-            with setting.spans.provider_span(name) as answered:
-                with scope:
-                    reply.accept(await isolate(reply.ask(request)))
-                answered(len(reply.alternatives), scope.cancelled_caught)
-            if scope.cancelled_caught:
-                reply.notes.append(f"{name} did not answer in time")
-        except StaleView as error:
-            reply.stale_error = error
-        except BudgetExceeded as error:
-            reply.notes.append(f"{name} could ask no further: {error}")
-        except LLMError as error:  # what it says is meant for people
-            reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:2000])
-        except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
-            reply.notes.append(f"{name} failed: {describe_error(error)}"[:2000])
-        finally:
-            alarm.cancel()
-            spending.settle(reserved)
-
-    def rank(
-        self,
-        alternatives: Sequence[Alternative],
-        request: ReplanRequest,
-        setting: GenerationContext,
-        settings: Settings,
-    ) -> tuple[Candidate, ...]:
-        """Candidates, best first; ties go by provider, then by its order. Rejected ones come last, with why."""
-        wanted = settings.alternatives
-        seen: set[str] = set()
-        good: list[Candidate] = []
-        bad: list[Candidate] = []
+    def rank(self, alternatives: Sequence[Alternative], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
+        """Rank alternatives, best first; ties go by provider, then by its order. Rejected ones come last."""
+        limit = life.settings.alternatives.max_count
+        fingerprints: set[str] = set()
+        good: list[tuple[Candidate, Draft | None]] = []
+        bad: list[tuple[Candidate, Draft | None]] = []
         for alternative in alternatives:
-            candidate = self.vet(alternative, request, setting, settings, seen)
-            (bad if candidate.rejected else good).append(candidate)
-        sure = wanted.human_approval_threshold if setting.live.plan.facts is not None else 2.0
-        good.sort(key=lambda candidate: self._sort_key(candidate, sure))
-        spare = [replace(c, rejected=f"only {wanted.max_count} are considered") for c in good[wanted.max_count :]]
-        return (*good[: wanted.max_count], *spare, *bad)
+            _, candidate, draft, _ = vetter.vet(alternative)
+            fingerprint = candidate.alternative.fingerprint()
+            if candidate.alternative.changes and fingerprint in fingerprints:
+                candidate = Candidate(candidate.alternative, None, "the same was proposed already")
+            fingerprints.add(fingerprint)
+            (bad if candidate.rejected else good).append((candidate, draft))
+        confident = life.settings.alternatives.human_approval_threshold if life.live.plan.facts is not None else 2.0
+        good.sort(key=lambda ranked: self._sort_key(ranked[0], confident))
+        spare = [(replace(c, rejected=f"only {limit} are considered"), draft) for c, draft in good[limit:]]
+        ranked = [*good[:limit], *spare, *bad]
+        candidates = tuple(candidate for candidate, _ in ranked)
+        return RankedCandidates(candidates, tuple(draft for _, draft in ranked), (), PlanView(life.live))
 
-    def _sort_key(self, candidate: Candidate, sure: float) -> tuple[bool, float]:
-        """By what a candidate is ranked.
-
-        Where facts have shown it to be valid and it needs no person, it goes before what providers propose that give
-        way to others.
-        """
+    def _sort_key(self, candidate: Candidate, confident: float) -> tuple[bool, float]:
+        """Rank proposals that facts have verified, and that need no person, before those of providers that yield."""
         total = candidate.score.total if candidate.score else 0.0
-        doubtful = total < sure or bool(candidate.alternative.ask)
+        doubtful = total < confident or bool(candidate.alternative.ask)
         leading, _, _ = candidate.alternative.source.partition("+")  # of a proposal that another completed
         return doubtful or leading in self._low_priority, -total
 
-    def vet(
-        self,
-        alternative: Alternative,
-        request: ReplanRequest,
-        setting: GenerationContext,
-        settings: Settings,
-        seen: set[str],
-    ) -> Candidate:
-        """What is to be said of an alternative: its score, or why it is rejected.
-
-        Args:
-            alternative: what is proposed.
-            request: what was asked, with a view of the plan as it stands.
-            setting: the plan and what the run remembers.
-            settings: thresholds and limits.
-            seen: fingerprints of what was judged before; that of the alternative is added.
-        """
-        clean = setting.redact(alternative)
-        lost = "" if clean is alternative else check_secrets(clean.changes, alternative.changes)
-        lost = lost or check_masked(clean.changes, setting.live)
-        return Candidate(clean, None, lost) if lost else self._vet_redacted(clean, request, setting, settings, seen)
-
-    def _vet_redacted(
-        self,
-        alternative: Alternative,
-        request: ReplanRequest,
-        setting: GenerationContext,
-        settings: Settings,
-        seen: set[str],
-    ) -> Candidate:
-        if not alternative.changes:
-            return Candidate(alternative, None, alternative.unreachable or "it changes nothing")
-        print_ = alternative.fingerprint()
-        if print_ in seen:
-            return Candidate(alternative, None, "the same was proposed already")
-        seen.add(print_)
-        if print_ in request.tried_fingerprints and not all(isinstance(c, RetryTask) for c in alternative.changes):
-            return Candidate(alternative, None, "the same was tried before and did not help")
-        if was_declined(print_, alternative, request, setting):
-            return Candidate(alternative, None, "a person was asked about the same already")
-        if limit := exceeded_limit(alternative, setting, settings):
-            return Candidate(alternative, None, limit)
-        draft = setting.live.draft(alternative.changes)
-        if draft.problems:
-            return Candidate(alternative, None, "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5])))
-        if broken := check_feasible(alternative, draft, request, setting.live):
-            return Candidate(alternative, None, broken)
-        score = self.scorer.score(alternative, request.view, setting.past_success, time_left=setting.time_left)
-        wanted = settings.alternatives
-        if alternative.confidence is not None and alternative.confidence < wanted.min_llm_confidence:
-            reason = f"its own confidence {alternative.confidence:g} is below {wanted.min_llm_confidence:g}"
-            return Candidate(alternative, score, reason)
-        if score.total < wanted.min_confidence:
-            return Candidate(alternative, score, f"confidence {score.total:.2f} is below {wanted.min_confidence:g}")
-        return Candidate(alternative, score)
-
 
 class AlternativeGenerator:
-    """Obtains ranked alternatives: analyse the context, ask, check, score, rank.
+    """Obtains ranked alternatives: analyse the context, ask, vet, score, rank.
 
     Args:
-        providers: who is asked.
+        providers: asked for proposals.
         analyzer: makes the request.
         scorer: scores; its weights can be set.
-        tool_similarity: finds evidence for tools that have none of their own; none is looked for when left out.
     """
 
     def __init__(
@@ -299,108 +221,167 @@ class AlternativeGenerator:
         *,
         analyzer: ContextAnalyzer | None = None,
         scorer: ConfidenceScorer | None = None,
-        tool_similarity: ToolSimilarity | None = None,
     ) -> None:
         self.analyzer = analyzer or ContextAnalyzer()
-        self.tool_similarity = tool_similarity
         self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
         return f"<AlternativeGenerator of {[getattr(p, 'name', p) for p in self.path_generator.providers]}>"
 
     async def generate(
-        self, request: ReplanRequest, setting: GenerationContext, settings: Settings
+        self, triggers: Sequence[Trigger], life: Lifecycle, *, past: OutcomeHistory, began: float
     ) -> RankedCandidates:
-        """Ranked candidates for a request, checked against the plan as it stands when the last provider answers.
+        """Return ranked candidates, vetted against the plan as it is when the last provider answers.
+
+        Args:
+            triggers: why replanning is considered.
+            life: the run.
+            past: finds earlier outcomes of tools.
+            began: since when it is considered, in seconds since the epoch.
 
         Raises:
-            StaleView: a provider read the plan after it had moved on to another revision, and must be asked anew.
+            StaleView: a provider read the plan after it had moved on to another revision, and must be asked again.
         """
+        paths = self.path_generator
+        request = self.analyzer.analyse(triggers, life, began)
+        vetter = AlternativeVetter(request, life, paths.scorer, past, life.wall_clock_left(began))
+        replies = await paths.generate(request, life, vetter)
+        ranked = self._rank(replies, life, vetter)
+        flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
+        completions = await paths.complete_rejected(flawed[: request.max_alternatives], request, life, vetter)
+        if any(reply.alternatives or reply.notes for reply in completions):
+            ranked = self._rank([*replies, *completions], life, vetter)
+        return ranked
 
-        def check(alternative: Alternative) -> str:
-            now = replace(request, view=PlanView(setting.live))
-            return self.path_generator.vet(alternative, now, setting, settings, set()).rejected
-
-        alternatives, notes = await self.path_generator.generate(request, setting, check)
-        found = self._rank_candidates(alternatives, notes, request, setting, settings)
-        flawed = [candidate for candidate in found.candidates if candidate.rejected.startswith(INFEASIBLE)]
-        completed, more = await self.path_generator.complete_rejected(
-            flawed[: request.max_alternatives], request, setting
-        )
-        past, unlike = await self._extended_outcomes(found, request, setting)
-        if not completed and not more and past is setting.past_success and not unlike:
-            return found
-        setting = setting._replace(past_success=past)
-        return self._rank_candidates([*alternatives, *completed], [*notes, *more, *unlike], request, setting, settings)
-
-    async def _extended_outcomes(
-        self, found: RankedCandidates, request: ReplanRequest, setting: GenerationContext
-    ) -> tuple[OutcomeHistory, Sequence[str]]:
-        """The evidence, with that of tools that are alike where it is looked for."""
-        if self.tool_similarity is None:
-            return setting.past_success, ()
-        scored = [candidate.alternative for candidate in found.candidates if candidate.score is not None]
-        meter = RunMeter("confidence", setting.ledger.budget_tracker, setting.charge, setting.spans)
-        options = LLMOptions(deadline=request.deadline, meter=meter)
-        failing = {setting.live.entry(task_id).task.tool for task_id in setting.live.stuck}
-        return await self.tool_similarity.extend_outcomes(
-            setting.past_success, scored, found.view, options, failing=failing
-        )
-
-    def _rank_candidates(
-        self,
-        alternatives: Sequence[Alternative],
-        notes: Sequence[str],
-        request: ReplanRequest,
-        setting: GenerationContext,
-        settings: Settings,
-    ) -> RankedCandidates:
-        now = request
-        if request.view.revision != setting.live.revision:
-            now = replace(request, view=PlanView(setting.live))
-        with setting.spans.scoring_span():
-            candidates = self.path_generator.rank(alternatives, now, setting, settings)
-        return RankedCandidates(candidates, tuple(notes), now.view)
+    def _rank(self, replies: Sequence[Reply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
+        with life.spans.scoring_span():
+            alternatives = [alternative for reply in replies for alternative in reply.alternatives]
+            ranked = self.path_generator.rank(alternatives, life, vetter)
+        return replace(ranked, notes=tuple(note for reply in replies for note in reply.notes))
 
 
-class _ProviderCall:
-    """What one provider had to say."""
+class Reply:
+    """The reply of one provider: alternatives and notes."""
 
     def __init__(self, provider: AlternativeProvider) -> None:
         self.provider = provider
-        self.name = str(getattr(provider, "name", type(provider).__name__))
+        self.name = _name(provider)
         self.alternatives: list[Alternative] = []
         self.notes: list[str] = []
-        self.stale_error: StaleView | None = None
 
-    def note(self, text: str) -> None:
-        """Keep what the provider wants to be known beside its alternatives; not without end."""
+    def add_note(self, text: str) -> None:
+        """Keep a note of the provider beside its alternatives, up to a limit."""
         if len(self.notes) < _MAX_NOTES:
-            self.notes.append(f"{self.name}: {text}"[:2000])
+            self.notes.append(f"{self.name}: {text}"[:_MAX_NOTE_CHARS])
 
-    async def ask(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """What the provider proposes."""
-        return await self.provider.propose(request)
+    def sign(self, alternative: Alternative) -> Alternative:
+        """Name the provider as the source of an alternative that has none."""
+        return alternative if alternative.source else alternative.model_copy(update={"source": self.name})
 
-    def accept(self, proposed: Sequence[Alternative]) -> None:
-        """Keep what was proposed; all of it or nothing."""
-        for alternative in proposed:
+    def accept(self, alternatives: Sequence[Alternative]) -> None:
+        """Take the provider's alternatives; all of them or none."""
+        for alternative in alternatives:
             if not isinstance(alternative, Alternative):
                 raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-        self.alternatives = [a if a.source else a.model_copy(update={"source": self.name}) for a in proposed]
+        self.alternatives = list(map(self.sign, alternatives))
 
 
-class _CompletionCall(_ProviderCall):
-    """What one provider makes of what others proposed and cannot be carried out."""
+AskProvider = Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
 
-    def __init__(self, provider: AlternativeProvider, flawed: Sequence[Candidate]) -> None:
-        super().__init__(provider)
-        self._flawed = flawed
 
-    async def ask(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Those that it could put right."""
-        complete = getattr(self.provider, "complete")  # noqa: B009 - not every provider has it
-        others = [candidate for candidate in self._flawed if candidate.alternative.source != self.name]
-        found = [(other.alternative, await complete(request, other.alternative, other.rejected)) for other in others]
-        # What needed a person needs one still, whoever completes it.
-        return [made.model_copy(update={"ask": made.ask or first.ask}) for first, made in found if made is not None]
+async def _complete(
+    provider: AlternativeProvider, flawed: Sequence[Candidate], request: ReplanRequest
+) -> list[Alternative]:
+    """Ask a provider to complete the proposals of others."""
+    complete = getattr(provider, "complete")  # noqa: B009 - not every provider has it
+    completed = []
+    for other in flawed:
+        if other.alternative.source != _name(provider):
+            made = await complete(request, other.alternative, other.rejected)
+            if made is not None:  # a proposal that needed a person still needs one
+                completed.append(made.model_copy(update={"ask": made.ask or other.alternative.ask}))
+    return completed
+
+
+async def _ask_all(
+    asked: Sequence[tuple[AlternativeProvider, AskProvider]],
+    request: ReplanRequest,
+    life: Lifecycle,
+    vetter: AlternativeVetter,
+) -> list[Reply]:
+    """Ask providers at the same time.
+
+    Raises:
+        StaleView: the first of them that read the plan after it had moved on.
+    """
+    replies = [Reply(provider) for provider, _ in asked]
+    stale: dict[int, StaleView] = {}
+
+    async def ask_one(index: int) -> None:
+        try:
+            await _ask_provider(asked[index][1], replies[index], request, life, vetter)
+        except StaleView as error:
+            stale[index] = error
+
+    if len(asked) == 1:
+        await ask_one(0)
+    elif asked:
+        async with anyio.create_task_group() as group:
+            for index in range(len(asked)):
+                group.start_soon(ask_one, index)
+    if stale:
+        raise stale[min(stale)]
+    return replies
+
+
+async def _ask_provider(
+    ask: AskProvider, reply: Reply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
+) -> None:
+    """Ask one provider within budget and deadline; a failure is contained and noted."""
+    provider, name, budget = reply.provider, reply.name, life.ledger.budget_tracker
+    try:
+        estimate = getattr(provider, "estimate", None)
+        reserved = budget.reserve(estimate(request) if estimate is not None else Usage())
+    except BudgetExceeded as error:
+        reply.notes.append(f"{name} was not asked: {error}")
+        return
+    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
+        reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
+        return
+    scope = anyio.CancelScope()
+    alarm = life.timer.call_at(request.deadline, scope.cancel)
+    # As `replace` would make it, which takes several times as long.
+    request = ReplanRequest(
+        triggers=request.triggers,
+        view=request.view,
+        max_alternatives=request.max_alternatives,
+        deadline=request.deadline,
+        tried_fingerprints=request.tried_fingerprints,
+        charge=partial(life.charge, provider=name),
+        meter=life.meter(name, reply.add_note),
+        history=request.history,
+        rejection_reason=lambda alternative: vetter.vet(reply.sign(alternative)).candidate.rejected,
+        add_note=reply.add_note,
+    )
+    try:
+        with life.spans.provider_span(name) as answered:
+            with scope:
+                reply.accept(await isolate(ask(request)))
+            answered(len(reply.alternatives), scope.cancelled_caught)
+        if scope.cancelled_caught:
+            reply.notes.append(f"{name} did not answer in time")
+    except StaleView:
+        raise
+    except BudgetExceeded as error:
+        reply.notes.append(f"{name} could ask no further: {error}")
+    except LLMError as error:  # its message is meant for people
+        reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:_MAX_NOTE_CHARS])
+    except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
+        reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
+    finally:
+        alarm.cancel()
+        budget.settle(reserved)
+
+
+def _name(provider: AlternativeProvider) -> str:
+    return str(getattr(provider, "name", type(provider).__name__))

@@ -1,4 +1,4 @@
-"""Watches runs: asks detectors about what happens, and tells those who listen."""
+"""Monitoring of runs: detectors turn records into triggers, and handlers are called with events."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from replanning.decision.request import TriggerDetector
 from replanning.journal.records import ErrorContained, Record, RecordBody, TriggerDropped, TriggerFired
 from replanning.journal.triggers import TriggerEvent, TriggerKind
 from replanning.live.view import PlanView
+from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
-from replanning.run.isolation import describe_error, isolate
+from replanning.run.isolation import isolate
 from replanning.run.lifecycle import Lifecycle, ResumeState
-from replanning.run.run import PlanRun
 from replanning.settings import Settings
 
 EventT = TypeVar("EventT")
@@ -36,7 +36,7 @@ class MonitorNotice(NamedTuple):
 
 
 class PlanMonitor:
-    """Turns what happens in runs into triggers, and tells handlers about it.
+    """Turns the records of runs into triggers, and calls handlers with both.
 
     Args:
         detectors: plugin names or detector objects; all installed ones when left out.
@@ -46,8 +46,8 @@ class PlanMonitor:
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}
-        self._watches: dict[str, _RunWatch] = {}
-        self._delivering: dict[str, _RunWatch] = {}
+        self._watches: dict[RunId, _RunWatch] = {}
+        self._delivering: dict[RunId, _RunWatch] = {}
 
     def __repr__(self) -> str:
         return f"<PlanMonitor watching {list(self._watches)}>"
@@ -55,11 +55,11 @@ class PlanMonitor:
     def on(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]:
         """Call a handler, sync or async, after each event of a type: a trigger, a record, or `MonitorNotice`.
 
-        Handlers run one after another, in the order of events, after the event is on record. What they raise
-        is recorded and goes no further.
+        Handlers run one after another, in the order of events, after the event is on record. Their errors are
+        recorded and go no further.
 
         Returns:
-            A function that takes the handler away again.
+            A function that removes the handler.
         """
         name = self._event_names.setdefault(event_type, f"{event_type.__module__}.{event_type.__qualname__}")
         self._emitter.add_listener(name, handler)
@@ -67,30 +67,28 @@ class PlanMonitor:
             watch.subscribe()
         return lambda: self._emitter.remove_listener(name, handler)
 
-    def watch(self, run: PlanRun, triggers: Sequence[TriggerKind]) -> None:
-        """Begin to watch a run, for these kinds of trigger."""
-        watch = _RunWatch(run, self._load_detectors(triggers, run._lifecycle.settings), self)
-        self._watches[run.id] = self._delivering[run.id] = watch
+    def watch(self, life: Lifecycle, triggers: Sequence[TriggerKind]) -> None:
+        """Start watching a run, for these kinds of trigger."""
+        watch = _RunWatch(life, self._load_detectors(triggers, life.settings), self)
+        self._watches[life.run_id] = self._delivering[life.run_id] = watch
         if self._event_names:
             watch.subscribe()
-        self._emit(watch, MonitorNotice(run.id, "started"))
+        self._emit(watch, MonitorNotice(life.run_id, "started"))
 
-    def unwatch(self, run: PlanRun) -> None:
-        """Stop watching a run; its events that wait are still delivered."""
-        watch = self._watches.pop(run.id, None)
+    def unwatch(self, run: RunId) -> None:
+        """Stop watching a run; its waiting events are still delivered."""
+        watch = self._watches.pop(run, None)
         if watch is not None:
-            self._emit(watch, MonitorNotice(run.id, "stopped"))
+            self._emit(watch, MonitorNotice(run, "stopped"))
             watch.close()
 
-    def redetect(self, run: PlanRun, past: ResumeState) -> None:
-        """Have detectors look at the last record of a run that is taken up again, in case its process could not."""
-        watch = self._watches.get(run.id)
-        if watch is not None:
-            watch.redetect(past)
+    def redetect(self, run: RunId, past: ResumeState) -> None:
+        """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
+        self._watches[run].detect(past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers})
 
-    async def deliver(self, run: PlanRun) -> None:
+    async def deliver(self, run: RunId) -> None:
         """Call the handlers of a run's events, until it is no longer watched and all are delivered."""
-        watch = self._delivering.pop(run.id, None)  # also when it was watched so shortly that this begins afterwards
+        watch = self._delivering.pop(run, None)  # also when it was watched so shortly that this begins afterwards
         if watch is None:
             return
         async with watch.receive:
@@ -114,27 +112,23 @@ class PlanMonitor:
             watch.enqueue(event)
 
     def _load_detectors(self, kinds: Sequence[TriggerKind], settings: Settings) -> list[TriggerDetector]:
-        wanted = kinds if self._detector_specs is None else self._detector_specs
-        made = [
-            _create_detector(load_plugin("triggers", item), settings) if isinstance(item, str) else item
-            for item in wanted
-        ]
-        return [detector for detector in made if detector.name in kinds or self._detector_specs is not None]
-
-
-def _create_detector(kind: type, settings: Settings) -> TriggerDetector:
-    make = getattr(kind, "for_settings", None)
-    detector: TriggerDetector = kind() if make is None else make(settings)
-    return detector
+        detectors = []
+        for spec in kinds if self._detector_specs is None else self._detector_specs:
+            if isinstance(spec, str):
+                plugin = load_plugin("triggers", spec)
+                make = getattr(plugin, "for_settings", None)
+                spec = plugin() if make is None else make(settings)  # noqa: PLW2901 - the detector of that name
+            if spec.name in kinds or self._detector_specs is not None:
+                detectors.append(spec)
+        return detectors
 
 
 class _RunWatch:
-    """The watching of one run."""
+    """The watch on one run: its detectors, and the queue of its events."""
 
-    def __init__(self, run: PlanRun, detectors: Sequence[TriggerDetector], monitor: PlanMonitor) -> None:
-        self.run = run
+    def __init__(self, life: Lifecycle, detectors: Sequence[TriggerDetector], monitor: PlanMonitor) -> None:
+        self._lifecycle = life
         self._monitor = monitor
-        self._lifecycle: Lifecycle = run._lifecycle
         self._overflow = False
         self._send: MemoryObjectSendStream[object]
         self.receive: MemoryObjectReceiveStream[object]
@@ -144,10 +138,10 @@ class _RunWatch:
             for kind in detector.observes:
                 self._detectors_by_type.setdefault(kind, []).append(detector)
         for kind in self._detectors_by_type:
-            self._lifecycle.observers.setdefault(kind, []).append(self._detect)
+            life.observers.setdefault(kind, []).append(self.detect)
 
     def subscribe(self) -> None:
-        """Tell the monitor of every record, from now on."""
+        """Emit every record, from now on."""
         if self._on_record not in self._lifecycle.listeners:
             self._lifecycle.listeners.append(self._on_record)
 
@@ -162,20 +156,18 @@ class _RunWatch:
                     "listeners", RuntimeError(f"more than {MAX_QUEUED_EVENTS} events wait; further ones are dropped")
                 )
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # nobody listens any more: the run is being closed
+            pass  # the run is being closed
 
     def record_failure(self, where: str, error: Exception) -> None:
         """Record a failure that goes no further."""
         if not self._lifecycle.journal.blocked:  # also after the end of the run: its journal is ours until it is closed
-            self._lifecycle.commit_or_defer(
-                ErrorContained(where, self.run._redactor.text(describe_error(error))[:2000])
-            )
+            self._lifecycle.record_error(where, error)
 
     def close(self) -> None:
-        """Take no more events."""
+        """Stop detecting, and take no more events."""
         for observers in self._lifecycle.observers.values():
-            if self._detect in observers:
-                observers.remove(self._detect)
+            if self.detect in observers:
+                observers.remove(self.detect)
         if self._on_record in self._lifecycle.listeners:
             self._lifecycle.listeners.remove(self._on_record)
         self._send.close()
@@ -184,29 +176,25 @@ class _RunWatch:
         body = record.body
         self._monitor._emit(self, body.trigger if isinstance(body, TriggerFired) else body)
 
-    def redetect(self, past: ResumeState) -> None:
-        """Fire what follows from the last record of a run that is taken up again and was not fired then."""
-        self._detect(past.last_cause, frozenset(trigger.fingerprint for trigger in past.fired_triggers))
-
-    def _detect(self, record: Record, known: Collection[tuple[str, str, str]] = ()) -> None:
+    def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
+        """Fire the triggers that follow from a record, except those with fingerprints that were fired before."""
         if self._lifecycle.end is not None:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                found = list(detector.detect(record.body, PlanView(self.run.live)))  # type: ignore[arg-type]
+                triggers = list(detector.detect(record.body, PlanView(self._lifecycle.live)))  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 self.record_failure(f"detector {detector.name!r}", error)
                 continue
-            for trigger in found:
-                if trigger.fingerprint not in known:
+            for trigger in triggers:
+                if trigger.fingerprint not in fired:
                     self._fire(trigger, record.at)
 
-    def _fire(self, trigger: TriggerEvent, at: float) -> None:
-        ledger, live = self._lifecycle.ledger, self.run.live
-        number = len(ledger.triggers) + 1
-        trigger = self.run._redactor.document(trigger)
-        named = trigger.model_copy(update={"id": f"t{number}", "run": self.run.id, "at": at, "revision": live.revision})
-        same = next((t.id for t in ledger.open_triggers.values() if t.fingerprint == named.fingerprint), None)
-        self._lifecycle.commit_or_defer(TriggerFired(named))  # type: ignore[arg-type]
+    def _fire(self, detected: TriggerEvent, at: float) -> None:
+        life = self._lifecycle
+        fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": at}
+        trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
+        same = next((t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint), None)
+        life.commit_or_defer(TriggerFired(trigger))  # type: ignore[arg-type]
         if same is not None:
-            self._lifecycle.commit_or_defer(TriggerDropped(named.id, f"the same trigger is waiting as {same}"))
+            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))

@@ -1,4 +1,4 @@
-"""Gates that come with the library."""
+"""Questions to people: the gates of the library, and the open questions of a run until they are answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from replanning.changes import PlanChange
 from replanning.decision.answers import (
     STALE_QUESTION_REASON,
     answer_changes,
@@ -40,18 +39,16 @@ from replanning.journal.records import (
     AnswerRefused,
     Candidate,
     DecisionMade,
-    ErrorContained,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
-    Record,
     RunPaused,
 )
 from replanning.journal.triggers import Trigger
-from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
-from replanning.run.isolation import describe_error, isolate
-from replanning.run.run import PlanRun
+from replanning.plan.types import QuestionId, ReplanId, TaskId
+from replanning.run.isolation import isolate
+from replanning.run.lifecycle import Lifecycle
 
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
@@ -60,8 +57,8 @@ class CallbackGate:
     """Asks by calling a function, sync or async, that returns the answer.
 
     Args:
-        ask: gets the question.
-        remind: gets it again when the deadline comes near.
+        ask: called with the question.
+        remind: called with it again when the deadline is near.
     """
 
     def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
@@ -72,19 +69,19 @@ class CallbackGate:
         return f"<CallbackGate {getattr(self._ask, '__qualname__', self._ask)}>"
 
     async def ask(self, question: Question) -> Answer:
-        """The answer that the function returns."""
+        """Return the answer of the function."""
         answer = self._ask(question)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def remind(self, question: Question) -> None:
         """Call the function for reminders, if there is one."""
-        said = self._remind(question) if self._remind is not None else None
-        if inspect.isawaitable(said):
-            await said
+        reminder = self._remind(question) if self._remind is not None else None
+        if inspect.isawaitable(reminder):
+            await reminder
 
 
 class StoreGate:
-    """Keeps the run waiting until somebody answers through the store, as `replanning approve` does."""
+    """Keeps the run waiting until a person answers through the store, as `replanning approve` does."""
 
     def __repr__(self) -> str:
         return "<StoreGate>"
@@ -95,33 +92,32 @@ class StoreGate:
         raise AssertionError("sleep_forever returned")
 
     async def remind(self, question: Question) -> None:
-        """Nobody is there to be reminded."""
+        """Do nothing: people see the question in the store."""
 
 
 MAX_REFUSED_ANSWERS: Final = 5
-"""Answers of a gate that may be refused in a row; then it is taken not to understand."""
+"""Answers of a gate that may be refused in a row before the gate counts as failed."""
 
 
 class Questions:
     """The open questions of one run.
 
     Args:
-        run: the run whose plan is in question.
-        gate: asks a person; without one, questions are kept until somebody answers.
-        durable: whether the run can be paused until somebody answers.
+        life: the run whose plan is in question.
+        gate: asks a person; without one, questions are kept until a person answers from elsewhere.
+        durable: whether the run can be paused until then.
     """
 
-    def __init__(self, run: PlanRun, gate: HumanGate | None, *, durable: bool) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
+    def __init__(self, life: Lifecycle, gate: HumanGate | None, *, durable: bool) -> None:
+        self._lifecycle = life
         self._gate = gate
         self._durable = durable
         self._conversations: dict[QuestionId, _Conversation] = {}
         self._group: TaskGroup | None = None
-        self._lifecycle.observers[PlanRevised].append(self._on_revised)
+        life.observers[PlanRevised].append(lambda record: self._withdraw_stale())
 
     def can_ask(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether there is somebody to ask, who has turned down none of these already."""
+        """Return whether there is a gate, and nobody has turned down one of these candidates already."""
         declined = self._lifecycle.ledger.declined_at
         return self._gate is not None and not any(c.alternative.fingerprint() in declined for c in candidates)
 
@@ -131,7 +127,7 @@ class Questions:
         return bool(self._conversations) or bool(self._lifecycle.ledger.answers_by_replan)
 
     def resume(self, group: TaskGroup) -> None:
-        """Finish what a resumed run had begun, and put the questions that it has open to the gate again."""
+        """Carry out the answers on record of a resumed run, and put its open questions to the gate again."""
         self._group = group
         if self._lifecycle.ledger.answers_by_replan:
             self._lifecycle.checks_deferred = True  # the run is not at its end before all of it is taken up again
@@ -152,26 +148,27 @@ class Questions:
         holds: tuple[TaskId, ...],
     ) -> None:
         """Record a question, hold the tasks it is about, and put it to the gate."""
-        now, approval = self._lifecycle.clock.now(), self._lifecycle.settings.approval
+        life = self._lifecycle
+        now, approval = life.clock.now(), life.settings.approval
         timeout = approval.timeout if self._gate is not None else None
         asked = QuestionAsked(
-            question=QuestionId(f"{self._run.id}.q{self._lifecycle.ledger.question_count + 1}"),
+            question=QuestionId(f"{life.run_id}.q{life.ledger.question_count + 1}"),
             replan=replan,
             triggers=tuple(trigger.id for trigger in triggers),
             text=_question_text(triggers, decision.reason),
             candidates=tuple(candidate for candidate in candidates if not candidate.rejected),
             holds=holds,
-            footprint=footprint_hash(self._run.live, holds),
-            revision=self._run.live.revision,
+            footprint=footprint_hash(life.live, holds),
+            revision=life.live.revision,
             deadline=None if timeout is None else now + timeout,
             remind_at=None if timeout is None else now + timeout * approval.remind_after,
         )
-        self._lifecycle.commit(asked)
+        life.commit(asked)
         self._present(asked)
 
     def question(self, asked: QuestionAsked) -> Question:
-        """A question as a gate or a person gets to see it."""
-        return build_question(asked, self._run.id, self._run.live, self._lifecycle.ledger)
+        """Return a question as gates and people see it."""
+        return build_question(asked, self._lifecycle.run_id, self._lifecycle.live, self._lifecycle.ledger)
 
     def answer(self, question_id: QuestionId, answer: Answer) -> None:
         """Take an answer and carry it out.
@@ -179,12 +176,12 @@ class Questions:
         Raises:
             UnknownQuestion: no such question is open.
             StaleAnswer: the tasks it is about have changed since; it is closed.
-            ChangeRefused: it is no answer, or the person's own changes do not fit; the question stays open.
+            ChangeRejected: the answer is not valid, or the person's own changes do not fit; the question stays open.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        life, redactor = self._lifecycle, self._run._redactor
-        redact = redactor.text
+        life = self._lifecycle
+        redact = life.redactor.text
         if life.end is not None:
             raise NotRunning(f"the run is {life.end.status}; resume it to have question {question_id!r} answered")
         asked = life.ledger.open_questions.get(question_id)
@@ -192,8 +189,8 @@ class Questions:
             raise closed_error(question_id, life.ledger)
         try:
             answer = validate_answer(answer)
-            answer = replace(answer, changes=redact_changes(answer.changes, redactor))
-            answer_changes(answer, asked, self._run.live)
+            answer = replace(answer, changes=redact_changes(answer.changes, life.redactor))
+            answer_changes(answer, asked, life.live)
         except (ChangeRejected, StaleAnswer) as error:
             life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))
             if isinstance(error, StaleAnswer):
@@ -207,13 +204,13 @@ class Questions:
     # Closing
 
     def _close_and_carry_out(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        """Put an answer on record, then do what it says; should the process end in between, a resume does it."""
+        """Record an answer, then carry it out; should the process end in between, a resume does so."""
         with self._lifecycle.batch():
             self._close(asked, closing)
             self._carry_out_answers()
 
     def _carry_out_answers(self) -> None:
-        """Do what the answers on record say."""
+        """Carry out the answers on record, now or when the store works again."""
         try:
             with self._lifecycle.batch():
                 for asked, closing in list(self._lifecycle.ledger.answers_by_replan.values()):
@@ -226,30 +223,35 @@ class Questions:
         try:
             await self._lifecycle.wait_for_store()
         except NotRunning:
-            return  # the answer is on record: whoever resumes the run carries it out
+            return  # the answer is on record for the process that resumes the run
         self._carry_out_answers()
 
     def _carry_out_answer(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        said = resolve_question(asked, closing)
-        decision, rule, because = said.decision, said.rule, said.decision_reason
-        applied = any(revised.replan == asked.replan for _, revised in self._lifecycle.ledger.revisions)
-        if said.changes and not applied:
+        ledger = self._lifecycle.ledger
+        resolved = resolve_question(asked, closing)
+        decision, rule, reason = resolved.decision, resolved.rule, resolved.decision_reason
+        if resolved.changes and not any(revised.replan == asked.replan for _, revised in ledger.revisions):
             try:
-                self._run._revise(
-                    said.changes, said.reason, said.by, triggers=asked.triggers, replan=asked.replan, chosen=said.chosen
+                self._lifecycle.revise(
+                    resolved.changes,
+                    resolved.reason,
+                    resolved.by,
+                    triggers=asked.triggers,
+                    replan=asked.replan,
+                    chosen=resolved.chosen,
                 )
             except ChangeRejected as error:  # the plan was edited before it could be carried out
-                decision, rule, because = "keep", "refused", str(error)
-        triggers = self._resolved_triggers(asked, said.changes) if decision == "execute" else asked.triggers
-        self._lifecycle.commit(DecisionMade(asked.replan, triggers, decision, rule, because, said.chosen, said.by))
-
-    def _resolved_triggers(self, asked: QuestionAsked, changes: tuple[PlanChange, ...]) -> tuple[TriggerId, ...]:
-        """The triggers of a question that changes are about: whoever approves of one candidate says nothing of the rest."""
-        triggers = [self._lifecycle.ledger.triggers[trigger_id] for trigger_id in asked.triggers]
-        return tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
+                decision, rule, reason = "keep", "refused", str(error)
+        settled = asked.triggers
+        if decision == "execute":  # a person who approves of one candidate decides nothing about the other triggers
+            triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
+            settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [resolved.changes]))
+        self._lifecycle.commit(
+            DecisionMade(asked.replan, settled, decision, rule, reason, resolved.chosen, resolved.by)
+        )
 
     def _withdraw(self, asked: QuestionAsked) -> None:
-        """Close a question that nobody can answer any more; its triggers are considered anew."""
+        """Close a question that has become stale; its triggers are considered again."""
         with self._lifecycle.batch():
             self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON))
 
@@ -259,17 +261,13 @@ class Questions:
         if conversation is not None:
             conversation.cancel()
 
-    def _on_revised(self, record: Record) -> None:
-        self._withdraw_stale()
-
     def _withdraw_stale(self) -> None:
-        """Withdraw what a revision has made pointless, so that nobody is asked in vain and the run does not wait."""
+        """Withdraw the questions that a revision has made stale, so that the run does not wait for their answers."""
         for asked in list(self._lifecycle.ledger.open_questions.values()):
-            if is_stale(asked, self._run.live):
+            if is_stale(asked, self._lifecycle.live):
+                closing = QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON)
                 try:
-                    self._close(
-                        asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON)
-                    )
+                    self._close(asked, closing)
                 except StoreError:
                     return  # the answer will be refused, or the deadline withdraw it
 
@@ -277,33 +275,32 @@ class Questions:
 
     def _present(self, asked: QuestionAsked) -> None:
         if self._gate is not None and self._group is not None and asked.question not in self._conversations:
-            self._conversations[asked.question] = conversation = _Conversation(self, self._run, asked, self._gate)
+            self._conversations[asked.question] = conversation = _Conversation(self, self._lifecycle, asked, self._gate)
             self._group.start_soon(self._run_conversation, conversation)
 
     async def _run_conversation(self, conversation: _Conversation) -> None:
-        asked = conversation.question_record
         try:
             if await conversation.run_until_closed():
-                await self._expire(asked)
+                await self._expire(conversation.asked)
         except NotRunning:
             pass  # the run has ended while the store failed
         finally:
-            self._conversations.pop(asked.question, None)
+            self._conversations.pop(conversation.asked.question, None)
         self._lifecycle.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
-        """Close a question that nobody answered in time, as soon as the store takes it."""
+        """Close a question that was not answered in time, as soon as the store takes it."""
         life = self._lifecycle
         outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
         while asked.question in life.ledger.open_questions and life.end is None:
             try:
-                if is_stale(asked, self._run.live):
+                if is_stale(asked, life.live):
                     self._withdraw(asked)
                 elif outcome == "pause":
                     life.commit(RunPaused(f"nobody answered question {asked.question!r} in time", "timeout"))
                     return
                 else:
-                    self._close_and_carry_out(asked, timeout_answer(asked, outcome, self._run.live, life.ledger))
+                    self._close_and_carry_out(asked, timeout_answer(asked, outcome, life.live, life.ledger))
             except StoreError:
                 await life.wait_for_store()
 
@@ -311,21 +308,20 @@ class Questions:
 class _Conversation:
     """One question that is put to a gate, with reminder and deadline, until it is closed."""
 
-    def __init__(self, questions: Questions, run: PlanRun, asked: QuestionAsked, gate: HumanGate) -> None:
-        self.question_record = asked
+    def __init__(self, questions: Questions, life: Lifecycle, asked: QuestionAsked, gate: HumanGate) -> None:
+        self.asked = asked
         self._questions = questions
-        self._lifecycle = run._lifecycle
-        self._redactor = run._redactor
+        self._lifecycle = life
         self._gate = gate
         self._scope = anyio.CancelScope()
         self._timed_out = False
 
     def cancel(self) -> None:
-        """Let the gate go: the question is closed."""
+        """Cancel the gate: the question is closed."""
         self._scope.cancel()
 
     async def run_until_closed(self) -> bool:
-        """Ask until the question is closed; returns whether time was up before."""
+        """Ask until the question is closed; returns whether its time was up before."""
         question, remind_at = self._with_deadline()
 
         def remind() -> None:
@@ -351,8 +347,8 @@ class _Conversation:
         self._scope.cancel()
 
     def _with_deadline(self) -> tuple[Question, float | None]:
-        """The question with its deadline, and when to remind of it; who had no time to answer gets it anew."""
-        asked, life = self.question_record, self._lifecycle
+        """Return the question and the time of its reminder; a deadline that has passed before it was put is renewed."""
+        asked, life = self.asked, self._lifecycle
         approval, now = life.settings.approval, life.clock.now()
         question, remind_at = self._questions.question(asked), asked.remind_at
         if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
@@ -399,10 +395,10 @@ class _Conversation:
 
     def _record_failure(self, where: str, error: Exception) -> None:
         if self._lifecycle.end is None:
-            self._lifecycle.commit_or_defer(ErrorContained(where, self._redactor.text(describe_error(error))[:2000]))
+            self._lifecycle.record_error(where, error)
 
 
 def _question_text(triggers: Sequence[Trigger], question: str) -> str:
-    """What is asked, after why; a cause that only says the same as its first line is left out."""
+    """Return the causes followed by the question; a cause that repeats the question's first line is left out."""
     causes, first = [trigger.reason or trigger.kind for trigger in triggers], question.partition("\n")[0]
     return "; ".join([*(cause for cause in causes if first not in cause), question])

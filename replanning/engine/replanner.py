@@ -1,4 +1,4 @@
-"""Decides about the triggers of one run, one after another, and applies what is decided."""
+"""Replanning of one run: triggers queue up, and are decided one after another; the decision is applied."""
 
 from __future__ import annotations
 
@@ -16,48 +16,215 @@ from replanning.decision.answers import question_footprint
 from replanning.decision.confidence import OutcomeHistory
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
-from replanning.engine.generator import AlternativeGenerator, GenerationContext, RankedCandidates
+from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
-from replanning.engine.trigger_queue import TriggerQueue
 from replanning.errors import ChangeRejected, NotRunning, RecordNotSerializable, StaleView, StoreError
 from replanning.journal.records import (
     AlternativesConsidered,
-    Candidate,
     DecisionKind,
     DecisionMade,
-    ErrorContained,
     QuestionAnswered,
     Record,
+    TriggerAttached,
     TriggerDropped,
+    TriggerFired,
 )
 from replanning.journal.triggers import Trigger
+from replanning.live.entries import TaskEntry
 from replanning.live.view import PlanView
-from replanning.plan.types import ReplanId, TriggerId
+from replanning.plan.types import ReplanId, TaskId, TriggerId
 from replanning.run.isolation import yielding
-from replanning.run.run import PlanRun
+from replanning.run.lifecycle import Lifecycle
 
 _DECISIONS_PER_CHECKPOINT: Final = 8
 """Decisions that waited for nothing before the event loop gets a turn all the same."""
 
 _AUTOMATIC_DECIDERS: Final = ("policy", "observe")
-"""By whom a decision is that no person has made, and no deadline."""
+"""Authors of decisions other than a person, or the deadline of a question."""
+
+_HOLD_KINDS: Final = ("context-changed", "resource-changed")
+"""Kinds of trigger that are fired before a task has failed."""
+
+
+class TriggerQueue:
+    """The triggers of one run that are to be decided, and those that are decided together.
+
+    Args:
+        life: the run.
+        hold_tasks: whether tasks that have lost a need, or come before it, are held back while an alternative is sought.
+
+    Attributes:
+        in_progress: the triggers that are being decided.
+    """
+
+    def __init__(self, life: Lifecycle, *, hold_tasks: bool) -> None:
+        self._lifecycle = life
+        self._hold_tasks = hold_tasks
+        self.in_progress: list[Trigger] = []
+        self._waiting: list[Trigger] = []
+        self._deferred: dict[TriggerId, Trigger] = {}
+        self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
+        self._nonempty = anyio.Event()
+        life.observers[TriggerFired].append(self._on_fired)
+        life.observers[TriggerDropped].append(self._on_dropped)
+
+    def __repr__(self) -> str:
+        return f"<TriggerQueue waiting={len(self._waiting)} deferred={len(self._deferred)}>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a trigger is being decided, or is about to be."""
+        return bool(self.in_progress or self._waiting or self._deferred)
+
+    def add(self, trigger: Trigger) -> None:
+        """Queue a trigger."""
+        self._waiting.append(trigger)
+        self._hold(trigger)
+        self._nonempty.set()
+
+    def reload(self) -> None:
+        """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
+        ledger = self._lifecycle.ledger
+        parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
+        elsewhere = {trigger.id for trigger in self.in_progress} | self._deferred.keys() | parked
+        self._waiting = [trigger for trigger in ledger.open_triggers.values() if trigger.id not in elsewhere]
+        for trigger in self._waiting:
+            self._hold(trigger)
+        self._nonempty.set()
+
+    async def wait(self) -> None:
+        """Wait until there is a trigger to decide."""
+        while not self._waiting:
+            self._nonempty = anyio.Event()
+            await self._nonempty.wait()
+
+    def take(self) -> Trigger | None:
+        """Return the next trigger; None where the run has ended, or all were dropped meanwhile."""
+        if self._lifecycle.end is not None:
+            self._waiting.clear()  # they are on record for the process that resumes the run
+        if not self._waiting:
+            return None
+        self.in_progress = [self._waiting.pop(0)]
+        return self.in_progress[0]
+
+    def collect_batch(self, trigger: Trigger) -> list[Trigger]:
+        """Return the taken trigger with all waiting ones whose footprints overlap.
+
+        Nothing is returned where it is dropped, or waits for a cooldown or for an open question.
+        """
+        if trigger.id not in self._lifecycle.ledger.open_triggers:
+            return []
+        if not self.check_current(trigger) or self._defer_for_cooldown(trigger) or self._attach_to_question(trigger):
+            return []
+        if self._waiting:
+            footprint = self._footprint(trigger)
+            waiting, self._waiting, apart = self._waiting, [], []
+            for other in waiting:
+                if other.id in self._lifecycle.ledger.open_triggers and self.check_current(other):
+                    if footprint.isdisjoint(more := self._footprint(other)):
+                        apart.append(other)
+                    else:
+                        self.in_progress.append(other)
+                        footprint |= more
+            self._waiting[:0] = apart
+        return self.in_progress
+
+    def check_current(self, trigger: Trigger) -> bool:
+        """Return whether a trigger still holds; drop it if the plan has moved past it."""
+        reason = stale_reason(trigger, self._lifecycle.live)
+        if reason:
+            self._drop(trigger, reason)
+        return not reason
+
+    def finish_batch(self) -> None:
+        """Release the tasks that were held for triggers that are decided, or wait elsewhere."""
+        self.in_progress = []
+        waiting = {trigger.id for trigger in self._waiting}
+        for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in waiting]:
+            self._lifecycle.live.dispatcher.release(self._held_tasks.pop(trigger_id))
+            self._lifecycle.wake_waiters()
+
+    def _on_fired(self, record: Record) -> None:
+        assert isinstance(record.body, TriggerFired)
+        self.add(record.body.trigger)
+
+    def _on_dropped(self, record: Record) -> None:
+        assert isinstance(record.body, TriggerDropped)
+        dropped = record.body.trigger
+        self._waiting = [trigger for trigger in self._waiting if trigger.id != dropped]
+
+    def _hold(self, trigger: Trigger) -> None:
+        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and self._hold_tasks:
+            live = self._lifecycle.live
+            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
+            live.dispatcher.hold(self._held_tasks[trigger.id])
+
+    def _drop(self, trigger: Trigger, reason: str) -> None:
+        self._lifecycle.commit(TriggerDropped(trigger.id, reason))
+
+    def _defer_for_cooldown(self, trigger: Trigger) -> bool:
+        """Put a repetition off until the cooldown of its fingerprint is over."""
+        decided_at = self._lifecycle.ledger.last_decided_at.get(trigger.fingerprint)
+        if decided_at is None:
+            return False
+        if trigger.kind == "goal-unreachable":
+            self._drop(trigger, "the same was decided before, and nothing has changed since")
+            return True
+        due = decided_at + self._lifecycle.settings.cooldown
+        if due <= self._lifecycle.clock.now():
+            return False
+        same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
+        if same is not None:
+            self._drop(trigger, f"the same trigger waits for its cooldown as {same.id}")
+            return True
+
+        def end_cooldown() -> None:
+            self.add(self._deferred.pop(trigger.id))
+
+        self._deferred[trigger.id] = trigger
+        self._lifecycle.timer.call_at(due, end_cooldown)
+        return True
+
+    def _attach_to_question(self, trigger: Trigger) -> bool:
+        """Let a trigger wait with an open question about the same tasks."""
+        questions = self._lifecycle.ledger.open_questions
+        if not questions or trigger.kind in ("goal-unreachable", "human-request"):
+            return False
+        footprint = self._footprint(trigger)
+        for asked in questions.values():
+            if not footprint.isdisjoint(asked.holds):
+                self._lifecycle.commit(TriggerAttached(asked.question, trigger.id))
+                return True
+        return False
+
+    def _footprint(self, trigger: Trigger) -> set[TaskId]:
+        """Return the tasks of a trigger with everything that depends on them."""
+        live = self._lifecycle.live
+        footprint: set[TaskId] = set()
+        stack = [task_id for task_id in trigger.tasks if task_id in live]
+        while stack:
+            task_id = stack.pop()
+            if task_id not in footprint:
+                footprint.add(task_id)
+                stack.extend(live.entry(task_id).dependent_ids())
+        return footprint
 
 
 class Replanner:
-    """The replanning of one run.
+    """Decides about the triggers of one run, and applies the decisions.
 
     Args:
-        run: whose plan is changed.
-        generator: where alternatives come from.
-        policy: what becomes of them.
-        questions: what people are asked.
-        observe_only: record what would have been done, and do nothing.
-        past: earlier outcomes of a tool, across runs.
+        life: the run.
+        generator: obtains alternatives.
+        policy: decides about them.
+        questions: asks people.
+        observe_only: record the decisions, and apply nothing.
+        outcome_history: earlier outcomes of a tool, across runs.
     """
 
     def __init__(
         self,
-        run: PlanRun,
+        life: Lifecycle,
         generator: AlternativeGenerator,
         policy: ReplanPolicy,
         questions: Questions,
@@ -65,27 +232,26 @@ class Replanner:
         observe_only: bool,
         outcome_history: OutcomeHistory,
     ) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
+        self._lifecycle = life
         self._generator = generator
         self._policy = policy
         self._questions = questions
         self._observe_only = observe_only
         self._outcome_history = outcome_history
-        self.queue = TriggerQueue(self._lifecycle, hold_tasks=not observe_only)
-        self._lifecycle.observers[QuestionAnswered].append(lambda record: self.queue.reload())
-        self._lifecycle.observers[DecisionMade].append(self._on_decided)
+        self.queue = TriggerQueue(life, hold_tasks=not observe_only)
+        life.observers[QuestionAnswered].append(lambda record: self.queue.reload())
+        life.observers[DecisionMade].append(self._on_decided)
 
     def __repr__(self) -> str:
-        return f"<Replanner of {self._run.id!r} queue={self.queue!r}>"
+        return f"<Replanner of {self._lifecycle.run_id!r} queue={self.queue!r}>"
 
     @property
     def busy(self) -> bool:
-        """Whether something is being decided, is about to be, or a person is being asked."""
+        """Whether a trigger is being decided, is about to be, or a person is being asked."""
         return self.queue.busy or self._questions.has_pending
 
     def _on_decided(self, record: Record) -> None:
-        """Consider anew what an answer has left out."""
+        """Consider again the triggers that an answer has left out."""
         assert isinstance(record.body, DecisionMade)
         if record.body.by not in _AUTOMATIC_DECIDERS:
             self.queue.reload()
@@ -97,7 +263,7 @@ class Replanner:
                 await anyio.lowlevel.checkpoint()
             await self.queue.wait()
             try:
-                await yielding(self._run.live.compute_hash())
+                await yielding(self._lifecycle.live.compute_hash())
                 await self._consider_next()
             finally:
                 self.queue.finish_batch()
@@ -111,21 +277,23 @@ class Replanner:
             self.record_pending_decisions()
             if triggers := self.queue.collect_batch(trigger):
                 await self._replan(triggers)
-        except RecordNotSerializable as error:  # what was proposed cannot be put on record, however often it is tried
+        except RecordNotSerializable as error:  # the proposals cannot be put on record, however often that is tried
             self._drop_failed_batch(error)
         except (StoreError, NotRunning):
-            await self._wait_for_store()
+            with suppress(NotRunning):  # the run has ended, and nothing more is decided
+                await self._lifecycle.wait_for_store()
+                self.queue.in_progress = []
+                self.queue.reload()  # everything that was recorded before the store failed need not be done again
         except Exception as error:  # noqa: BLE001 - law 7: the engine never makes things worse
             self._drop_failed_batch(error)
 
     def _drop_failed_batch(self, error: Exception) -> None:
-        where = "replanning"
-        self._lifecycle.commit_or_defer(ErrorContained(where, self._run._redactor.text(repr(error))[:2000]))
+        self._lifecycle.record_error("replanning", repr(error))
         for failed in self.queue.in_progress:
-            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"{where} failed: {type(error).__name__}"))
+            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}"))
 
     def record_pending_decisions(self) -> None:
-        """Record as decided what was applied when the store failed, or the process ended, before that was on record.
+        """Record the decisions behind revisions that were applied just before the store failed or the process ended.
 
         Raises:
             StoreError: the journal does not take it; it is tried again before the next decision.
@@ -141,163 +309,117 @@ class Replanner:
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
                 self._lifecycle.commit(DecisionMade(replan, ids, *how))
 
-    async def _wait_for_store(self) -> None:
-        with suppress(NotRunning):  # the run has ended, and nothing more is decided
-            await self._lifecycle.wait_for_store()
-            self.queue.in_progress = []
-            self.queue.reload()  # what was recorded before the store failed need not be done again
-
     # Deciding and applying
 
     async def _replan(self, triggers: list[Trigger]) -> None:
-        began = self._lifecycle.clock.now()
-        triggers = [trigger for trigger in triggers if not self._refused_by_limit(trigger, began)]
-        if triggers:
+        life = self._lifecycle
+        began = life.clock.now()
+        allowed = []
+        for trigger in triggers:
+            refusal = self._policy.check_limits([trigger], PlanView(life.live), life.ledger)
+            if refusal is None:
+                allowed.append(trigger)
+                continue
             replan = self._next_replan_id()
-            with self._run._spans.replan_span(replan, triggers):
-                await self._generate_and_decide(replan, triggers, began)
+            with life.spans.replan_span(replan, [trigger]):
+                self._record_decision(replan, [trigger], refusal, began)
+        if allowed:
+            replan = self._next_replan_id()
+            with life.spans.replan_span(replan, allowed):
+                await self._generate_and_decide(replan, allowed, began)
 
     def _next_replan_id(self) -> ReplanId:
         return ReplanId(f"r{self._lifecycle.ledger.replan_count + 1}")
 
-    def _refused_by_limit(self, trigger: Trigger, began: float) -> bool:
-        """Whether a limit forbids to replan for a trigger, which is then recorded as decided."""
-        refusal = self._policy.check_limits([trigger], PlanView(self._run.live), self._lifecycle.ledger)
-        if refusal is not None:
-            replan = self._next_replan_id()
-            with self._run._spans.replan_span(replan, [trigger]):
-                self._record_decision(replan, [trigger], refusal, began)
-        return refusal is not None
-
     async def _generate_and_decide(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
         life = self._lifecycle
         while triggers:
-            setting = self._generation_context(began)
-            request = self._generator.analyzer.analyse(triggers, setting, life.settings)
+            past = _memoised(self._outcome_history)
             try:
-                generated = await self._generator.generate(request, setting, life.settings)
-            except StaleView:
-                # Somebody edited the plan while providers were asked: what still holds is asked anew.
+                ranked = await self._generator.generate(triggers, life, past=past, began=began)
+            except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
                 triggers = [trigger for trigger in triggers if self.queue.check_current(trigger)]
                 continue
-            if life.end is None:
-                self._decide_if_current(replan, triggers, generated, began)
+            if life.end is None:  # an edit may have settled the matter meanwhile
+                current = [trigger for trigger in triggers if self.queue.check_current(trigger)]
+                if current:
+                    with life.batch():
+                        self._decide(replan, current, ranked, began)
             return
 
-    def _decide_if_current(
-        self, replan: ReplanId, triggers: list[Trigger], generated: RankedCandidates, began: float
-    ) -> None:
-        """Decide, unless an edit made while providers were asked has settled the matter."""
-        held = [trigger for trigger in triggers if self.queue.check_current(trigger)]
-        if held:
-            with self._lifecycle.batch():
-                self._decide(replan, held, generated, generated.view, began)
-
-    def _generation_context(self, now: float) -> GenerationContext:
-        life = self._lifecycle
-        wall = life.ledger.budget_tracker.budget.wall_clock
-        left = None if wall is None else wall - (now - life.started_at - life.ledger.waiting_seconds(now))
-        past = _memoised(
-            self._outcome_history
-        )  # what is read for one candidate holds for all that are compared with it
-        run = self._run
-        return GenerationContext(
-            life.live, life.ledger, life.timer, past, now, left, run.charge, run._spans, run._redactor.document
-        )
-
-    def _decide(
-        self, replan: ReplanId, triggers: list[Trigger], generated: RankedCandidates, view: PlanView, began: float
-    ) -> None:
-        life = self._lifecycle
+    def _decide(self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float) -> None:
+        life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
         ids = tuple(trigger.id for trigger in triggers)
-        redact = self._run._redactor.text
-        notes = tuple(redact(note) for note in generated.notes)
-        life.commit(AlternativesConsidered(replan, ids, view.revision, generated.candidates, notes))
-        gate = self._questions.can_ask(generated.candidates)
-        decision = self._policy.decide(triggers, generated.candidates, view, gate=gate)
-        if decision.blocks and notes:  # whoever has to do something must know what was tried in vain
+        notes = tuple(life.redactor.text(note) for note in ranked.notes)
+        life.commit(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
+        gate = self._questions.can_ask(candidates)
+        decision = self._policy.decide(triggers, candidates, view, gate=gate)
+        if decision.blocks and notes:  # a person who has to act must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
         settled: Sequence[Trigger] = triggers
         if decision.kind == "ask" and not self._observe_only:
-            settled = self._ask(replan, triggers, decision, generated.candidates)
+            # Only about the triggers that candidates concern; the others are considered apart.
+            usable = [candidate.alternative.changes for candidate in candidates if not candidate.rejected]
+            settled = relevant_triggers(triggers, usable)
+            holds = question_footprint(candidates, settled, life.live)
+            self._questions.ask(replan, settled, decision, candidates, holds)
         elif decision.chosen is not None and not self._observe_only:
-            chosen = generated.candidates[decision.chosen]
-            decision = self._apply(replan, ids, decision, chosen, view)
+            alternative = candidates[decision.chosen].alternative
+            try:
+                life.revise(
+                    tuple(alternative.changes),
+                    alternative.reason,
+                    "policy",
+                    expected_revision=view.revision,
+                    draft=ranked.drafts[decision.chosen],
+                    triggers=ids,
+                    replan=replan,
+                    chosen=decision.chosen,
+                )
+            except ChangeRejected as error:
+                decision = Decision("keep", "refused", str(error))
             if decision.kind == "execute":
-                settled = self._resolved_triggers(triggers, chosen.alternative.changes)
+                settled = self._resolved_triggers(triggers, alternative.changes)
         self._record_decision(replan, settled, decision, began)
         done = {trigger.id for trigger in settled}
         for trigger in triggers:
             if trigger.id not in done:
                 self.queue.add(trigger)
 
-    def _ask(
-        self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, candidates: Sequence[Candidate]
-    ) -> Sequence[Trigger]:
-        """Ask a person about the triggers that the candidates are about, and return these; the others are asked apart."""
-        usable = [candidate.alternative.changes for candidate in candidates if not candidate.rejected]
-        triggers = relevant_triggers(triggers, usable)
-        self._questions.ask(
-            replan, triggers, decision, candidates, question_footprint(candidates, triggers, self._lifecycle.live)
-        )
-        return triggers
-
-    def _apply(
-        self,
-        replan: ReplanId,
-        triggers: tuple[TriggerId, ...],
-        decision: Decision,
-        candidate: Candidate,
-        view: PlanView,
-    ) -> Decision:
-        alternative = candidate.alternative
-        try:
-            self._run._revise(
-                tuple(alternative.changes),
-                alternative.reason,
-                "policy",
-                expected_revision=view.revision,
-                triggers=triggers,
-                replan=replan,
-                chosen=decision.chosen,
-            )
-        except ChangeRejected as error:
-            return Decision("keep", "refused", str(error))
-        return decision
-
     def _record_decision(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
-        if self._lifecycle.end is not None:
-            return
-        self._lifecycle.commit(
-            DecisionMade(
-                replan,
-                tuple(trigger.id for trigger in triggers),
-                decision.kind,
-                decision.rule,
-                decision.reason,
-                decision.chosen,
-                "observe" if self._observe_only else "policy",
-                decision.blocks,
-                self._lifecycle.clock.now() - began,
+        life = self._lifecycle
+        if life.end is None:
+            life.commit(
+                DecisionMade(
+                    replan,
+                    tuple(trigger.id for trigger in triggers),
+                    decision.kind,
+                    decision.rule,
+                    decision.reason,
+                    decision.chosen,
+                    "observe" if self._observe_only else "policy",
+                    decision.blocks,
+                    life.clock.now() - began,
+                )
             )
-        )
 
     def _resolved_triggers(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
-        """The triggers that are done with: what was executed may have left out some of the tasks."""
-        left = {t.id: t.tasks for t in triggers if t.kind in PERSISTENT_KINDS and not stale_reason(t, self._run.live)}
-        done = set(target_task_ids(tuple(changes)))
-        # What is considered anew must have become less, so that this comes to an end.
-        less = len(left) < len(triggers) or any(not done.isdisjoint(tasks) for tasks in left.values())
-        return [trigger for trigger in triggers if trigger.id not in left] if less else triggers
+        """Return the triggers that applied changes have settled; changes may leave out some of the tasks."""
+        live = self._lifecycle.live
+        left = {t.id: t.tasks for t in triggers if t.kind in PERSISTENT_KINDS and not stale_reason(t, live)}
+        targets = set(target_task_ids(tuple(changes)))
+        # Fewer tasks must be left each time that the rest is considered again, so that this ends.
+        fewer = len(left) < len(triggers) or any(not targets.isdisjoint(tasks) for tasks in left.values())
+        return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
 
 
 def _memoised(past: OutcomeHistory) -> OutcomeHistory:
-    """Past outcomes that are looked up once for each tool."""
-    found: dict[str, Sequence[bool]] = {}
+    """Look past outcomes up once for each tool, so that all candidates are compared by the same."""
+    outcomes: dict[str, Sequence[bool]] = {}
 
-    def outcomes(tool: str) -> Sequence[bool]:
-        if tool not in found:
-            found[tool] = past(tool)
-        return found[tool]
+    def lookup(tool: str) -> Sequence[bool]:
+        if tool not in outcomes:
+            outcomes[tool] = past(tool)
+        return outcomes[tool]
 
-    return outcomes
+    return lookup

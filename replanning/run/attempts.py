@@ -1,4 +1,4 @@
-"""One execution of one task, as the code that executes it sees it."""
+"""Execution of tasks: pulling them, the context that work gets, and attempts that report how it ended."""
 
 from __future__ import annotations
 
@@ -6,70 +6,63 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Never, Self
+from typing import Final, Never, Protocol, Self
 
 import anyio
 
-from replanning.errors import NotAccepted, NotRunning, StoreError, TransientError
-from replanning.journal.observations import Failure, Usage
+from replanning.errors import NotRunning, StoreError
+from replanning.journal.observations import Usage
+from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
+from replanning.live.plan import LivePlan
 from replanning.plan.tasks import Task, ToolSpec
-from replanning.plan.types import AttemptId, JsonObject, JsonValue
-from replanning.run.isolation import CancelledWithin, error_message, is_cancelled
-
-if TYPE_CHECKING:
-    from replanning.live.entries import TaskEntry
-    from replanning.run.run import PlanRun
-
-
-def validate_work(work: object) -> None:
-    """Refuse what is no work before anything runs: afterwards every task would fail of it.
-
-    A lambda, and a function that says that it returns something to be awaited, are taken at their word.
-
-    Raises:
-        TypeError: it cannot be called, or is a function that is not async.
-    """
-    function = inspect.unwrap(work) if callable(work) else None
-    while isinstance(function, partial):
-        function = inspect.unwrap(function.func)
-    if function is None:
-        raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
-    if not inspect.isroutine(function):
-        function = getattr(type(function), "__call__", function)  # noqa: B004 # what a call would use
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
-    told = any(word in returned for word in ("Awaitable", "Coroutine", "Future"))
-    if inspect.isfunction(function) and not (inspect.iscoroutinefunction(function) or told or _is_lambda(function)):
-        raise TypeError(
-            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
-            " `await anyio.to_thread.run_sync(…)`"
-        )
-
-
-def _is_lambda(function: Callable[..., object]) -> bool:
-    return function.__name__ == "<lambda>"
-
-
-_MAX_MESSAGE_CHARS = 8_000
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId
+from replanning.run.isolation import CancelledWithin, is_cancelled
+from replanning.run.lifecycle import Lifecycle
 
 CONTINUATION_SUFFIX: Final = "#continued-"
-"""Stands in an idempotency key before how often a judge has had the task run again."""
+"""Precedes, in an idempotency key, the number of times that a judge has had the task run again."""
 
 _NOT_STARTED: Final = AttemptId("")
 
 
+class ObservedRun(Protocol):
+    """The part of a run that work in one of its attempts uses."""
+
+    id: RunId
+    _lifecycle: Lifecycle
+
+    @property
+    def live(self) -> LivePlan:
+        """The live plan."""
+        ...
+
+    def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
+        """Report facts."""
+        ...
+
+    def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
+        """Report values of the context."""
+        ...
+
+    def change_resource(
+        self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
+    ) -> None:
+        """Report the capacity or availability of a resource or tool."""
+        ...
+
+
 class TaskContext:
-    """What work gets beside its task.
+    """The context of an attempt, which work gets beside its task.
 
     Attributes:
-        attempt_id: the attempt this is.
+        attempt_id: the id of the attempt.
         arguments: the task's arguments with every `${...}` reference replaced by its value.
     """
 
     __slots__ = ("_context", "_results", "_run", "_task", "arguments", "attempt_id")
 
-    def __init__(self, run: PlanRun, task: Task, attempt_id: AttemptId) -> None:
+    def __init__(self, run: ObservedRun, task: Task, attempt_id: AttemptId) -> None:
         self._run = run
         self._task = task
         self.attempt_id = attempt_id
@@ -87,9 +80,9 @@ class TaskContext:
 
     @property
     def results(self) -> Mapping[str, JsonValue]:
-        """Outputs of finished tasks by id; what replaced a task is found under the id of what it replaced.
+        """Outputs of finished tasks by id; the output of a replacement is found under the id of the original task.
 
-        Arrays and objects are this attempt's own: what it does to them is seen by nobody else.
+        Arrays and objects are this attempt's own copies.
         """
         if self._results is None:
             self._results = CopyOnRead(self._run.live.results)
@@ -97,45 +90,49 @@ class TaskContext:
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
-        """The context of the run now; what is done to an array or object in it changes nothing, see `change_context`."""
+        """The context of the run now; arrays and objects are copies, see `change_context`."""
         if self._context is None:
             self._context = CopyOnRead(self._run.live.context)
         return self._context
 
     @property
     def tool(self) -> ToolSpec | None:
-        """The tool of the task, where the plan describes it."""
-        return self._run.live.tools.get(self._run.live.entry(self._task.id).task.tool or "")
+        """The tool of the task, if the plan describes it."""
+        return self._run.live.tools.get(self._entry.task.tool or "")
 
     @property
     def feedback(self) -> str:
-        """What a judge said of the attempt before, where the task is run again for it; else empty."""
-        return self._run.live.entry(self._task.id).feedback
+        """The feedback of a judge on the previous attempt, if the task is run again because of it; else empty."""
+        return self._entry.feedback
 
     @property
     def continuations(self) -> int:
-        """How often a judge has had the task run again."""
-        return self._run.live.entry(self._task.id).continuations
+        """The number of times that a judge has had the task run again."""
+        return self._entry.continuations
 
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt at the task in this run, so that a service can recognise a repetition.
 
-        It is another after each feedback of a judge: what is not finished is to be done anew.
+        It changes after each feedback of a judge: unfinished work is to be done anew.
         """
         continued = self.continuations
         return f"{self._run.id}/{self._task.id}{f'{CONTINUATION_SUFFIX}{continued}' if continued else ''}"
 
+    @property
+    def _entry(self) -> TaskEntry:
+        return self._run.live.entry(self._task.id)
+
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
-        """Tell the budget what the work used."""
-        self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
+        """Count usage against the budget."""
+        self._run._lifecycle.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
 
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
-        """Report values of the context that the work has found to be others, or gone."""
+        """Report values of the context that have changed or are gone."""
         self._run.change_context(changes, removed=removed)
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
-        """Report facts that the work has seen to hold, or to hold no longer."""
+        """Report facts that hold, or hold no longer."""
         self._run.observe(holds, ceased)
 
     def change_resource(
@@ -145,12 +142,38 @@ class TaskContext:
         self._run.change_resource(name, capacity=capacity, available=available, reason=reason)
 
     def record_process(self, group: int) -> None:
-        """Journal the process group that the work started, to be killed if this process dies."""
-        self._run._record_process(self.attempt_id, group)
+        """Journal a process group that the work started, to be killed if this process dies."""
+        self._run._lifecycle.record_process(self.attempt_id, group)
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
 """Executes one task: returns its output, raises when it fails."""
+
+
+def validate_work(work: object) -> None:
+    """Refuse work that is not an async function before anything runs; otherwise every task would fail of it.
+
+    A lambda, and a function annotated as returning an awaitable, are accepted.
+
+    Raises:
+        TypeError: it cannot be called, or is a function that is not async.
+    """
+    function = inspect.unwrap(work) if callable(work) else None
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    if function is None:
+        raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 # a call would use it
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function) or function.__name__ == "<lambda>":
+        return
+    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
+    if not any(word in returned for word in ("Awaitable", "Coroutine", "Future")):
+        raise TypeError(
+            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            " `await anyio.to_thread.run_sync(…)`"
+        )
 
 
 class Attempt:
@@ -165,20 +188,32 @@ class Attempt:
     Attributes:
         task: the task.
         id: the id of this attempt.
-        output: what the body assigns.
+        output: assigned by the body.
     """
 
-    __slots__ = ("_not_started", "_run", "_scope", "_token", "cancelled", "context", "id", "output", "task")
+    __slots__ = (
+        "_lifecycle",
+        "_not_started",
+        "_run",
+        "_scope",
+        "_token",
+        "cancelled",
+        "context",
+        "id",
+        "output",
+        "task",
+    )
 
-    def __init__(self, run: PlanRun, task: Task) -> None:
+    def __init__(self, run: ObservedRun, task: Task) -> None:
         self._run = run
+        self._lifecycle = run._lifecycle
         self.task = task
         self.id = _NOT_STARTED
         self.output: object = None
         self.cancelled = False
         self.context: TaskContext
         self._not_started = False
-        self._scope = run._scope_type()
+        self._scope = self._lifecycle.scope_type()
 
     def __repr__(self) -> str:
         return f"<Attempt {self.id or 'not started'} at {self.task.id!r}>"
@@ -195,103 +230,61 @@ class Attempt:
         return self.context.idempotency_key
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
-        """Tell the budget what the work used."""
+        """Count usage against the budget."""
         self.context.charge(calls=calls, tokens=tokens, money=money)
 
     def cancel(self) -> None:
-        """Stop the body; nothing it still reports is taken."""
+        """Stop the body; nothing that it still reports is accepted."""
         self.cancelled = True
         self._scope.cancel()
 
     async def __aenter__(self) -> Self:
-        started = self._run._try_start(self) or await self._run._start_when_store_recovers(self)
+        life = self._lifecycle
+        started = life.try_start(self) or await life.start_when_store_recovers(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
         else:
             self._not_started = True
             self.cancel()
-        self._token = self._run._spans.attach_attempt(self.id)
+        self._token = life.spans.attach_attempt(self.id)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        life = self._lifecycle
         if self._token is not None:
-            self._run._spans.detach(self._token)
+            life.spans.detach(self._token)
         swallowed = self._scope.__exit__(kind, error, trace)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
-                self._run.succeeded(self.id, self.output)
+                life.succeeded(self.id, self.output)
             return True
         if isinstance(error, Exception):
             if not self._not_started:
-                self._run.failed(self.id, error)
+                life.failed(self.id, error)
             return True
-        self._run._report_interrupted(self.id, f"{type(error).__name__} in the worker")
+        life.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
 
 
-def failure_from(error: BaseException | str) -> Failure:
-    """The record of an exception; a group of exceptions is one failure, transient if all its parts are."""
-    if isinstance(error, str):
-        return Failure("Error", _truncate_middle(error))
-    message = error_message(error)
-    if isinstance(error, NotAccepted):
-        return Failure("NotAccepted", _truncate_middle(message), kind=error.kind)
-    if isinstance(error, BaseExceptionGroup):
-        parts = [failure_from(part) for part in error.exceptions]
-        message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
-        return Failure(type(error).__name__, _truncate_middle(message), all(part.transient for part in parts))
-    return Failure(type(error).__name__, _truncate_middle(message), is_transient(error))
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether an error may pass: TransientError, connection errors, HTTP statuses 429 and 5xx, a failing store.
-
-    Errors of other libraries are recognised by what they carry (`status_code`, also of their `response`, and
-    connection errors as their cause), never by the words in them.
-    """
-    if isinstance(error, TransientError | ConnectionError | StoreError):
-        return True
-    status = getattr(error, "status_code", None)
-    if status is None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
-        return status == 429 or 500 <= status <= 599
-    return any(
-        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
-        for base in type(error).__mro__
-    )
-
-
-_TRANSPORT_ERRORS = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
-
-
-def _truncate_middle(message: str) -> str:
-    if len(message) <= _MAX_MESSAGE_CHARS:
-        return message
-    half = _MAX_MESSAGE_CHARS // 2
-    return f"{message[:half]}\n[... {len(message) - 2 * half} characters left out ...]\n{message[-half:]}"
-
-
 class ReadyTasks:
-    """Hands out tasks the moment they may run; ends when the run does. Each worker takes one of its own.
+    """Hands out tasks the moment they may run; ends when the run does. Each worker uses one of its own.
 
-    A task that was handed out and not attempted goes back into the queue on the next pull, or when this
+    A task that was handed out and not attempted returns to the queue on the next pull, or when this
     object is dropped.
     """
 
-    __slots__ = ("_claim", "_entry", "_lifecycle", "_run")
+    __slots__ = ("_claim", "_entry", "_lifecycle")
 
-    def __init__(self, run: PlanRun) -> None:
-        self._run = run
-        self._lifecycle = run._lifecycle
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
         self._entry: TaskEntry | None = None
         self._claim = 0
 
     def __repr__(self) -> str:
-        return f"<ReadyTasks of {self._run!r}>"
+        return f"<ReadyTasks of {self._lifecycle.run_id!r}>"
 
     def __aiter__(self) -> ReadyTasks:
         return self
@@ -303,18 +296,18 @@ class ReadyTasks:
         return task
 
     def get_nowait(self) -> Task | None:
-        """The next task, if there is one and the event loop need not have a turn first."""
+        """Return the next task, if there is one and the event loop need not have a turn first."""
         self._requeue()
-        return self._dispatch(self._lifecycle.next_task_nowait())
+        return self._remember(self._lifecycle.next_task_nowait())
 
     async def get(self) -> Task | None:
-        """The next task as soon as there is one; None when the run has ended."""
-        return self._dispatch(await self._lifecycle.next_task())
+        """Wait for the next task; None when the run has ended."""
+        return self._remember(await self._lifecycle.next_task())
 
-    def _dispatch(self, found: tuple[TaskEntry, Task] | None) -> Task | None:
-        if found is None:
+    def _remember(self, claimed: tuple[TaskEntry, Task] | None) -> Task | None:
+        if claimed is None:
             return None
-        self._entry, task = found
+        self._entry, task = claimed
         self._claim = self._entry.claim
         return task
 
@@ -336,16 +329,18 @@ class Worker:
     Args:
         run: where tasks come from.
         work: executes one task: returns its output, raises when it fails.
-        apart: whether it runs in a task of ours, so that a cancellation that is not ours is the work's own failure.
+        in_own_task: whether the worker runs in a task of the library, so that a cancellation that the library did not
+            cause is a failure of the work.
     """
 
-    __slots__ = ("_cancelled", "_in_own_task", "_run", "_scope", "_work", "id", "task")
+    __slots__ = ("_cancelled", "_in_own_task", "_lifecycle", "_run", "_scope", "_work", "id", "task")
 
-    def __init__(self, run: PlanRun, work: Work, *, in_own_task: bool = False) -> None:
+    def __init__(self, run: ObservedRun, work: Work, *, in_own_task: bool = False) -> None:
         self._run = run
+        self._lifecycle = run._lifecycle
         self._in_own_task = in_own_task
         self._work = work
-        self._scope = run._scope_type()
+        self._scope = self._lifecycle.scope_type()
         self._cancelled = False
         self.id = _NOT_STARTED
         self.task: Task
@@ -354,7 +349,7 @@ class Worker:
         return f"<Worker of {self._run!r} at {self.id or 'nothing'}>"
 
     def cancel(self) -> None:
-        """Stop what is being executed; nothing it still reports is taken."""
+        """Stop the work; nothing that it still reports is accepted."""
         self._cancelled = True
         self._scope.cancel()
 
@@ -363,20 +358,24 @@ class Worker:
         more = True
         while more:
             self._cancelled = False
-            self._scope = self._run._scope_type()
+            self._scope = self._lifecycle.scope_type()
             with self._scope:
                 more = await self._run_attempts()
 
     async def _run_attempts(self) -> bool:
         """Execute until an attempt was cancelled; false when the run has ended."""
-        run, life, spans, work = self._run, self._run._lifecycle, self._run._spans, self._work
-        while (found := life.next_task_nowait() or await life.next_task()) is not None:
-            entry, self.task = found
+        run, life, spans, work = self._run, self._lifecycle, self._lifecycle.spans, self._work
+        while (claimed := life.next_task_nowait() or await life.next_task()) is not None:
+            entry, self.task = claimed
             try:
-                self.id = run._start(entry, self)
+                self.id = life.start(entry, self)
             except StoreError:
-                if not await self._start_when_store_recovers(entry):
-                    continue
+                claim, self.id = entry.claim, _NOT_STARTED
+                try:
+                    if not await life.start_when_store_recovers(self):
+                        continue
+                finally:
+                    life.requeue(entry, claim)  # unless it was started
             token = spans.attach_attempt(self.id)
             try:
                 try:
@@ -389,27 +388,19 @@ class Worker:
                     raise
             else:
                 if not self._cancelled:
-                    run.succeeded(self.id, output)
+                    life.succeeded(self.id, output)
             if self._cancelled:
                 return True
         return False
 
     def _report_failure(self, error: BaseException) -> bool:
-        """Report what work raised; false where it is no failure of the work, but somebody cuts it off."""
+        """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""
         if isinstance(error, Exception):
-            self._run.failed(self.id, error)
+            self._lifecycle.failed(self.id, error)
             return True
         if self._in_own_task and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():
-            self._run.failed(self.id, CancelledWithin(CancelledWithin.MESSAGE))
+            self._lifecycle.failed(self.id, CancelledWithin(CancelledWithin.MESSAGE))
             return True
         if not self._cancelled:
-            self._run._report_interrupted(self.id, f"{type(error).__name__} in the worker")
+            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
-
-    async def _start_when_store_recovers(self, entry: TaskEntry) -> bool:
-        """Wait for the store, then start; what may not be executed any more is given back."""
-        claim, self.id = entry.claim, _NOT_STARTED
-        try:
-            return await self._run._start_when_store_recovers(self)
-        finally:
-            self._run._lifecycle.requeue(entry, claim)

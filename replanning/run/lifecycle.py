@@ -1,93 +1,195 @@
-"""Puts what happens in a run on record before it takes effect, and survives a store that fails."""
+"""The core of a run: every record takes effect here, tasks are handed out, attempts start and end, and the run ends."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
+from pydantic_core import from_json
 
+from replanning.changes import PlanChange
 from replanning.decision.ledger import LEDGER_RECORD_HANDLERS as LEDGER_KINDS
 from replanning.decision.ledger import Ledger
-from replanning.environment import Clock
-from replanning.errors import ExpressionError, LeaseLost, NotRunning, RecordNotSerializable, StoreError
-from replanning.journal.observations import ConditionEvaluated, Failure, RunQuiescent
-from replanning.journal.records import ErrorContained, Record, RecordBody, RunEnded, RunStatus, TriggerDropped
+from replanning.environment import Environment
+from replanning.errors import (
+    ExpressionError,
+    LeaseLost,
+    NotRunning,
+    OutputError,
+    RecordNotSerializable,
+    StoreError,
+    UnknownAttempt,
+)
+from replanning.journal.observations import (
+    AttemptFailed,
+    AttemptFenced,
+    AttemptInterrupted,
+    AttemptTimedOut,
+    ConditionEvaluated,
+    Failure,
+    ProcessStarted,
+    RunQuiescent,
+    Usage,
+    UsageCharged,
+    new_attempt_started,
+    new_attempt_succeeded,
+)
+from replanning.journal.records import (
+    ErrorContained,
+    PlanRevised,
+    Record,
+    RecordBody,
+    RunEnded,
+    RunStatus,
+    TriggerDropped,
+)
 from replanning.journal.triggers import Trigger
 from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text
+from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
-from replanning.plan.types import AttemptId, JsonValue, TaskId
-from replanning.run.journal_writer import Journal, StoreOutage, strip_unstorable
+from replanning.plan.types import AttemptId, JsonValue, ReplanId, RunId, TaskId, TriggerId
+from replanning.run.failures import failure_from, schedule_retry
+from replanning.run.isolation import describe_error
+from replanning.run.journal_writer import Journal, strip_unstorable
+from replanning.run.meter import RunMeter
+from replanning.run.processes import host_id, process_start_time
 from replanning.run.timer import Timer
 from replanning.settings import Settings
+from replanning.telemetry.tracer import RunTracer
 
 Observer = Callable[[Record], None]
 
+Codec = Callable[[object], JsonValue]
+"""Turns an output that is not JSON into JSON."""
 
-class Recorder(ABC):
-    """Journal, live plan and ledger of a run, which it keeps in step.
+CLAIMS_PER_CHECKPOINT: Final = 256
+"""Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
 
-    Args:
-        live: the plan.
-        ledger: the memory of replanning.
-        journal: where records go before they take effect.
-        clock: time.
-        settings: what to do when the store fails.
+_INITIAL_STORE_RETRY_SECONDS: Final = 0.1
+
+_MAX_STORE_RETRY_SECONDS: Final = 5.0
+
+_MAX_ERROR_CHARS: Final = 2_000
+
+_REDACTED_ARGUMENT_MESSAGE: Final = (
+    f"a secret was removed from a value that they refer to; the mark {MASK} replaces it in"
+)
+
+_READY, _RUNNING = TaskState.READY, TaskState.RUNNING
+
+
+class ResumeState(NamedTuple):
+    """The past of a resumed run, beside the part that its live plan and ledger hold.
 
     Attributes:
-        observers: told of the records of a kind after they took effect; they may commit what follows from them.
-        listeners: told of every record, before the observers.
-        end: how the run ended, once it has.
+        last_cause: the last record that can cause triggers; the process may have ended before they were fired.
+        fired_triggers: the triggers that were fired after it.
+        announced_resources: tools and resources whose availability is on record.
+        stopped_at: the time of the last record.
+        interruption_reason: why the attempts that were running then are not running any more.
     """
 
-    def __init__(self, live: LivePlan, ledger: Ledger, journal: Journal, clock: Clock, settings: Settings) -> None:
+    last_cause: Record
+    fired_triggers: tuple[Trigger, ...]
+    announced_resources: frozenset[str]
+    stopped_at: float
+    interruption_reason: str
+
+
+class AttemptBody(Protocol):
+    """The executing side of an attempt."""
+
+    id: AttemptId
+    task: Task
+
+    def cancel(self) -> None:
+        """Stop the body; nothing that it still reports is accepted."""
+        ...
+
+
+class Lifecycle:
+    """The core of a run: keeps journal, live plan and ledger in step, hands out tasks and ends the run.
+
+    Args:
+        run_id: the run.
+        live: its plan.
+        ledger: its memory of replanning.
+        journal: where records go before they take effect.
+        environment: time and chance.
+        settings: limits, and the handling of a failing store.
+        redactor: takes secrets out of everything that is recorded.
+        spans: traces the run.
+        codec: turns outputs that are not JSON into JSON.
+
+    Attributes:
+        observers: called with the records of a kind after they took effect; they may commit records that follow.
+        listeners: called with every record, before the observers.
+        end: the end of the run, once it has ended.
+        opening_record: the first record, in the process that has written it.
+        running: the attempts that have not ended, with the tasks and bodies of each.
+        is_replanning: whether something is being decided, so that the run is not at its end.
+        checks_deferred: whether the end of the run is looked for later, see `batch`.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        live: LivePlan,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        environment: Environment,
+        settings: Settings,
+        redactor: Redactor,
+        spans: RunTracer,
+        codec: Codec | None,
+    ) -> None:
+        self.run_id = run_id
         self.live = live
         self.ledger = ledger
         self.journal = journal
-        self.clock = clock
+        self.clock = environment.clock
         self.settings = settings
-        self.timer = Timer(clock, live.next_deadline, self._on_deadline)
+        self.redactor = redactor
+        self.spans = spans
+        self.timer = Timer(self.clock, live.next_deadline, self._on_deadline)
         self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
-        journal.on_append_error = self._on_append_error
+        self.ended = anyio.Event()
+        self.is_replanning: Callable[[], bool] = lambda: False
+        self.opening_record: Record | None = None
+        self.resume_state: ResumeState | None = None
+        self.started_at = self.clock.now()
+        self.checks_deferred = False
+        self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
+        # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
+        self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
+        self._budget_exceeded_reason = ledger.budget_tracker.exceeded_reason()
+        self._chance = environment.chance
+        self._codec = codec
+        self._waiters: deque[anyio.Event] = deque()
+        self._claims_since_checkpoint = 0
+        self._deferred: list[RecordBody] = []
+        self._store_recovered: anyio.Event | None = None
         self._writable = True
         self._end_unjournaled = False
-        self._outage = StoreOutage(
-            journal,
-            self.timer,
-            clock,
-            settings.store_patience,
-            write=self._commit_deferred,
-            on_recovered=self._on_store_recovered,
-            on_exhausted=self._pause_unjournaled,
-        )
 
-    @abstractmethod
-    def _on_deadline(self, now: float) -> None:
-        """A deadline of the plan is due."""
+    def __repr__(self) -> str:
+        state = self.end.status if self.end is not None else "running"
+        return f"<Lifecycle of {self.run_id!r} {state} deferred={len(self._deferred)}>"
 
-    @abstractmethod
-    def _on_store_recovered(self) -> None:
-        """The store works again, and what was kept is on record."""
-
-    @abstractmethod
-    def _mark_ended(self, body: RunEnded) -> None:
-        """The run ends like this."""
-
-    @abstractmethod
-    def _stop_work(self) -> None:
-        """Whatever still runs is to stop."""
+    # Records
 
     def commit(self, body: RecordBody, draft: Draft | None = None) -> Record:
         """Journal a record and let it take effect, in one step.
@@ -99,34 +201,37 @@ class Recorder(ABC):
         Raises:
             StoreError: it could not be journaled; nothing has changed.
         """
-        record = self.journal.append(body)
+        try:
+            record = self.journal.append(body)
+        except RecordNotSerializable:
+            raise
+        except LeaseLost as error:
+            self.handle_lease_lost(error)
+            raise
+        except StoreError as error:
+            self._begin_outage(error)
+            raise
         self.live.fold(record, draft)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
         if self.listeners:
-            for tap in self.listeners:
-                tap(record)
+            for listener in self.listeners:
+                listener(record)
         observers = self.observers.get(type(body))
         if observers:
             for observer in observers:
                 observer(record)
         return record
 
-    def _on_append_error(self, error: StoreError) -> None:
-        if isinstance(error, LeaseLost):
-            self.handle_lease_lost(error)
-        else:
-            self._outage.begin(error)
-
     def commit_or_defer(self, body: RecordBody) -> None:
-        """Commit something that has happened; while the store fails it is kept and committed later.
+        """Commit an event that has happened; while the store fails it is kept and committed later.
 
-        What a store can never keep is left out of the record.
+        Values that no store can keep are left out of the record.
 
         Raises:
-            Unstorable: nothing would be left of it; nothing has changed.
+            RecordNotSerializable: nothing would be left of it; nothing has changed.
         """
         if self.journal.blocked:
-            self._outage.defer(body)
+            self._deferred.append(body)
             return
         try:
             self.commit(body)
@@ -136,20 +241,76 @@ class Recorder(ABC):
                 raise
             self.commit_or_defer(rest)
         except StoreError:
-            self._outage.defer(body)
+            self._deferred.append(body)
 
-    def _commit_deferred(self, body: RecordBody) -> None:
-        """Commit what was kept while the store failed, or what can be of it."""
+    def record_error(self, where: str, error: BaseException | str) -> None:
+        """Record an error that was contained, without secrets."""
+        text = error if isinstance(error, str) else describe_error(error)
+        self.commit_or_defer(ErrorContained(where, self.redactor.text(text)[:_MAX_ERROR_CHARS]))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Commit records that belong together: the end of the run is looked for after the last of them."""
+        before, self.checks_deferred = self.checks_deferred, True
         try:
-            self.commit(body)
-        except RecordNotSerializable as error:
-            self.commit(strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error)))
+            yield
+        finally:
+            self.checks_deferred = before
+        self.after_observation()
+        self.check_completion()
 
-    def _try_commit(self, body: RecordBody) -> None:
-        with suppress(StoreError):  # the store is retried, and what was to be recorded is found again
-            self.commit(body)
+    def revise(
+        self,
+        changes: tuple[PlanChange, ...],
+        reason: str,
+        by: str,
+        *,
+        expected_revision: int | None = None,
+        draft: Draft | None = None,
+        triggers: tuple[TriggerId, ...] = (),
+        replan: ReplanId | None = None,
+        chosen: int | None = None,
+    ) -> int:
+        """Apply changes to the plan: all or none, as one revision.
 
-    # The store fails
+        Args:
+            changes: the changes, without secrets.
+            reason: why, for the record.
+            by: who decided.
+            expected_revision: the revision that the changes were made for, if that matters.
+            draft: the changes as they were staged when they were vetted.
+            triggers: the triggers that they answer.
+            replan: the replan that they belong to.
+            chosen: the index of the candidate.
+
+        Returns:
+            The number of the revision.
+
+        Raises:
+            ChangeRejected: with every problem; nothing has changed.
+            NotRunning: the run has ended.
+            StoreError: the journal does not take it; nothing has changed.
+        """
+        live = self.live
+        if self.end is not None:
+            raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
+        parent = live.revision
+        stopped = [live.entry(c.task_id).attempt for c in changes if c.kind == "cancel" and c.task_id in live]
+        with self.spans.apply_span(changes, by, replan):
+            draft = live.prepare(changes, expected_revision, draft=draft)
+            self.commit(
+                PlanRevised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, draft.plan_hash), draft
+            )
+        for attempt_id in stopped:
+            self._cancel_attempt(attempt_id)
+        self.after_observation()
+        self.check_completion()
+        due = live.next_deadline()
+        if due is not None:
+            self.timer.notify_deadline(due)
+        return parent + 1
+
+    # A failing store
 
     @property
     def store_available(self) -> bool:
@@ -162,94 +323,91 @@ class Recorder(ABC):
         Raises:
             NotRunning: it did not, and the run is paused.
         """
-        await self._outage.wait()
+        while self.journal.blocked and self.end is None:
+            if self._store_recovered is None:
+                self._store_recovered = anyio.Event()
+            await self._store_recovered.wait()
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
 
     def handle_lease_lost(self, error: LeaseLost) -> None:
-        """Stop: another process owns the run now, and runs anew what runs here."""
+        """Stop: another process owns the run now and executes again what was running here."""
         self._writable = False
         if self.end is None:
             self._pause_unjournaled(f"another process has taken the run over: {error}")
-            self._stop_work()
+            self._cancel_attempts()
+
+    def _begin_outage(self, error: StoreError) -> None:
+        """Try the store again a little later, or pause the run when patience is over."""
+        journal = self.journal
+        if journal.blocked:
+            return
+        journal.blocked = True
+        left = self.settings.store_patience - journal.failing_seconds
+        if left <= 0:
+            self._pause_unjournaled(f"the store has failed for {journal.failing_seconds:g} s: {error}")
+            return
+        pause = min(max(_INITIAL_STORE_RETRY_SECONDS, journal.failing_seconds), _MAX_STORE_RETRY_SECONDS, left)
+        journal.failing_seconds += pause
+        self.timer.call_at(self.clock.now() + pause, self._retry_store)
+
+    def _retry_store(self) -> None:
+        """Write the records that were kept; where there are none, the next record is the test."""
+        if self.end is None and self._flush_deferred():
+            self._signal_store()
+            self.wake_waiters()
+            self.check_completion()
+            self.enforce_wall_clock()
+
+    def _flush_deferred(self) -> bool:
+        """Write the records that were kept, in order, and return whether the store took all of them."""
+        self.journal.blocked = False
+        waiting, self._deferred = self._deferred, []
+        while waiting:
+            try:
+                self._commit_remains(waiting[0])
+            except StoreError:
+                # Records that followed from the written ones go before those that were not written.
+                self._deferred += waiting
+                return False
+            waiting.pop(0)
+        return True
+
+    def _commit_remains(self, body: RecordBody) -> None:
+        """Commit a record that must not be lost, or as much of it as a store can keep."""
+        try:
+            self.commit(body)
+        except RecordNotSerializable as error:
+            self.commit(strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error)))
+
+    def _signal_store(self) -> None:
+        if self._store_recovered is not None:
+            self._store_recovered.set()
+            self._store_recovered = None
 
     def _pause_unjournaled(self, reason: str) -> None:
-        """End as paused without a record, which the store would not take. What runs may finish."""
+        """End as paused without a record, which the store would not take. Running attempts may finish."""
         self.journal.blocked = True
         if self.end is None:
             self._end_unjournaled = True
             self._mark_ended(RunEnded("paused", reason))
 
-
-CLAIMS_PER_CHECKPOINT: Final = 256
-"""Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
-
-_REDACTED_ARGUMENT_MESSAGE: Final = (
-    f"a secret was taken out of what they refer to, and the mark {MASK} stands for it in"
-)
-
-_READY, _RUNNING = TaskState.READY, TaskState.RUNNING
-
-
-class ResumeState(NamedTuple):
-    """What a run that is taken up again must know of its past, beside what live plan and ledger know.
-
-    Attributes:
-        last_cause: the last record that triggers may have to follow from; the process may have ended before they did.
-        fired_triggers: the triggers that did.
-        announced_resources: tools and resources of which it is on record what became of them.
-        stopped_at: when the last record was written.
-        interruption_reason: why what was running then does not run any more.
-    """
-
-    last_cause: Record
-    fired_triggers: tuple[Trigger, ...]
-    announced_resources: frozenset[str]
-    stopped_at: float
-    interruption_reason: str
-
-
-class Lifecycle(Recorder):
-    """The machinery under a `PlanRun`: on top of its records, what is handed out and when the run ends.
-
-    Args:
-        live: the plan.
-        ledger: the memory of replanning.
-        journal: where records go before they take effect.
-        clock: time.
-        settings: what to do when the store fails.
-    """
-
-    def __init__(self, live: LivePlan, ledger: Ledger, journal: Journal, clock: Clock, settings: Settings) -> None:
-        super().__init__(live, ledger, journal, clock, settings)
-        self.is_replanning: Callable[[], bool] = lambda: False
-        self.on_attempt_timeout: Callable[[TaskEntry, AttemptId], None] = lambda entry, attempt: None
-        self.on_argument_error: Callable[[TaskEntry, Failure], None] = lambda entry, failure: None
-        self.on_end: Callable[[], None] = lambda: None
-        self.ended = anyio.Event()
-        self.resume_state: ResumeState | None = None
-        self.started_at = clock.now()
-        self.checks_deferred = False
-        self.budget_exceeded_reason = ledger.budget_tracker.exceeded_reason()
-        self._waiters: deque[anyio.Event] = deque()
-        self._claims_since_checkpoint = 0
-
-    # Handing out
+    # Handing out tasks
 
     def next_task_nowait(self) -> tuple[TaskEntry, Task] | None:
-        """The next task if there is one and the event loop need not have a turn first."""
+        """Return the next task if there is one and the event loop need not have a turn first."""
         if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT or self.end is not None:
             return None
         self._claims_since_checkpoint += 1
         return self._claim_next()
 
     async def next_task(self) -> tuple[TaskEntry, Task] | None:
-        """The next task, with its arguments resolved; waits for one, and returns None when the run has ended."""
+        """Wait for the next task and return it with its arguments resolved; None when the run has ended."""
         await self._checkpoint()
         while self.end is None:
-            found = self._claim_next()
-            if found is not None:
-                return found
+            claimed = self._claim_next()
+            if claimed is not None:
+                return claimed
             self.check_completion()
             if self.end is not None:
                 break
@@ -257,11 +415,9 @@ class Lifecycle(Recorder):
         return None
 
     async def _checkpoint(self) -> None:
-        """Let the event loop have a turn; whoever is the first to wait for it begins to count the pulls anew."""
-        first, self._claims_since_checkpoint = (
-            self._claims_since_checkpoint <= CLAIMS_PER_CHECKPOINT,
-            CLAIMS_PER_CHECKPOINT + 1,
-        )
+        """Let the event loop have a turn; the first to wait for it resets the count of claims."""
+        first = self._claims_since_checkpoint <= CLAIMS_PER_CHECKPOINT
+        self._claims_since_checkpoint = CLAIMS_PER_CHECKPOINT + 1
         try:
             await anyio.lowlevel.checkpoint()
         finally:
@@ -274,10 +430,10 @@ class Lifecycle(Recorder):
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
-        """Let as many waiting pullers look as there are ready tasks."""
+        """Wake as many waiting pullers as there are ready tasks."""
         waiters = self._waiters
         if waiters:
-            for _ in range(min(len(waiters), self.live.counts[TaskState.READY])):
+            for _ in range(min(len(waiters), self.live.counts[_READY])):
                 waiters.popleft().set()
 
     async def _wait_for_task(self) -> None:
@@ -287,29 +443,29 @@ class Lifecycle(Recorder):
             await event.wait()
         except BaseException:
             if event.is_set():
-                self.wake_waiters()  # somebody else may take what this one was woken for
+                self.wake_waiters()  # another puller takes the task that this one was woken for
             else:
                 self._waiters.remove(event)
             raise
 
     @property
     def stop_reason(self) -> str:
-        """Why nothing more may begin, also not what was handed out already; empty when it may."""
-        if self.budget_exceeded_reason:
-            return f"the run {self.budget_exceeded_reason}"
+        """Why nothing more may start, including tasks that were handed out already; empty when they may."""
+        if self._budget_exceeded_reason:
+            return f"the run {self._budget_exceeded_reason}"
         if self.ledger.pause is not None:
             return "the run is to pause"
         return "the run is to be aborted" if self.live.aborted is not None else ""
 
     def _claim_next(self) -> tuple[TaskEntry, Task] | None:
+        live = self.live
         if (
             self.journal.blocked
-            or self.budget_exceeded_reason
+            or self._budget_exceeded_reason
             or self.ledger.pause is not None
-            or self.live.aborted is not None
+            or live.aborted is not None
         ):
             return None
-        live = self.live
         while (entry := live.dispatcher.claim_next()) is not None:
             try:
                 if (
@@ -326,91 +482,261 @@ class Lifecycle(Recorder):
         return None
 
     def _evaluate_condition(self, entry: TaskEntry) -> bool:
-        """Evaluate the condition of a task, journal it, and say whether the task may run."""
+        """Evaluate the condition of a task, journal the result, and return whether the task may run."""
+        value, error = None, ""
         try:
-            value: bool | None = self.live.evaluate(entry.task.when or "")
-            error = ""
+            value = self.live.evaluate(entry.task.when or "")
         except ExpressionError as problem:
-            value, error = None, str(problem)
+            error = str(problem)
         self.commit(ConditionEvaluated(entry.id, value, error))
         return bool(value)
 
     def _resolve_arguments(self, entry: TaskEntry) -> Task | None:
+        """Return the task with its references replaced by values; None where they have none, and it has failed."""
         if not entry.fields["arguments"]:
             return entry.task
-        given = entry.task.arguments
+        declared = entry.task.arguments
         try:
             arguments = self.live.arguments(entry)
         except ExpressionError as error:
-            self.on_argument_error(entry, Failure("ArgumentError", str(error), kind="arguments"))
+            attempt_id = self.start(entry)
+            del self.running[attempt_id]
+            self._fail(entry, attempt_id, Failure("ArgumentError", str(error), kind="arguments"))
             return None
-        if lacking := [name for name, value in arguments.items() if _is_newly_redacted(value, given[name])]:
-            self.commit_or_defer(
-                ErrorContained(
-                    f"the arguments of task {entry.id!r}",
-                    f"{_REDACTED_ARGUMENT_MESSAGE} {', '.join(map(repr, lacking))}",
-                )
-            )
+        redacted = [
+            name
+            for name, value in arguments.items()
+            if value is not declared[name] and is_redacted(value) and not is_redacted(declared[name])
+        ]
+        if redacted:
+            names = ", ".join(map(repr, redacted))
+            self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
         return entry.task.model_copy(update={"arguments": arguments})
+
+    # Attempts
+
+    def start(self, entry: TaskEntry, body: AttemptBody | None = None) -> AttemptId:
+        """Record that an attempt at a task starts.
+
+        Raises:
+            StoreError: the journal does not take it; the task must not be executed.
+        """
+        number = entry.attempts + 1
+        # A first attempt, as most are, without making text of a number, and no call of a type that does nothing.
+        attempt_id: AttemptId = entry.id + "#1" if number == 1 else f"{entry.id}#{number}"  # type: ignore[assignment]
+        timeout, name = entry.fields["timeout"], entry.fields["tool"]
+        if timeout is None and name is not None:
+            tool = self.live.tools.get(name)
+            timeout = tool.timeout if tool is not None else None
+        deadline = None if timeout is None else self.clock.now() + timeout
+        self.commit(new_attempt_started(attempt_id, entry.id, number, deadline))
+        self.running[attempt_id] = entry, body
+        if deadline is not None and deadline < self.timer.next_wakeup:
+            self.timer.notify_deadline(deadline)
+        return attempt_id
+
+    def try_start(self, body: AttemptBody) -> bool:
+        """Start the attempt of a task that was pulled; false when the store fails or the task may not run any more."""
+        entry = self.live.entry(body.task.id)
+        if entry.state is not _READY or entry.hold_count or self.end is not None or self.stop_reason:
+            self._fence(body, entry)
+            return False
+        try:
+            body.id = self.start(entry, body)
+        except StoreError:
+            return False
+        return True
+
+    async def start_when_store_recovers(self, body: AttemptBody) -> bool:
+        """Wait for the store, then start; false when the attempt may not run any more."""
+        while not body.id:
+            try:
+                await self.wait_for_store()
+            except NotRunning:
+                self._fence(body, self.live.entry(body.task.id))
+                break
+            if self.try_start(body):
+                return True
+        return False
+
+    def _fence(self, body: AttemptBody, entry: TaskEntry) -> None:
+        body.id = AttemptId(f"{entry.id}#fenced")
+        if self.end is None:
+            state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
+            self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {self.stop_reason or state}"))
+
+    def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
+        """Take the output of an attempt, see `PlanRun.succeeded`."""
+        entry = self._end_attempt(attempt_id, "succeeded")
+        if entry is None:
+            return
+        try:
+            value, recoverable = (None, True) if output is None else self._serialise_output(output)
+        except OutputError as error:
+            self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
+            return
+        if not recoverable:
+            entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
+        self.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable))
+        self.after_observation()
+
+    def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
+        """Take the failure of an attempt, see `PlanRun.failed`."""
+        entry = self._end_attempt(attempt_id, "failed")
+        if entry is not None:
+            self._fail(entry, attempt_id, error if isinstance(error, Failure) else failure_from(error))
+
+    def interrupted(self, attempt_id: AttemptId, reason: str) -> None:
+        """Record that an attempt was cut off from outside."""
+        entry = self._end_attempt(attempt_id, "interrupted")
+        if entry is not None and self.end is None:
+            retry_at, _ = self._schedule_retry(entry, Failure("Interrupted", reason, kind="interrupted"))
+            self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
+            # The caller may be leaving the run, so its end is looked for a little later.
+            self.timer.call_at(retry_at or self.clock.now(), self.after_observation)
+
+    def record_process(self, attempt_id: AttemptId, group: int) -> None:
+        """Journal the process group that an attempt has started."""
+        if attempt_id in self.running:
+            self.commit(ProcessStarted(attempt_id, host_id(), group, process_start_time(group)))
+
+    def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
+        """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
+        self.commit_or_defer(UsageCharged(usage, attempt_id, provider))
+        self._budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()
+        if self._budget_exceeded_reason:
+            self.check_completion()
+
+    def meter(self, provider: str, note: Callable[[str], None] = lambda text: None) -> RunMeter:
+        """Return a meter that counts calls of language models against the budget, and traces them."""
+        return RunMeter(provider, self.ledger.budget_tracker, self.charge, self.spans, note)
+
+    def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
+        """Return the task of an attempt that ends now; None when the attempt is not current, which is recorded."""
+        running = self.running.pop(attempt_id, None)
+        if running is not None:
+            return running[0]
+        task_id = TaskId(attempt_id.rpartition("#")[0])
+        if task_id not in self.live:
+            raise UnknownAttempt(attempt_id)
+        if self.end is None:
+            self.commit_or_defer(AttemptFenced(attempt_id, task_id, report))
+        return None
+
+    def _fail(self, entry: TaskEntry, attempt_id: AttemptId, failure: Failure) -> None:
+        message, kind = failure.message, failure.kind
+        if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
+            message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
+        failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
+        retry_at, exhausted = self._schedule_retry(entry, failure)
+        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
+        self._after_failure(retry_at)
+
+    def _time_out(self, entry: TaskEntry, attempt_id: AttemptId) -> None:
+        if attempt_id not in self.running:
+            return  # it has ended; while the store fails, the plan does not know yet
+        timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
+        retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
+        self._cancel_attempt(attempt_id)
+        self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
+        self._after_failure(retry_at)
+
+    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
+        settings, now = self.settings, self.clock.now()
+        return schedule_retry(
+            entry, failure, settings.retry, threshold=settings.failure_threshold, now=now, chance=self._chance()
+        )
+
+    def _after_failure(self, retry_at: float | None) -> None:
+        if retry_at is not None:
+            self.timer.notify_deadline(retry_at)
+        self.after_observation()
+
+    def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
+        """Stop the body of an attempt that is not current any more."""
+        if attempt_id is not None:
+            _, body = self.running.pop(attempt_id, (None, None))
+            if body is not None:
+                body.cancel()
+
+    def _cancel_attempts(self) -> None:
+        for attempt_id in list(self.running):
+            self._cancel_attempt(attempt_id)
+
+    def _serialise_output(self, output: object) -> tuple[JsonValue, bool]:
+        """Return the output as JSON without secrets, and whether a resumed run will find it."""
+        if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
+            return output, True
+        if self._codec is not None:
+            try:
+                output = self._codec(output)
+            except Exception as error:  # every error of a codec is a failure of the attempt
+                raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
+        try:
+            text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+            size = len(text.encode())
+        except (TypeError, ValueError, RecursionError):
+            return None, False
+        if size > self.settings.max_output:
+            raise OutputError(
+                f"the output has {size} bytes as JSON, the limit is {self.settings.max_output};"
+                " store it elsewhere and return a reference to it"
+            )
+        try:
+            if isinstance(output, list | dict | tuple):
+                output = from_json(f'{{"output":{text}}}')["output"]  # as a resumed run will read it
+            return self.redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
+        except (ValueError, RecordNotSerializable):
+            return None, False  # a reader does not take so deep a nesting, or so long a number
 
     # The end
 
+    def after_observation(self) -> None:
+        """Follow up on an observation: wake pullers, and end the run when nothing is left to do."""
+        if self._waiters:
+            self.wake_waiters()
+        live = self.live
+        counts = live.counts
+        drained = not (counts[_READY] or counts[_RUNNING])
+        stopping = self.ledger.pause is not None or live.aborted is not None or self._budget_exceeded_reason
+        if drained or stopping or live.goal.stop_when_reached:
+            self.check_completion()
+
     def check_completion(self) -> None:
-        """End the run, or say that it is quiescent, when that is so."""
+        """End the run, or record that it is quiescent, if that is so."""
         if self.end is not None or self.journal.blocked or self.checks_deferred:
             return
-        live, ledger = self.live, self.ledger
+        live, ledger, goal = self.live, self.ledger, self.live.goal
         if live.aborted is not None:
             self.finish("aborted", live.aborted)
-        elif self.budget_exceeded_reason:
+        elif self._budget_exceeded_reason:
             if not live.counts[_RUNNING]:
-                self.finish("aborted", f"the run {self.budget_exceeded_reason}")
-        elif self._goal_reached():
-            open_tasks = tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING)
-            self.finish("succeeded", "the goal was reached early", open_tasks)
+                self.finish("aborted", f"the run {self._budget_exceeded_reason}")
+        elif goal.stop_when_reached and goal.facts and not live.missing_facts:  # no task counts, not even a failed one
+            unfinished = tuple(e.id for e in live if e.state in WAITING or e.state is _RUNNING)
+            self.finish("succeeded", "the goal was reached early", unfinished)
         elif ledger.pause is not None:
-            if not live.counts[TaskState.RUNNING]:
+            if not live.counts[_RUNNING]:
                 self.finish("paused", ledger.pause.reason)
         elif not self.is_replanning() and live.quiescent:
             self._handle_quiescence()
-
-    def check_budget(self) -> None:
-        """Hand out nothing more once what was charged exceeds the budget; what runs may finish."""
-        self.budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()
-        if self.budget_exceeded_reason:
-            self.check_completion()
-
-    def enforce_wall_clock(self) -> None:
-        """Abort the run when its wall clock is used up; waiting for a person does not use it."""
-        limit = self.ledger.budget_tracker.budget.wall_clock
-        if limit is None or self.end is not None:
-            return
-        now = self.clock.now()
-        used = now - self.started_at - self.ledger.waiting_seconds(now)
-        if used > limit or math.isclose(used, limit):
-            self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
-        else:
-            self.timer.call_at(now + limit - used, self.enforce_wall_clock)
-
-    def _goal_reached(self) -> bool:
-        """Whether the plan wants to end with its goal; then no task counts, also not one that has failed."""
-        goal = self.live.goal
-        return goal.stop_when_reached and bool(goal.facts) and not self.live.missing_facts
 
     def _handle_quiescence(self) -> None:
         live, ledger = self.live, self.ledger
         if live.complete:
             self.finish("succeeded", "every required task is done")
-        elif ledger.open_questions:
+            return
+        if ledger.open_questions:
             count = len(ledger.open_questions)
             self.finish("needs_human", f"{count} question{'s' * (count != 1)} to a person must be answered first")
-        elif ledger.quiescent_at != live.revision and self.settings.enabled:
+            return
+        if ledger.quiescent_at != live.revision and self.settings.enabled:
             unsatisfied = tuple(e.id for e in live if e.counts_as_unsatisfied)[:100]
-            self._try_commit(RunQuiescent(live.revision, unsatisfied, live.missing_facts))
-            if not self.is_replanning():
-                self.finish("failed", self._failure_reason())
-        else:
-            self.finish("failed", self._failure_reason())
+            with suppress(StoreError):  # the store is tried again, and the run is found quiescent again
+                self.commit(RunQuiescent(live.revision, unsatisfied, live.missing_facts))
+            if self.is_replanning():
+                return
+        self.finish("failed", self._failure_reason())
 
     def _failure_reason(self) -> str:
         live = self.live
@@ -425,50 +751,56 @@ class Lifecycle(Recorder):
         left = [repr(e.id) for e in live if e.counts_as_unsatisfied][:5]
         return f"nothing can run, and {', '.join(left)} still must"
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Commit records that belong together: whether the run is at its end is looked at after the last of them."""
-        before, self.checks_deferred = self.checks_deferred, True
-        try:
-            yield
-        finally:
-            self.checks_deferred = before
-        self.after_observation()
-        self.check_completion()
+    def enforce_wall_clock(self) -> None:
+        """Abort the run when its wall clock is used up; waiting for a person does not use it."""
+        now, limit = self.clock.now(), self.ledger.budget_tracker.budget.wall_clock
+        left = self.wall_clock_left(now)
+        if limit is None or left is None or self.end is not None:
+            return
+        if left <= 1e-9 * limit:
+            self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
+        else:
+            self.timer.call_at(now + left, self.enforce_wall_clock)
+
+    def wall_clock_left(self, now: float) -> float | None:
+        """Return the seconds that remain of the budget's wall clock; None where it has no limit."""
+        limit = self.ledger.budget_tracker.budget.wall_clock
+        return None if limit is None else limit - (now - self.started_at - self.ledger.waiting_seconds(now))
 
     def finish(self, status: RunStatus, reason: str, cancelled: tuple[TaskId, ...] = ()) -> None:
-        """Record the end of the run and let everybody go."""
+        """Record the end of the run and stop everything that still runs."""
         if self.end is not None:
             return
         body = RunEnded(status, reason, cancelled)
         try:
             if status not in ("paused", "needs_human"):
                 self._drop_triggers()
-            self._commit_deferred(body)
+            self._commit_remains(body)
         except StoreError:
             return  # when the store works again, the end is found again
         self._mark_ended(body)
-        self._stop_work()
+        self._cancel_attempts()
 
     def restore_end(self, end: RunEnded) -> None:
-        """Stand at the end that the run came to earlier; nothing more is written."""
+        """Restore the end of a run that ended earlier; nothing more is written."""
         self._writable = False
         self.journal.blocked = True
         self._mark_ended(end)
 
     def close(self, reason: str) -> None:
-        """Leave the run: it is paused if it has not ended, and what a failing store did not take is tried once more."""
+        """Leave the run: pause it if it has not ended, and try once more to write the records that were kept."""
         if not self._writable:
             return
-        if self.journal.blocked and self._outage.flush() and self._end_unjournaled and self.end is not None:
-            self._try_commit(self.end)
+        if self.journal.blocked and self._flush_deferred() and self._end_unjournaled and self.end is not None:
+            with suppress(StoreError):
+                self.commit(self.end)
         if self.end is None:
             self.finish("paused", reason)
         if self.end is None:
             self._pause_unjournaled(f"{reason}; the store fails, so this and what happened last is not in the journal")
 
     def _drop_triggers(self) -> None:
-        """Record that nothing becomes of the triggers that are still waiting, as the run is over for good."""
+        """Record that the triggers that are still waiting are dropped, as the run is over for good."""
         ledger = self.ledger
         parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
         for trigger in list(ledger.open_triggers):
@@ -477,36 +809,12 @@ class Lifecycle(Recorder):
 
     def _mark_ended(self, body: RunEnded) -> None:
         self.end = body
-        self._outage.close()
+        self._signal_store()
         self.ended.set()
         while self._waiters:
             self._waiters.popleft().set()
 
-    def _stop_work(self) -> None:
-        self.on_end()
-
-    def _on_store_recovered(self) -> None:
-        self.wake_waiters()
-        self.check_completion()
-        self.enforce_wall_clock()
-
-    def after_observation(self) -> None:
-        """What follows when something happened: pullers look, and the run may be over."""
-        if self._waiters:
-            self.wake_waiters()
-        live = self.live
-        counts = live.counts
-        drained = not (counts[_READY] or counts[_RUNNING])
-        stopping = self.ledger.pause is not None or live.aborted is not None or self.budget_exceeded_reason
-        if drained or stopping or live.goal.stop_when_reached:
-            self.check_completion()
-
     def _on_deadline(self, now: float) -> None:
         for entry, attempt in self.live.advance(now):
-            self.on_attempt_timeout(entry, attempt)
+            self._time_out(entry, attempt)
         self.after_observation()
-
-
-def _is_newly_redacted(value: JsonValue, given: JsonValue) -> bool:
-    """Whether a secret was taken out of what an argument refers to; `given` is how it was stated."""
-    return value is not given and is_redacted(value) and not is_redacted(given)

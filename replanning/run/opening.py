@@ -34,9 +34,9 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.isolation import StepWrapper, gc_paused, yielding
 from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Journal
-from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.processes import kill_orphaned_processes
-from replanning.run.run import Codec, PlanRun
+from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.setup import Telemetry
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
@@ -93,7 +93,7 @@ class RunFactory:
                 live, ledger = await self._rebuild_state(records, settled)
             made = self._build_run(self._acquire_new_run(run), records, live, ledger, spans, new=True)
             if missing:
-                made._lifecycle.commit_or_defer(ErrorContained("the plan", missing))
+                made._lifecycle.record_error("the plan", missing)
             return made
         except BaseException as error:
             spans.close(error)
@@ -202,18 +202,28 @@ class RunFactory:
         )
         if new:
             self._write_opening(journal, records[0])
-        life = Lifecycle(live, ledger, journal, clock, settings)
+        life = Lifecycle(
+            lease.run,
+            live,
+            ledger,
+            journal,
+            environment=self.environment,
+            settings=settings,
+            redactor=self.redactor,
+            spans=spans,
+            codec=self.codec,
+        )
         life.started_at = records[0].at
         spans.watch(life)
         self.telemetry.watch_metrics(life)
-        run = PlanRun(lease.run, life, chance=self.environment.chance, redactor=self.redactor, codec=self.codec)
-        run._spans, run._opening_record = spans, records[0]
-        if not new:
+        if new:
+            life.opening_record = records[0]
+        else:
             life.resume_state = _resume_state(records)
             ended = ledger.run_end
             if ended is not None and (ended.status == "succeeded" or live.aborted is not None):
                 life.restore_end(ended)
-        return run
+        return PlanRun(life)
 
     def _write_opening(self, journal: Journal, record: Record) -> None:
         try:

@@ -509,7 +509,7 @@ async def test_unknown_provider() -> None:
     """A provider that is not installed is named, with those that are."""
     with pytest.raises(PluginError, match=r"no plugin 'repiar'.*repair"):
         ReplanningEngine(["repiar"])
-    with pytest.raises(TypeError, match="no provider"):
+    with pytest.raises(TypeError, match="is not a provider"):
         ReplanningEngine([object()])  # type: ignore[list-item]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from replanning import Answer, ReplanningError, ReplanRequest, Retry, Task, TaskContext
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
+from replanning.engine.engine import run_workers
 from replanning.errors import ChangeRejected, NotRunning, UnknownQuestion
 from replanning.journal import (
     AnswerRefused,
@@ -237,12 +238,13 @@ async def test_a_ready_task_is_held() -> None:
         async def work(task: Task, context: TaskContext) -> None:
             began[task.id] = clock.elapsed
             if task.id == "slow":
-                context._run.request_replan("is c right?", tasks=["c"])
+                run.request_replan("is c right?", tasks=["c"])
                 await clock.sleep(20)
 
         tasks = (Task(id="slow"), Task(id="other", depends_on=("slow",)), Task(id="c", depends_on=("slow",)))
-        result = await engine.execute(plan(*tasks), work)
-    assert result.status == "succeeded"
+        async with engine.open(plan(*tasks)) as run:
+            await run_workers(run, work, 8)
+    assert run.result.status == "succeeded"
     assert began == {"slow": 0, "other": 20, "c": 60}
 
 

@@ -329,7 +329,7 @@ async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
     assert got["log"] == "signed in with password=[redacted] at a"
     (note,) = bodies(store, result.run, ErrorContained)
     assert note.where == "the arguments of task 'b'"
-    assert note.error.endswith("the mark [redacted] stands for it in 'log', 'all'")
+    assert note.error.endswith("the mark [redacted] replaces it in 'log', 'all'")
 
 
 async def test_nothing_is_said_of_what_no_tool_gets() -> None:

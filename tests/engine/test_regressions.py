@@ -271,7 +271,7 @@ async def test_nothing_is_reported_as_started_after_a_pause() -> None:
     async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
         attempt = run.started("a")
         run.pause()
-        with pytest.raises(NotRunning, match="the run is to pause: nothing more begins"):
+        with pytest.raises(NotRunning, match="the run is to pause: no attempt can start"):
             run.started("b")
         run.succeeded(attempt)
     assert run.result.status == "paused"

@@ -137,7 +137,7 @@ async def test_hanging_exporter_is_given_up_once() -> None:
     async with VirtualClock() as clock:
         engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
         async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
-            delivery = ExporterDelivery(run, [Slow(clock, float("inf"))])
+            delivery = ExporterDelivery(run._lifecycle, [Slow(clock, float("inf"))])
             delivery.start(group)
             async for task in run.ready():
                 async with run.attempt(task):

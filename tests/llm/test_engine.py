@@ -15,7 +15,6 @@ from replanning.journal import AlternativesConsidered, PlanRevised
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.llm.guards import GuardedLLM
 from replanning.plan import JsonObject, TaskId
-from replanning.plan.redaction import Redactor
 from replanning.testing import (
     LLMReply,
     ScriptedExecutor,
@@ -206,7 +205,7 @@ def test_wrong_providers() -> None:
         ReplanningEngine(["keyed"])
     with pytest.raises(PluginError, match="there is no plugin 'opnai'"):
         ReplanningEngine(["opnai"])
-    with pytest.raises(TypeError, match="is no provider"):
+    with pytest.raises(TypeError, match="is not a provider"):
         ReplanningEngine([object()])  # type: ignore[list-item] # on purpose
 
 
@@ -244,7 +243,7 @@ async def test_secrets_of_the_engine() -> None:
         engine = ReplanningEngine(
             [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
             environment=parts,
-            redactor=Redactor(values=["zebra-42"]),
+            settings=Settings.model_validate({"redaction": {"patterns": [r"zebra-\d+"]}}),
         )
         work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))}, clock=clock)
         await engine.execute(plan, work)

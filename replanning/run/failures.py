@@ -1,0 +1,95 @@
+"""Failures of attempts: their records, and the time at which a task is run again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replanning.errors import NotAccepted, StoreError, TransientError
+from replanning.journal.observations import Failure
+from replanning.live.entries import TaskEntry
+from replanning.plan.tasks import Retry
+from replanning.run.isolation import error_message
+
+_MAX_MESSAGE_CHARS: Final = 8_000
+
+_MAX_DELAY_SECONDS: Final = 3600.0
+
+_MAX_DOUBLINGS: Final = 62
+"""By then every delay has reached the maximum, and a float still holds it."""
+
+_TRANSPORT_ERRORS: Final = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
+
+
+def failure_from(error: BaseException | str) -> Failure:
+    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are."""
+    if isinstance(error, str):
+        return Failure("Error", _truncate_middle(error))
+    message = error_message(error)
+    if isinstance(error, NotAccepted):
+        return Failure("NotAccepted", _truncate_middle(message), kind=error.kind)
+    if isinstance(error, BaseExceptionGroup):
+        parts = [failure_from(part) for part in error.exceptions]
+        message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
+        return Failure(type(error).__name__, _truncate_middle(message), all(part.transient for part in parts))
+    return Failure(type(error).__name__, _truncate_middle(message), is_transient(error))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error may pass: TransientError, connection errors, HTTP 429 and 5xx, a failing store.
+
+    Errors of other libraries are recognised by their attributes (`status_code`, also of their `response`) and by
+    their class, never by the words in them.
+    """
+    if isinstance(error, TransientError | ConnectionError | StoreError):
+        return True
+    status = getattr(error, "status_code", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status == 429 or 500 <= status <= 599
+    return any(
+        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
+        for base in type(error).__mro__
+    )
+
+
+def _truncate_middle(message: str) -> str:
+    if len(message) <= _MAX_MESSAGE_CHARS:
+        return message
+    half = _MAX_MESSAGE_CHARS // 2
+    return f"{message[:half]}\n[... {len(message) - 2 * half} characters left out ...]\n{message[-half:]}"
+
+
+def schedule_retry(
+    entry: TaskEntry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
+) -> tuple[float | None, bool]:
+    """Decide when a task is run again after a failed attempt.
+
+    Args:
+        entry: the task, whose attempt has failed.
+        failure: the failure.
+        default: the retries of tasks that declare none.
+        threshold: the number of consecutive used-up failures at which the task is given up.
+        now: seconds since the epoch.
+        chance: a number in [0, 1) that spreads the delay.
+
+    Returns:
+        The time of the next attempt or None, and whether the task's retries are used up.
+    """
+    if failure.kind == "unfinished":
+        return now, False
+    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
+        return None, True
+    if failure.kind == "interrupted":
+        return (now, False) if entry.task.idempotent else (None, True)
+    policy = entry.task.retry or default
+    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
+    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
+    if policy.jitter:
+        delay *= 0.5 + chance
+    due = now + min(delay, _MAX_DELAY_SECONDS)
+    if repeatable and entry.attempts_in_round < policy.max_attempts:
+        return due, False
+    if entry.failures + 1 < threshold and failure.kind != "timeout":
+        return due, True
+    return None, True
