@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib import import_module
+from itertools import count
 from operator import is_not
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
@@ -36,9 +37,24 @@ _CLEAN_CACHE_SIZE: Final = 1024
 _MAX_CACHED_CHARS: Final = 256
 """How many texts without secrets are kept, and how long: names, goals and reasons come again with every change."""
 
-_parser: Final[Any] = import_module("re._parser")  # the only one there is, and it has no public name
+_PATTERN_ITEM: Final = re.compile(
+    r"""
+      \\.
+    | \[\^?\]?(?:\\.|[^\]\\])*\]
+    | \(\?\#[^)]*\)
+    | (?P<quantifier>(?:[*+?]|\{(?!\})(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\})[?+]?)
+    | \(\??
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""Item of a regular expression: an escape, a set, a comment, a quantifier, a bracket, or a character."""
 
-_REPEAT_OPCODES: Final = (_parser.MAX_REPEAT, _parser.MIN_REPEAT)
+_VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
+
+_MAX_PATTERN_CHARS: Final = 1000
+
+_compilations: Final = count()
 
 _MAX_LISTED_PLACES: Final = 8
 """How many places one message names."""
@@ -224,36 +240,56 @@ def _redacted_fields(clean: TaskBody, body: TaskBody) -> dict[str, None]:
 
 
 def pattern_problem(pattern: str) -> str:
-    """Why a regular expression cannot be used to find secrets; empty where it can.
+    """Return why a regular expression cannot be used to find secrets; "" if it can.
 
-    It would be tried at every place of every text: one that repeats a repetition can take forever, and is refused.
+    A pattern is tried at every place of every text. One that repeats a repetition can take exponential time, and is
+    refused. (Python's own parser would show the repetitions, but has no public name.)
     """
-    with warnings.catch_warnings(record=True) as doubts:  # they are told as problems, not printed
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        return f"has {len(pattern)} characters; at most {_MAX_PATTERN_CHARS} are allowed"
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            parsed = _parser.parse(pattern)
-            if _has_nested_repeat(parsed):
-                return "repeats a repetition, which can take forever on some texts; write it without one of the two"
             re.compile(pattern)
+            re.compile(f"{pattern}(?#{next(_compilations)})")  # not in the cache of `re`, which would hide warnings
         except (re.error, RecursionError, OverflowError) as error:
             return f"is no regular expression: {error}"
-    if doubts:  # such as [[:alpha:]], which would find no secret, and pass for one that does
-        doubt = str(doubts[0].message).lower()
-        return f"does not mean what it seems to ({doubt}); write a backslash before what stands for itself"
+    if _VERBOSE_FLAG.search(pattern):
+        return "uses the flag x; write it without, and without blanks and comments"
+    if _has_nested_repeat(pattern):
+        return "repeats a repetition, which can take forever on some texts; write it without one of the two"
+    if caught:  # such as [[:alpha:]], which finds no secret but looks as if it did
+        doubt = str(caught[0].message).lower()
+        return f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
     return ""
 
 
-def _has_nested_repeat(parts: Any, *, inside: bool = False) -> bool:
-    """Whether a repetition of no fixed length stands within a long one, in what Python's parser makes of a pattern."""
-    for part in parts:
-        if isinstance(part, tuple) and part and part[0] in _REPEAT_OPCODES:
-            least, most, repeated = part[1]
-            varies = least != most and most > 1
-            if (varies and inside) or _has_nested_repeat(repeated, inside=inside or most > _MAX_BOUNDED_REPEAT):
+def _has_nested_repeat(pattern: str) -> bool:
+    """Return whether a valid pattern has a repetition of varying length inside a long one."""
+    varying = [False]  # for each open group: whether it contains a repetition of varying length
+    repeated = False  # the same for the last item, to which a quantifier applies
+    for match in _PATTERN_ITEM.finditer(pattern):
+        item = match[0]
+        if item in ("(", "(?"):
+            varying.append(False)
+        elif item == ")":
+            repeated = varying.pop()
+            varying[-1] |= repeated
+        elif match["quantifier"]:
+            least, most = _repeat_bounds(match)
+            if repeated and most > _MAX_BOUNDED_REPEAT:
                 return True
-        elif isinstance(part, tuple | list | _parser.SubPattern) and _has_nested_repeat(part, inside=inside):
-            return True
+            varying[-1] |= least != most and most > 1
+        else:
+            repeated = False
     return False
+
+
+def _repeat_bounds(match: re.Match[str]) -> tuple[float, float]:
+    if match["quantifier"][0] != "{":
+        return {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}[match["quantifier"][0]]
+    least = int(match["least"] or 0)
+    return least, int(match["most"]) if match["most"] else math.inf if match["comma"] else least
 
 
 def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:

@@ -209,7 +209,18 @@ def test_further_patterns() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"(a+)+", r"(a*)*b", r"(?:\d+-)+x", r"(a{1,3})+", r"((a|b)*c){2,}", r"(?=(a+?))*", r"(?:x(?:y|z+))*", r"(a*){40}"],
+    [
+        r"(a+)+",
+        r"(?:{}+)*",
+        r"([(]a+[)])+",
+        r"(a*)*b",
+        r"(?:\d+-)+x",
+        r"(a{1,3})+",
+        r"((a|b)*c){2,}",
+        r"(?=(a+?))*",
+        r"(?:x(?:y|z+))*",
+        r"(a*){40}",
+    ],
 )
 def test_patterns_that_could_take_forever(pattern: str) -> None:
     """A repetition of no fixed length within a long one is found, however deep it stands."""
@@ -228,6 +239,12 @@ def test_patterns_that_can_be_used(pattern: str) -> None:
 def test_patterns_that_are_none(pattern: str) -> None:
     """What is no regular expression is said to be none, with what is wrong."""
     assert pattern_problem(pattern).startswith("is no regular expression: ")
+
+
+def test_bounds_of_patterns() -> None:
+    """A pattern that is too long, or whose blanks and comments mean nothing, is refused."""
+    assert pattern_problem("x" * 1001) == "has 1001 characters; at most 1000 are allowed"
+    assert pattern_problem("(?x)(a+ # )\n)+").startswith("uses the flag x")
 
 
 @pytest.mark.parametrize("pattern", ["[[:alpha:]]{20}", "a[[b]", "[a||b]"])
