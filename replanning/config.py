@@ -1,7 +1,7 @@
-"""Settings from arguments, the environment, a person's own and a file, checked as a whole and each with its source.
+"""Loading of settings from arguments, environment, a person's override and a file, with the source of every value.
 
-The sources are put on top of one another by pydantic-settings, key by key, and what comes of it is checked at last: so
-what is wrong, and what holds, is told with the line or variable that it comes from.
+Each source gives values by key, such as `alternatives.min_confidence`. The highest source that has a key wins, and the
+result is validated as a whole, so that every problem names the line, variable or argument that it comes from.
 """
 
 from __future__ import annotations
@@ -11,283 +11,204 @@ import json
 import os
 import re
 import time
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource
 
 from replanning.errors import PlanError, Problem, SettingsError
+from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import brief_repr, did_you_mean, format_path
-from replanning.plan.reading import find_positions, read_document
+from replanning.plan.reading import find_positions, read_document, read_text_file
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import OverrideSettings, Settings
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+FILES: Final = ("replanning.yaml", ".replanning.yaml")
+"""Names of the settings file in the working directory."""
 
+SECTION: Final = "replanning"
 
-# In the file and to people on the left; the field that a plan has, too, on the right.
-_RENAMED: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
+PLANNING: Final = "planning"
+"""Section of planning mode, beside the other."""
 
-_SHOWN: Final[Mapping[str, str]] = {field: key for key, field in _RENAMED.items()}
+MAX_SIZE: Final = 1024 * 1024
+"""Largest settings file and largest answer of a server, in bytes."""
 
-_DEEPEST: Final = 20
-"""Levels of a value; no setting has so many."""
+_MAX_VALUE_DEPTH: Final = 20
+
+_FIELD_BY_KEY: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
+"""Keys that differ from the field, which plans have as well."""
+
+_KEY_BY_FIELD: Final[Mapping[str, str]] = {field: key for key, field in _FIELD_BY_KEY.items()}
 
 _CREDENTIAL: Final = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$")
 
+Kind = Literal["default", "file", "override", "environment", "argument"]
+"""Kind of source, from the lowest to the highest precedence."""
+
+Override = Callable[[], object]
+"""Returns the settings of a person as `{"status": "success", "data": {"planning": {…}}}`."""
+
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What was given for a key, and where."""
+class LoadedSettings:
+    """Settings with the source of every value that is not a default.
+
+    Attributes:
+        settings: the settings.
+        sources: by key, such as `alternatives.min_confidence`: file with line, variable, override, or argument.
+        warnings: an override that did not answer, and variables that look misspelt.
+        file: the file that was read, if there was one.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    warnings: tuple[Problem, ...] = ()
+    file: Path | None = None
+
+    def kind(self, key: str) -> Kind:
+        """Return the kind of source of a setting."""
+        source = self.sources.get(key)
+        if source is None:
+            return "default"
+        if self.file is not None and (source == str(self.file) or source.startswith(f"{self.file}:")):
+            return "file"
+        return "argument" if source == "argument" else "override" if source.startswith("override") else "environment"
+
+
+class _Value(NamedTuple):
+    """Value of a key, with its source."""
 
     value: JsonValue
     source: str
 
 
-def _fields(model: type[BaseModel] = Settings, lead: str = "") -> Iterator[tuple[str, object, bool]]:
-    """Every key, what it holds, and whether it is a section."""
-    for field_name, field in model.model_fields.items():
-        name = f"{lead}{field.alias or field_name}"
-        key = _SHOWN.get(name, name)
-        section = _section(field.annotation)
-        yield key, field.annotation, section is not None
-        if section is not None:
-            yield from _fields(section, f"{key}.")
+def load_settings(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    arguments: Mapping[str, JsonValue] | None = None,
+    override: Override | None = None,
+) -> LoadedSettings:
+    """Load the settings from all sources.
+
+    Arguments take precedence over the environment, that over the person's override, that over the file, and that over
+    the defaults. Lists replace one another and are not merged. Keys of API services are read from the environment by
+    the clients that need them; in the file they are an error.
+
+    Args:
+        path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` in the
+            working directory, if there is one.
+        environ: the environment; by default that of the process.
+        arguments: settings by key, such as `{"alternatives.min_confidence": 0.6}`.
+        override: returns a person's settings for planning mode, as
+            `{"status": "success", "data": {"planning": {…}}}`; by default the server of the setting `override.url`
+            is asked for them, which takes up to `override.timeout` seconds. An override that raises or does not
+            answer is left out with a warning.
+
+    Raises:
+        SettingsError: with every problem; each names its key, its source and what is allowed.
+    """
+    problems: list[Problem] = []
+    environ = os.environ if environ is None else environ
+    warnings = list(misspelt(environ))
+    file = _find_file(path)
+    in_file = _file_values(file, problems) if file is not None else {}
+    in_environment = _environment_values(environ)
+    in_arguments = _argument_values(arguments or {}, problems)
+    asked = override or _override_server(ChainMap(in_arguments, in_environment, in_file))
+    in_override = _override_values(asked, problems, warnings) if asked is not None else {}
+    merged = ChainMap(in_arguments, in_environment, in_override, in_file)
+    known = {key: value for key, value in merged.items() if _accepts(key, value, problems)}
+    settings = _validate(known, problems)
+    if problems or settings is None:
+        raise SettingsError(problems)
+    return LoadedSettings(settings, {key: value.source for key, value in known.items()}, tuple(warnings), file)
 
 
-@cache
 def keys() -> Mapping[str, bool]:
-    """Every key, and whether it is a section."""
-    return {key: is_section for key, _, is_section in _fields()}
+    """Return every key, and whether it is a section."""
+    return {key: entry.is_section for key, entry in _key_index().items()}
+
+
+def values(settings: Settings) -> dict[str, JsonValue]:
+    """Return every key with its value, in the order of the sections."""
+    leaves = {format_path(steps): value for steps, value in _leaves(settings.model_dump(mode="json", by_alias=True))}
+    return {_KEY_BY_FIELD.get(key, key): value for key, value in leaves.items()}
+
+
+class _Key(NamedTuple):
+    annotation: Any
+    is_section: bool
+    is_table: bool  # a mapping whose names are the user's own, such as those of models, with dots in them
 
 
 @cache
-def types() -> Mapping[str, Any]:
-    """The type of what each key holds."""
-    return {key: annotation for key, annotation, _ in _fields()}
+def _key_index() -> Mapping[str, _Key]:
+    return dict(_iter_keys(Settings, ""))
 
 
-@cache
-def tables() -> frozenset[str]:
-    """The keys that stand for mappings whose names are anybody's, such as those of models, with dots in them."""
-    return frozenset(key for key, annotation, _ in _fields() if get_origin(annotation) is dict)
+def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]]:
+    for field_name, field in model.model_fields.items():
+        name = f"{prefix}{field.alias or field_name}"
+        key = _KEY_BY_FIELD.get(name, name)
+        is_table = get_origin(field.annotation) is dict
+        options = (field.annotation, *(() if is_table else get_args(field.annotation)))
+        section = next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        yield key, _Key(field.annotation, section is not None, is_table)
+        if section is not None:
+            yield from _iter_keys(section, f"{key}.")
 
 
-def _section(annotation: object) -> type[BaseModel] | None:
-    options = (annotation, *(() if get_origin(annotation) is dict else get_args(annotation)))
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+def _is_table(key: str) -> bool:
+    entry = _key_index().get(key)
+    return entry is not None and entry.is_table
 
 
-def flat(value: JsonValue, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
-    """The leaves of a mapping; an empty section has none, and what is to stay whole is a leaf."""
-    if isinstance(value, dict) and ".".join(steps) not in tables():
+def _leaves(value: JsonValue, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+    """Yield the leaves of a mapping with their paths; a table is a leaf, and an empty section has none."""
+    if isinstance(value, dict) and not _is_table(".".join(steps)):
         for key, item in value.items():
-            yield from flat(item, (*steps, key))
+            yield from _leaves(item, (*steps, key))
     elif steps or value is not None:
         yield steps, value
 
 
-def values(settings: Settings) -> dict[str, JsonValue]:
-    """Every key with what it holds, in the order of the sections."""
-    found = {format_path(steps): value for steps, value in flat(settings.model_dump(mode="json", by_alias=True))}
-    return {_SHOWN.get(key, key): value for key, value in found.items()}
+# Arguments
 
 
-# Checking
-def is_known(key: str, given: Given, problems: list[Problem]) -> bool:
-    """Whether a key can hold what was given; what is wrong with the key itself is added to the problems."""
-    known = keys()
-    is_section = known.get(key)
-    if given.value is None and (is_section or key in tables()):
-        return False  # a section with nothing in it
-    if is_section is not None and (problem := _unwritable(given.value)):
-        problems.append(_problem(key, given, problem))
-    elif is_section is False:
-        return True
-    elif is_section:
-        inner = ", ".join(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
-        problems.append(_problem(key, given, f"expected a section with {inner}; got {_got(given.value)}"))
-    elif _CREDENTIAL.search(key):
-        advice = (
-            "keys of API services are taken from the environment alone; remove it here, and consider it known to others"
-        )
-        problems.append(_problem(key, given, advice))
-    else:
-        problems.append(_problem(key, given, f"there is no such setting; {_hint(key, known)}"))
-    return False
+def _argument_values(arguments: Mapping[str, JsonValue], problems: list[Problem]) -> dict[str, _Value]:
+    found: dict[str, _Value] = {}
+    for key, value in arguments.items():
+        try:
+            found[key] = _Value(_as_json(value), "argument")
+        except PlanError as error:
+            problems += [Problem(f"argument {key}", problem.message) for problem in error.problems]
+    return found
 
 
-def _unwritable(value: JsonValue) -> str:
-    """Why a value cannot be written down; empty where it can."""
-    if is_too_deep(value):
-        return f"nested more than {_DEEPEST} deep"
+def _as_json(value: object) -> JsonValue:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # what the system gives may be no text, and stands as half characters
-        return "it holds what is no text in UTF-8"
-    return ""
+        clean: JsonValue = json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        raise PlanError([Problem("", f"got {brief_repr(value)}, which JSON cannot express")]) from None
+    return clean
 
 
-def is_too_deep(value: JsonValue, levels: int = _DEEPEST) -> bool:
-    """Whether a value is nested deeper than that of any setting."""
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return any(levels == 0 or is_too_deep(item, levels - 1) for item in inner)
+# File
 
 
-def _hint(key: str, known: Collection[str]) -> str:
-    """What may have been meant: a setting of the same section, or one of the same name in another."""
-    lead, _, name = key.rpartition(".")
-    siblings = [k for k in known if k.rpartition(".")[0] == lead] or [k for k in known if "." not in k]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == name]
-    if len(elsewhere) == 1:
-        return f"did you mean {elsewhere[0]!r}?"
-    return did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
-
-
-def validated(given: Mapping[str, Given], problems: list[Problem]) -> Settings | None:
-    """The settings that known keys make; what is wrong with their values is added to the problems."""
-    document: JsonObject = {}
-    for key, one in given.items():
-        *sections, name = _RENAMED.get(key, key).split(".")
-        inner = document
-        for section in sections:
-            inner = inner.setdefault(section, {})  # type: ignore[assignment] # only known sections come here
-        inner[name] = one.value
-    try:
-        # As JSON, because there a list may stand for a tuple, and yet true is no number and "1" neither.
-        return Settings.model_validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        problems += dict.fromkeys(_wrong(item, given) for item in error.errors())
-        return None
-
-
-def _wrong(error: ErrorDetails, given: Mapping[str, Given]) -> Problem:
-    """A value that is not allowed, under the name that people know, with what would be."""
-    steps = [step for step in error["loc"] if isinstance(step, str)]
-    for length in range(len(steps), 0, -1):
-        field = ".".join(steps[:length])
-        key = _SHOWN.get(field, field)
-        if key in given:
-            inner = steps[length:] if field in tables() else []
-            return _problem(" ".join([key, *inner]), given[key], _expected(error, [*steps[:length], *inner]))
-    lead = ".".join(steps)
-    concerned = [one for key, one in given.items() if key.startswith(f"{lead}.")]
-    sources = ", ".join(dict.fromkeys(one.source for one in concerned))
-    return _problem(lead, Given(None, sources), error["msg"].removeprefix("Value error, "))
-
-
-def _problem(key: str, given: Given, message: str) -> Problem:
-    return Problem(f"{given.source} {key}", message)
-
-
-# What would be right, in words
-def _expected(error: ErrorDetails, steps: Sequence[str]) -> str:
-    """What is wrong with a value, and what would be right."""
-    got = _got(error["input"])
-    match error["type"]:
-        case "value_error":
-            return f"{error['msg'].removeprefix('Value error, ')}; got {got}"
-        case "missing":
-            return "it is missing"
-        case "extra_forbidden":
-            return "there is no such setting"
-    return f"expected {_allowed(steps)}, got {got}"
-
-
-def _got(value: JsonValue) -> str:
-    """What was given, without secrets; these are found while they are whole, and so before it is cut."""
-    redactor = Redactor()
-    return redactor.text(brief_repr(redactor.value(value)))
-
-
-@cache
-def _schema() -> JsonObject:
-    return Settings.model_json_schema()
-
-
-def _allowed(steps: Sequence[str]) -> str:
-    """What a field takes, in words made from its schema."""
-    schema = _schema()
-    definitions = _part(schema, "$defs")
-    for step in steps:
-        fields = _part(schema, "properties")
-        schema = _part(fields, step) if fields else _part(schema, "additionalProperties")
-        if "$ref" in schema:
-            schema = _part(definitions, str(schema["$ref"]).rpartition("/")[2])
-    return _in_words(schema)
-
-
-def _part(schema: JsonObject, name: str) -> JsonObject:
-    """A part of a schema that is an object itself; empty where there is none."""
-    part = schema.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _in_words(schema: JsonObject) -> str:
-    match schema:
-        case {"anyOf": list(options)}:
-            return " or ".join(_in_words(option) for option in options if isinstance(option, dict))
-        case {"enum": list(values)}:
-            return f"one of {', '.join(map(str, values))}"
-        case {"const": value}:
-            return str(value)
-        case {"type": "array", "items": dict(item)}:
-            return f"a list of {_in_words(item)}{', at least one' if schema.get('minItems') else ''}"
-        case {"type": "integer" | "number"}:
-            return _number_in_words(schema)
-        case {"type": "object", "properties": dict(inner)}:
-            return f"a section with {', '.join(inner)}"
-        case {"type": "object"}:
-            return "a mapping by name"
-        case {"type": "string", "minLength": int()}:
-            return "text that is not empty"
-    names = {"boolean": "true or false", "string": "text", "null": "null"}
-    return names.get(str(schema.get("type")), "something else")
-
-
-def _number_in_words(schema: JsonObject) -> str:
-    noun = "a whole number" if schema["type"] == "integer" else "a number"
-    low, above, high = schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f"{noun} from {low:g} to {high:g}"
-    if low is not None:
-        return f"{noun} of at least {low:g}"
-    return noun if above is None else f"{noun} above {above:g}"
-
-
-FILES: Final = ("replanning.yaml", ".replanning.yaml")
-"""Looked for where the program runs, when no file is named."""
-
-SECTION: Final = "replanning"
-
-PLANNING: Final = "planning"
-"""The section of planning mode, beside the other."""
-
-MAX_SIZE: Final = 1024 * 1024
-"""Largest settings file, in bytes."""
-
-
-def find(path: str | os.PathLike[str] | None) -> Path | None:
-    """The file that is named, or that is there; None where there is none.
-
-    Raises:
-        SettingsError: there are two.
-    """
+def _find_file(path: str | os.PathLike[str] | None) -> Path | None:
     if path is not None:
         return Path(path)
     found = [Path(name) for name in FILES if Path(name).is_file()]
@@ -296,75 +217,57 @@ def find(path: str | os.PathLike[str] | None) -> Path | None:
     return found[0] if found else None
 
 
-def from_file(path: Path | None, problems: list[Problem]) -> dict[str, Given]:
-    """What a file says, by key; what is wrong with its sections is added to the problems.
+def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
+    """Return the values of a file; problems of its sections are added to `problems`.
 
     Raises:
-        SettingsError: it cannot be read, or is no YAML.
+        SettingsError: it cannot be read, or is not YAML.
     """
-    if path is None:
-        return {}
-    text = _read(path)
-    document = _sections(text, path, problems)
-    # Where each stands in the file, by the steps of its key.
-    stands = {steps: ((SECTION, *steps), value) for steps, value in flat(document.get(SECTION))}
-    if PLANNING in document:
-        stands |= {steps: (steps, value) for steps, value in flat(document[PLANNING], (PLANNING,))}
-    wanted = {steps[:length] for steps, _ in stands.values() for length in range(1, len(steps) + 1)}
-    lines = find_positions(text, "yaml", wanted)
-    return {format_path(steps): Given(value, _at(path, lines.get(at))) for steps, (at, value) in stands.items()}
-
-
-def _sections(text: str, path: Path, problems: list[Problem]) -> JsonObject:
-    """The sections that a file may have."""
     try:
+        text = read_text_file(path, noun="settings file", max_size=MAX_SIZE)
         document = read_document(text, format="yaml", source=str(path))
     except PlanError as error:
         raise SettingsError(error.problems) from None
+    sections = _file_sections(document, path, problems)
+    leaves = {steps: ((SECTION, *steps), value) for steps, value in _leaves(sections.get(SECTION))}
+    if PLANNING in sections:
+        leaves |= {steps: (steps, value) for steps, value in _leaves(sections[PLANNING], (PLANNING,))}
+    parents = {place[:length] for place, _ in leaves.values() for length in range(1, len(place) + 1)}
+    positions = find_positions(text, "yaml", parents)
+    return {
+        format_path(steps): _Value(value, ":".join(map(str, (path, *positions.get(place, ())))))
+        for steps, (place, value) in leaves.items()
+    }
+
+
+def _file_sections(document: JsonValue, path: Path, problems: list[Problem]) -> JsonObject:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise SettingsError(
-            [Problem(str(path), f"expected a mapping with the section {SECTION!r}, got {brief_repr(document)}")]
-        )
+        expected = f"expected a mapping with the section {SECTION!r}, got {brief_repr(document)}"
+        raise SettingsError([Problem(str(path), expected)])
     unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
     problems += [Problem(f"{path} {name}", unknown) for name in document if name not in (SECTION, PLANNING)]
     inner = document.get(SECTION)
     if isinstance(inner, dict) and PLANNING in inner:
         problems.append(Problem(f"{path} {SECTION}.{PLANNING}", f"{PLANNING!r} is a section of its own; move it out"))
-        document[SECTION] = {key: value for key, value in inner.items() if key != PLANNING}
+        return {**document, SECTION: {key: value for key, value in inner.items() if key != PLANNING}}
     return document
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_SIZE + 1)
-        if len(content) > MAX_SIZE:
-            raise SettingsError([Problem(str(path), f"the settings are larger than {MAX_SIZE} bytes")])
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise SettingsError([Problem(str(path), f"the settings cannot be read: {error.strerror or error}")]) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError([Problem(str(path), f"byte {error.start + 1} of the file is not UTF-8")]) from error
-
-
-def _at(path: Path, position: tuple[int, int] | None) -> str:
-    return str(path) if position is None else "{}:{}:{}".format(path, *position)
-
+# Environment
 
 _PREFIX: Final = "REPLANNING_"
 
 _DELIMITER: Final = "__"
 
-_LONGEST: Final = 200
-"""Characters of a name; no setting has so many."""
+_MAX_NAME_CHARS: Final = 200
 
-_WITH_COMMAS: Final = ("patterns",)
-"""Lists of what may hold commas itself: a pattern in two halves would find none of the secrets that it is for."""
+_UNSPLIT_FIELDS: Final = ("patterns",)
+"""Lists whose items may contain commas."""
 
 VARIABLES: Final[tuple[tuple[str, str], ...]] = (
-    # An alias stands before the name that goes before it.
+    # An alias stands before the name that takes precedence over it.
     ("MUSUBI_REPLAN_ENABLED", "enabled"),
     ("REPLANNING_ENABLED", "enabled"),
     ("REPLANNING_MIN_CONFIDENCE", "alternatives.min_confidence"),
@@ -387,7 +290,7 @@ VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions"),
     ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans"),
 )
-"""Short names of variables, and the settings they are read for; these go before the long names that every key has."""
+"""Short names of variables with their keys; they take precedence over the long name that every key has."""
 
 OTHERS: Final = (
     "REPLANNING_CONTEXT",
@@ -396,218 +299,196 @@ OTHERS: Final = (
     "REPLANNING_MCP_SERVER",
     "REPLANNING_STORE",
 )
-"""Variables that are no settings: an option of the command line, and what tools and servers are given."""
+"""Variables that are no settings: an option of the command line, and those passed to tools and servers."""
 
 _FAMILIES: Final = ("REPLANNING_", "PLANNING_", "MUSUBI_")
 
-_NEAR: Final = 0.8
+_FAMILY_SIMILARITY: Final = 0.8
 
-_VERY_NEAR: Final = 0.92
-"""How alike two names must be: less where the family tells that one of ours is meant."""
+_SIMILARITY: Final = 0.92
+"""Similarity at which a name counts as misspelt; lower for names of our families."""
 
 
-def variable(steps: Sequence[str]) -> str:
-    """The long name of the variable that a setting or section is read from, by the steps of its key."""
+def _long_name(steps: Sequence[str]) -> str:
     return f"{_PREFIX}{_DELIMITER.join(steps).upper()}"
 
 
+def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
+    """Return the values of variables; empty variables are passed over."""
+    texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
+    names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
+    names |= {_long_name(key.split(".")): name for name, key in VARIABLES if name in texts}
+    nested = _Variables({long: texts[name] for long, name in names.items()})()
+    return {
+        format_path(steps): _Value(_typed(format_path(steps), value), f"environment {_variable_of(steps, names)}")
+        for steps, value in _leaves(nested)
+    }
+
+
 class _Variables(EnvSettingsSource):
-    """Reads variables by their long names, a section as JSON or each of its settings by itself.
+    """Source of variables by their long names: a section as JSON, or each of its settings by itself.
 
     Args:
-        variables: those that are set, by their long names.
+        variables: the texts by long name.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # only its fields are looked at
+        super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
         self.env_vars = {name.lower(): text for name, text in variables.items()}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: str) -> JsonValue:
-        """What a list or section is: JSON, or names with commas between them.
-
-        What is neither is left as it is, to be told with everything else that is wrong.
-        """
+        """Return a list or section from JSON or from names with commas; any other text as it is, to be refused later."""
         decoded = _decoded(value)
         if isinstance(decoded, (list, dict)) or decoded is None:
             return decoded
         if field is None or "tuple[" not in str(field.annotation):
             return value
-        return [value] if field_name in _WITH_COMMAS else [name for part in value.split(",") if (name := part.strip())]
+        if field_name in _UNSPLIT_FIELDS:
+            return [value]
+        return [name for part in value.split(",") if (name := part.strip())]
 
 
 def _decoded(text: str) -> JsonValue:
-    """What a text is as JSON; the text itself where it is none."""
     try:
         value: JsonValue = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if is_too_deep(value) else value
-
-
-def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    """What variables say, by key; an empty one says nothing."""
-    given = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
-    read = {name: name for name in given if name.startswith(_PREFIX) and len(name) <= _LONGEST}
-    read |= {variable(key.split(".")): name for name, key in VARIABLES if name in given}
-    found = _Variables({long: given[name] for long, name in read.items()})()
-    return {
-        format_path(steps): Given(_typed(format_path(steps), value), f"environment {_variable_of(steps, read)}")
-        for steps, value in flat(found)
-    }
+    return text if exceeds_depth(value, _MAX_VALUE_DEPTH) else value
 
 
 def _typed(key: str, value: JsonValue) -> JsonValue:
-    """A text as its setting takes it, where it can; else as JSON, or as the text that it is."""
+    """Return a text in the type of its setting if it fits; otherwise as JSON, or as it is."""
     if value == "null":
         return None
-    if key in tables():
-        return _read_environment(value)
-    if not isinstance(value, str) or key not in types():
+    entry = _key_index().get(key)
+    if entry is not None and entry.is_table:
+        return _decoded_texts(value)
+    if not isinstance(value, str) or entry is None:
         return value
     try:
-        typed: JsonValue = TypeAdapter(types()[key]).validate_strings(value)
+        typed: JsonValue = TypeAdapter(entry.annotation).validate_strings(value)
     except ValueError:
         return _decoded(value)
     return typed
 
 
-def _read_environment(value: JsonValue) -> JsonValue:
-    """A mapping of which a part may be made of variables, with what its texts are."""
+def _decoded_texts(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
-        return {name: _read_environment(item) for name, item in value.items()}
+        return {name: _decoded_texts(item) for name, item in value.items()}
     return _decoded(value) if isinstance(value, str) else value
 
 
-def _variable_of(steps: Sequence[str], read: Mapping[str, str]) -> str:
-    """The variable that says what a setting is: its own, that of a section around it, or the first of those within it."""
-    by_long = {long.lower(): name for long, name in read.items()}
+def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
+    """Return the variable of a setting: its own, that of a section around it, or the first of those within it."""
+    by_long = {long.lower(): name for long, name in names.items()}
     longs = [f"{_PREFIX}{_DELIMITER.join(steps[:length])}".lower() for length in range(len(steps), 0, -1)]
     own = next((long for long in longs if long in by_long), None)
     return by_long[own or next(long for long in by_long if long.startswith(longs[0] + _DELIMITER))]
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Variables that nobody reads, and that look as if they were meant to be; what they hold is not told."""
-    short, long = [*(name for name, _ in VARIABLES), *OTHERS], [variable(key.split(".")) for key in keys()]
-    # What they are called who do not know that two strokes part a section from what is in it.
-    meant = {name.replace(_DELIMITER, "_"): name for name in long}
+    """Yield a problem for each variable that looks like a misspelt setting; its value is not shown."""
+    long_names = [_long_name(key.split(".")) for key in keys()]
+    known = [*(name for name, _ in VARIABLES), *OTHERS]
+    section_prefixes = tuple(f"{_long_name(key.split('.'))}{_DELIMITER}" for key, section in keys().items() if section)
+    by_single_delimiter = {name.replace(_DELIMITER, "_"): name for name in long_names}
     for name in sorted(environ):
         upper = name.upper()
-        ours = upper.startswith(_FAMILIES)
-        is_told = name.isupper() and name.startswith(_INNER)
-        if name in (*short, *long) or is_told or not environ[name].strip():
+        is_refused = name.isupper() and name.startswith(section_prefixes)  # unknown settings are errors themselves
+        if name in (*known, *long_names) or is_refused or not environ[name].strip():
             continue
-        near = meant.get(upper) or meant.get(f"{_PREFIX}{upper}") or _nearest(upper, [*short, *long] if ours else short)
+        names = [*known, *long_names] if upper.startswith(_FAMILIES) else known
+        near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}") or _nearest(upper, names)
         if near:
             yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is meant; what stands before all names of a family makes none of them alike."""
-    family = next((one for one in _FAMILIES if name.startswith(one)), "")
-    rests = {one.removeprefix(family): one for one in known if one.startswith(family)}
-    cutoff = _NEAR if family else _VERY_NEAR
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Return the nearest name of the same family, compared without the prefix of the family; "" if none is near."""
+    family = next((prefix for prefix in _FAMILIES if name.startswith(prefix)), "")
+    rests = {other.removeprefix(family): other for other in names if other.startswith(family)}
+    cutoff = _FAMILY_SIMILARITY if family else _SIMILARITY
     near = difflib.get_close_matches(name.removeprefix(family), rests, n=1, cutoff=cutoff)
     return rests[near[0]] if near else ""
 
 
-_INNER: Final = tuple(f"{variable(key.split('.'))}{_DELIMITER}" for key, is_section in keys().items() if is_section)
-"""How names of settings in sections begin; an unknown one is an error of its own."""
+# Override of a person
 
-MAX_OVERRIDE_SIZE: Final = 1024 * 1024
-"""Largest answer of a server, in bytes."""
+_OVERRIDE_FORM: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
 
-_LATE: Final = "the server did not answer within {:g} s"
+_TIMED_OUT: Final = "the server did not answer within {:g} s"
 
-_MORE: Final = 0.5
-"""Seconds in which the client can say by itself why there is no answer."""
-
-EXPECTED: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
-
-Override = Callable[[], object]
-"""Answers what the settings of a person are, in the form that `EXPECTED` shows."""
+_EXTRA_WAIT: Final = 0.5
+"""Seconds after the timeout in which the client may still report its own error."""
 
 
 class _Unanswered(Exception):
-    """Nobody said what the settings of the person are."""
+    """The override gave no answer."""
 
 
-def from_override(
+def _override_server(values: Mapping[str, _Value]) -> OverrideSettings | None:
+    """Return the server of a person's settings, if one is named correctly; problems are reported with all others."""
+    own = {key: value for key, value in values.items() if key in ("override.url", "override.timeout")}
+    settings = _validate(own, [])
+    return None if settings is None or settings.override.url is None else settings.override
+
+
+def _override_values(
     override: Override | OverrideSettings, problems: list[Problem], warnings: list[Problem]
-) -> dict[str, Given]:
-    """What a function or server says, by key.
+) -> dict[str, _Value]:
+    """Return the values that a function or server gives.
 
-    Where there is no answer the settings of the person are left out, with a warning: work must not stop because
-    somebody else's server does. An answer of another form is a problem, since it would be the same next time.
+    Without an answer they are left out with a warning: work must not stop because another server does. An answer of
+    another form is a problem, since it would be the same next time.
     """
     source = "override" if callable(override) else f"override {override.url}"
     try:
-        answer = _called(override) if callable(override) else _fetched(override)
+        answer = _call(override) if callable(override) else _fetch(override)
     except _Unanswered as error:
         warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
         return {}
     except PlanError as error:
-        problems += [Problem(source, Redactor().text(f"{EXPECTED}; {one.message}")) for one in error.problems]
+        problems += [Problem(source, Redactor().text(f"{_OVERRIDE_FORM}; {each.message}")) for each in error.problems]
         return {}
     match answer:
         case {"status": "success", "data": {"planning": dict(planning)}}:
-            return {format_path(steps): Given(value, source) for steps, value in flat(planning, ("planning",))}
+            return {format_path(steps): _Value(value, source) for steps, value in _leaves(planning, (PLANNING,))}
         case {"status": "success", "data": {**sections}}:
             got = f"data with {', '.join(map(brief_repr, sections)) or 'nothing'} in it"
         case {"status": status} if status != "success":
             got = f"status {brief_repr(status)}"
         case _:
             got = brief_repr(answer)
-    problems.append(Problem(source, f"{EXPECTED}, got {Redactor().text(got)}"))
+    problems.append(Problem(source, f"{_OVERRIDE_FORM}, got {Redactor().text(got)}"))
     return {}
 
 
-def _called(override: Override) -> JsonValue:
+def _call(override: Override) -> JsonValue:
     try:
         answer = override()
-    except Exception as error:  # somebody's function may raise anything, and must not stop work
+    except Exception as error:  # the function of a user may raise anything, and must not stop work
         raise _Unanswered(Redactor().text(f"it failed with {type(error).__name__}: {error}")) from error
-    return as_json(answer)
+    return _as_json(answer)
 
 
-def as_json(value: object) -> JsonValue:
-    """A value as JSON has it, with lists for tuples and text for names.
-
-    Raises:
-        PlanError: JSON cannot have it.
-    """
-    try:
-        clean: JsonValue = json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError):
-        raise PlanError([Problem("", f"got {brief_repr(value)}, which JSON cannot express")]) from None
-    return clean
-
-
-def _fetched(server: OverrideSettings) -> JsonValue:
-    """The answer of a server, asked once.
-
-    Raises:
-        PlanError: the answer is no JSON.
-        _Unanswered: there is none.
-    """
+def _fetch(server: OverrideSettings) -> JsonValue:
     answers: SimpleQueue[bytes | _Unanswered] = SimpleQueue()
-    # Headers that trickle keep a request alive, however little each read may take: so somebody else waits for them.
-    Thread(target=lambda: answers.put(_content(server)), name="settings of the person", daemon=True).start()
+    # A server that sends headers slowly keeps a request alive beyond any timeout per read: so a thread waits for it.
+    Thread(target=lambda: answers.put(_download(server)), name="settings of the person", daemon=True).start()
     try:
-        content = answers.get(timeout=server.timeout + _MORE)
+        content = answers.get(timeout=server.timeout + _EXTRA_WAIT)
     except Empty:
-        raise _Unanswered(_LATE.format(server.timeout)) from None
+        raise _Unanswered(_TIMED_OUT.format(server.timeout)) from None
     if isinstance(content, _Unanswered):
         raise content
     return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
 
 
-def _content(server: OverrideSettings) -> bytes | _Unanswered:
-    """What a server sends, or why nothing can be made of it."""
+def _download(server: OverrideSettings) -> bytes | _Unanswered:
     import httpx
 
     assert server.url is not None
-    until = time.monotonic() + server.timeout
+    deadline = time.monotonic() + server.timeout
     content = b""
     try:
         with httpx.stream("GET", server.url, timeout=server.timeout, headers={"Accept": "application/json"}) as answer:
@@ -615,129 +496,156 @@ def _content(server: OverrideSettings) -> bytes | _Unanswered:
                 return _Unanswered(f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip())
             for part in answer.iter_bytes():
                 content += part
-                if len(content) > MAX_OVERRIDE_SIZE:
+                if len(content) > MAX_SIZE:
                     return _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
-                if time.monotonic() > until:
-                    raise httpx.ReadTimeout("the answer is not complete")
+                if time.monotonic() > deadline:
+                    return _Unanswered(_TIMED_OUT.format(server.timeout))
     except httpx.TimeoutException:
-        return _Unanswered(_LATE.format(server.timeout))
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        told = str(error) or type(error).__name__
-        return _Unanswered(Redactor().text(f"the server cannot be asked: {told}"))
+        return _Unanswered(_TIMED_OUT.format(server.timeout))
     except Exception as error:  # noqa: BLE001 - whatever a server makes the client raise, work must not stop
-        return _Unanswered(Redactor().text(f"the server cannot be asked: {type(error).__name__}: {error}"))
+        name = "" if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError)) else f"{type(error).__name__}: "
+        return _Unanswered(Redactor().text(f"the server cannot be asked: {name}{str(error) or type(error).__name__}"))
     return content
 
 
-Kind = Literal["default", "file", "override", "environment", "argument"]
-"""What settings come from; each goes before those left of it."""
-
-_ARGUMENT: Final = "argument"
+# Validation
 
 
-class _Sources(BaseSettings):
-    """What each kind of source gives, by key, and as extra fields what the first of them gives that says something."""
-
-    model_config = SettingsConfigDict(extra="allow")
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The kinds in their order, and nothing that pydantic-settings would read by itself."""
-        sources = init_settings()
-        return tuple(
-            InitSettingsSource(settings_cls, sources[kind]) for kind in reversed(get_args(Kind)) if kind in sources
-        )
-
-
-def _first_of(sources: Mapping[str, Mapping[str, Given]]) -> Mapping[str, Given]:
-    """What is given for each key, by the source that goes before all others that say something for it."""
-    return _Sources(**sources).model_extra or {}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
-    """Settings, and where each that is not a default comes from.
-
-    Attributes:
-        settings: what holds.
-        sources: by key, such as `alternatives.min_confidence`: file with line, variable, override, or argument.
-        warnings: what was passed over: an override that nobody answered, and variables that look misspelt.
-        file: the file that was read, if there was one.
-    """
-
-    settings: Settings
-    sources: Mapping[str, str]
-    warnings: tuple[Problem, ...] = ()
-    file: Path | None = None
-
-    def kind(self, key: str) -> Kind:
-        """What kind of source a setting comes from."""
-        source = self.sources.get(key)
-        if source is None:
-            return "default"
-        if self.file is not None and (source == str(self.file) or source.startswith(f"{self.file}:")):
-            return "file"
-        return "argument" if source == _ARGUMENT else "override" if source.startswith("override") else "environment"
+def _accepts(key: str, given: _Value, problems: list[Problem]) -> bool:
+    """Return whether a key is a setting that can hold a value of its own; if not, why is added to `problems`."""
+    entry = _key_index().get(key)
+    if given.value is None and entry is not None and (entry.is_section or entry.is_table):
+        return False  # an empty section
+    if entry is not None and (problem := _encoding_problem(given.value)):
+        problems.append(_problem(key, given, problem))
+    elif entry is not None and not entry.is_section:
+        return True
+    elif entry is not None:
+        inner = ", ".join(k.removeprefix(f"{key}.") for k in _key_index() if k.startswith(f"{key}."))
+        problems.append(_problem(key, given, f"expected a section with {inner}; got {_redacted_repr(given.value)}"))
+    elif _CREDENTIAL.search(key):
+        advice = "remove it here, and consider it known to others"
+        text = f"keys of API services are taken from the environment alone; {advice}"
+        problems.append(_problem(key, given, text))
+    else:
+        problems.append(_problem(key, given, f"there is no such setting; {_key_hint(key, _key_index())}"))
+    return False
 
 
-def load_settings(
-    path: str | os.PathLike[str] | None = None,
-    environ: Mapping[str, str] | None = None,
-    *,
-    arguments: Mapping[str, JsonValue] | None = None,
-    override: Override | None = None,
-) -> LoadedSettings:
-    """The settings, with what goes before what.
-
-    Arguments go before the environment, that before a person's own, those before the file, that before the defaults.
-    Lists replace one another, they are not merged. Keys of API services are read from the environment by those
-    who need them; in the file they are an error.
-
-    Args:
-        path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` where
-            the program runs, if there is one.
-        environ: the environment; by default that of the program.
-        arguments: settings by key, such as `{"alternatives.min_confidence": 0.6}`.
-        override: returns what a person has set for planning mode, as
-            `{"status": "success", "data": {"planning": {…}}}`; by default the server that the setting `override.url`
-            names is asked for it, which holds the program up for as long as `override.timeout` says. What raises, or
-            does not answer, is passed over with a warning.
-
-    Raises:
-        SettingsError: with every problem; each names its key, its source and what is allowed.
-    """
-    problems: list[Problem] = []
-    environ = os.environ if environ is None else environ
-    warnings = list(misspelt(environ))
-    file = find(path)
-    sources = {
-        "file": from_file(file, problems),
-        "environment": from_environment(environ),
-        "argument": _from_arguments(arguments or {}, problems),
-    }
-    asked = override or _server(_first_of(sources))
-    sources["override"] = {} if asked is None else from_override(asked, problems, warnings)
-    given = {key: one for key, one in _first_of(sources).items() if is_known(key, one, problems)}
-    settings = validated(given, problems)
-    if problems or settings is None:
-        raise SettingsError(problems)
-    return LoadedSettings(settings, {key: one.source for key, one in given.items()}, tuple(warnings), file)
+def _encoding_problem(value: JsonValue) -> str:
+    if exceeds_depth(value, _MAX_VALUE_DEPTH):
+        return f"nested more than {_MAX_VALUE_DEPTH} deep"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # bytes of the environment that are not UTF-8 become surrogates
+        return "it holds what is no text in UTF-8"
+    return ""
 
 
-def _from_arguments(arguments: Mapping[str, JsonValue], problems: list[Problem]) -> dict[str, Given]:
-    found: dict[str, Given] = {}
-    for key, value in arguments.items():
-        try:
-            found[key] = Given(as_json(value), _ARGUMENT)
-        except PlanError as error:
-            problems += [Problem(f"{_ARGUMENT} {key}", one.message) for one in error.problems]
-    return found
+def _key_hint(key: str, known: Collection[str]) -> str:
+    """Return the likely setting: one of the same section, or one of the same name in another."""
+    section, _, name = key.rpartition(".")
+    siblings = [k for k in known if k.rpartition(".")[0] == section] or [k for k in known if "." not in k]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == name]
+    if len(elsewhere) == 1:
+        return f"did you mean {elsewhere[0]!r}?"
+    return did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
 
 
-def _server(given: Mapping[str, Given]) -> OverrideSettings | None:
-    """The server that knows a person's settings, if one is named rightly; what is wrong is told with everything else."""
-    own = {key: one for key, one in given.items() if key in ("override.url", "override.timeout")}
-    settings = validated(own, [])
-    return None if settings is None or settings.override.url is None else settings.override
+def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings | None:
+    """Return the settings of known keys; None if values are wrong, which is added to `problems`."""
+    document: JsonObject = {}
+    for key, (value, _) in given.items():
+        *sections, name = _FIELD_BY_KEY.get(key, key).split(".")
+        inner = document
+        for section in sections:
+            inner = inner.setdefault(section, {})  # type: ignore[assignment] # all keys are known
+        inner[name] = value
+    try:
+        # As JSON: there a list may stand for a tuple, and yet true is no number and "1" neither.
+        return Settings.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        problems += dict.fromkeys(_value_problem(item, given) for item in error.errors())
+        return None
+
+
+def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
+    steps = [step for step in error["loc"] if isinstance(step, str)]
+    for length in range(len(steps), 0, -1):
+        field = ".".join(steps[:length])
+        key = _KEY_BY_FIELD.get(field, field)
+        if key in given:
+            inner = steps[length:] if _is_table(field) else []
+            return _problem(" ".join([key, *inner]), given[key], _value_message(error, [*steps[:length], *inner]))
+    section = ".".join(steps)
+    sources = dict.fromkeys(value.source for key, value in given.items() if key.startswith(f"{section}."))
+    return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
+
+
+def _problem(key: str, given: _Value, message: str) -> Problem:
+    return Problem(f"{given.source} {key}", message)
+
+
+def _value_message(error: ErrorDetails, steps: Sequence[str]) -> str:
+    got = _redacted_repr(error["input"])
+    match error["type"]:
+        case "value_error":
+            return f"{error['msg'].removeprefix('Value error, ')}; got {got}"
+        case "missing":
+            return "it is missing"
+        case "extra_forbidden":
+            return "there is no such setting"
+    return f"expected {_expected_value(steps)}, got {got}"
+
+
+def _redacted_repr(value: JsonValue) -> str:
+    redactor = Redactor()  # twice: a secret is recognised only as long as it is whole
+    return redactor.text(brief_repr(redactor.value(value)))
+
+
+@cache
+def _schema() -> JsonObject:
+    return Settings.model_json_schema()
+
+
+def _expected_value(steps: Sequence[str]) -> str:
+    """Return the values that a field takes, in words made from its schema."""
+    schema = _schema()
+    definitions = _subschema(schema, "$defs")
+    for step in steps:
+        fields = _subschema(schema, "properties")
+        schema = _subschema(fields, step) if fields else _subschema(schema, "additionalProperties")
+        if "$ref" in schema:
+            schema = _subschema(definitions, str(schema["$ref"]).rpartition("/")[2])
+    return _schema_text(schema)
+
+
+def _subschema(schema: JsonObject, name: str) -> JsonObject:
+    part = schema.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _schema_text(schema: JsonObject) -> str:
+    match schema:
+        case {"anyOf": list(options)}:
+            return " or ".join(_schema_text(option) for option in options if isinstance(option, dict))
+        case {"enum": list(values)}:
+            return f"one of {', '.join(map(str, values))}"
+        case {"const": value}:
+            return str(value)
+        case {"type": "array", "items": dict(item)}:
+            return f"a list of {_schema_text(item)}{', at least one' if schema.get('minItems') else ''}"
+        case {"type": "integer" | "number" as kind}:
+            noun = "a whole number" if kind == "integer" else "a number"
+            low, above, high = (schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+            if low is not None:
+                return f"{noun} of at least {low:g}" if high is None else f"{noun} from {low:g} to {high:g}"
+            return noun if above is None else f"{noun} above {above:g}"
+        case {"type": "object", "properties": dict(inner)}:
+            return f"a section with {', '.join(inner)}"
+        case {"type": "object"}:
+            return "a mapping by name"
+        case {"type": "string", "minLength": int()}:
+            return "text that is not empty"
+    names = {"boolean": "true or false", "string": "text", "null": "null"}
+    return names.get(str(schema.get("type")), "something else")

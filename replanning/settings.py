@@ -1,4 +1,4 @@
-"""What can be set about replanning; the names are those of the settings file."""
+"""Settings of replanning and of planning mode; fields are named as in the settings file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
-    """Base of the sections of the settings: immutable, and without fields that nobody knows."""
+    """Base of the sections: immutable, and without unknown fields."""
 
-    # What is wrong may be a secret in the wrong place; errors of the settings file show it, without the secret.
+    # A wrong value may be a secret in the wrong place; `load_settings` shows it with secrets redacted.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
 
 
 class ReflectionSettings(Section):
-    """When the model looks back while the plan is carried out; an interval of 0 means never without a cause."""
+    """Reflection during execution; with an interval of 0 the model reflects only after errors."""
 
     enabled: bool = True
     trigger_on_error: bool = True
@@ -33,13 +33,13 @@ class ReflectionSettings(Section):
 
 
 class RevisionSettings(Section):
-    """How often a plan may be revised; with replanning on, the smaller of this and `max_plan_revisions` holds."""
+    """Limit of plan revisions; with replanning enabled, the smaller of this and `max_plan_revisions` applies."""
 
     max_revisions: _Count = 3
 
 
 class HistorySettings(Section):
-    """Where what was planned is kept beside the journal, and for how long; without an archive old files are removed."""
+    """Files of planning history beside the journal; without an archive directory, old files are deleted."""
 
     storage_type: Literal["jsonl"] = "jsonl"
     directory: str = Field(default="planning_history", min_length=1)
@@ -48,7 +48,7 @@ class HistorySettings(Section):
 
 
 class DecisionSettings(Section):
-    """What becomes of a decision, by the confidence that the model has in it."""
+    """Thresholds for the decisions of a model, by its own confidence."""
 
     min_confidence_threshold: Share = 0.5
     require_user_confirmation_on_low_confidence: bool = True
@@ -71,7 +71,7 @@ class DecisionSettings(Section):
 
 
 class GoalSettings(Section):
-    """How often may be asked what is meant, and what happens when nobody answers."""
+    """Limit of clarification questions, and the assumption made without an answer."""
 
     max_clarification_requests: _Count = 2
     auto_assume_on_no_response: bool = True
@@ -79,32 +79,32 @@ class GoalSettings(Section):
 
 
 class DecompositionSettings(Section):
-    """How often the goal may be decomposed again."""
+    """Limit of further decompositions of a goal."""
 
     max_redecomposition_attempts: _Count = 3
 
 
 class SequenceSettings(Section):
-    """How often the actions may be planned again."""
+    """Limit of further plans of the actions."""
 
     max_regeneration_attempts: _Count = 3
 
 
 class ExecutionSettings(Section):
-    """How often an action may be tried again, and the plan be changed in part."""
+    """Limits of retries of an action and of partial replans."""
 
     max_action_retries: _Count = 3
     max_partial_replans: _Count = 2
 
 
 class PlanRevisionSettings(Section):
-    """How often the plan may be revised after a reflection."""
+    """Limit of plan revisions after reflections."""
 
     max_plan_revisions: _Count = 2
 
 
 class GlobalSettings(Section):
-    """What holds for all phases together."""
+    """Limits over all phases together."""
 
     max_total_replans: _Count = 10
     infinite_loop_detection: bool = True
@@ -112,7 +112,7 @@ class GlobalSettings(Section):
 
 
 class PlanningReplanSettings(Section):
-    """How planning mode decides on replans, and how often it may."""
+    """Decisions about replans in planning mode, and their limits."""
 
     enabled: bool = True
     llm_decision: DecisionSettings = DecisionSettings()
@@ -125,7 +125,7 @@ class PlanningReplanSettings(Section):
 
 
 class PlanningSettings(Section):
-    """Everything that can be set about planning mode; the defaults are those of the specification."""
+    """Settings of planning mode."""
 
     enabled: bool = True
     strategy: Literal["chain_of_thought", "hierarchical", "simple"] = "chain_of_thought"
@@ -146,7 +146,7 @@ Names = Annotated[
         lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
     ),
 ]
-"""Names in order; a single one may stand for itself."""
+"""Names in order; a single name may stand for a list of one."""
 
 DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
     "task-failed",
@@ -163,7 +163,7 @@ _ADDRESS: Final = re.compile(
 
 
 class Weights(Section):
-    """How much each part of a confidence score counts; they sum to 1."""
+    """Weights of the parts of a confidence score; they sum to 1."""
 
     self_assessment: Share = 0.4
     past_success: Share = 0.3
@@ -179,20 +179,18 @@ class Weights(Section):
 
 
 class AlternativeSettings(Section):
-    """Which alternatives are wanted, and which of them a person must see."""
+    """Number and confidence of alternatives, and when a person must approve one."""
 
     max_count: int = Field(default=3, ge=1, le=20)
     min_confidence: Share = 0.5
     min_llm_confidence: Share = 0.3
     human_approval_threshold: Share = 0.7
     require_approval: bool = False
-    shrink: bool = Field(
-        default=False, description="Draw self-assessments towards what alternatives of the same source have earned."
-    )
+    shrink: bool = Field(default=False, description="Shrink self-assessments towards the past success of their source.")
 
 
 class BetterPathSettings(Section):
-    """When a cheaper way is looked for, and by how much it must be better."""
+    """Search for a cheaper plan, and the gain that it must bring."""
 
     min_gain: Share = 0.15
     every: int = Field(default=3, ge=1)
@@ -200,7 +198,7 @@ class BetterPathSettings(Section):
 
 
 class ApprovalSettings(Section):
-    """How long a person has, and what happens then. `on_timeout` is `pause` with a durable store, else `abort`."""
+    """Seconds that a person has, and the action after them: by default `pause` with a durable store, else `abort`."""
 
     timeout: Duration | None = 300.0
     on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
@@ -209,45 +207,45 @@ class ApprovalSettings(Section):
 
 
 class LimitSettings(Section):
-    """How often may be replanned."""
+    """Limits of replans."""
 
     replans_per_lineage: int = Field(default=3, ge=0)
     replans_per_run: int | None = Field(default=None, ge=0)
 
 
 class TimeoutSettings(Section):
-    """Seconds. `task` applies to the command line's tools; the library has no default timeout."""
+    """Timeouts in seconds; `task` applies to the tools of the command line, the library has no default."""
 
     task: Duration = 60.0
     replan: Duration = 30.0
 
 
 class JudgeSettings(Section):
-    """Whether what work comes to is judged, how often a task may be run for it, and how long judging may take."""
+    """Judging of outputs: attempts at a task, and seconds for a judgement."""
 
     enabled: bool = True
     provider: Names | None = Field(
-        default=None, description="Which language model judges what the checks accept, for the command line."
+        default=None, description="Language model that judges outputs accepted by the checks, for the command line."
     )
     max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
     timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
 
 
 class EscalationSettings(Section):
-    """What planning mode does where a wanted replan cannot run; by default it waits where somebody can be asked."""
+    """Action of planning mode when a replan cannot run; by default it waits if a person can be asked."""
 
     on_no_alternative: Literal["wait", "assume", "abort"] | None = None
 
 
 class PriceSettings(Section):
-    """What a million tokens of a model cost, in the currency of the budget."""
+    """Price of a million tokens, in the currency of the budget."""
 
     input: float = Field(ge=0, allow_inf_nan=False)
     output: float = Field(ge=0, allow_inf_nan=False)
 
 
 def _plain_address(address: str | None) -> str | None:
-    """An address without what could be a secret, which would come into histories and onto screens with it."""
+    """Refuse an address that contains a possible secret, which would appear in histories and on screens."""
     if address is None:
         return None
     scheme, _, rest = address.partition("://")
@@ -266,7 +264,7 @@ _TRUSTED: Final = re.compile(r"https://.*|http://(?:localhost|127\.0\.0\.1|\[::1
 
 
 def _guarded_address(address: str | None) -> str | None:
-    """An address whose answers nobody on the way can have changed: they are settings."""
+    """Refuse an address whose answers could be changed on the way: they are settings."""
     plain = _plain_address(address)
     if plain is not None and _TRUSTED.fullmatch(plain) is None:
         raise ValueError("expected an address that begins with https://; http:// only on this machine (localhost)")
@@ -274,14 +272,14 @@ def _guarded_address(address: str | None) -> str | None:
 
 
 class OverrideSettings(Section):
-    """Which server knows what a person has set for planning mode, and for how many seconds it is waited for."""
+    """Server with a person's settings for planning mode, and its timeout in seconds."""
 
     url: Annotated[str | None, AfterValidator(_guarded_address)] = None
     timeout: Duration = 5.0
 
 
 class RedactionSettings(Section):
-    """What is a secret beside what looks like one."""
+    """Secrets beside the formats that are recognised anyway."""
 
     environment: tuple[str, ...] = Field(
         default=(), description="Names of environment variables whose values are secrets."
@@ -297,27 +295,27 @@ class RedactionSettings(Section):
 
 
 class LLMSettings(Section):
-    """How language models are asked."""
+    """Settings of language models."""
 
-    model: str = Field(default="auto", description="Which model; `auto` is the provider's own default.")
+    model: str = Field(default="auto", description="Model; `auto` is the provider's own default.")
     temperature: float = Field(default=0.3, ge=0, le=2, allow_inf_nan=False)
     max_tokens: int = Field(default=2000, ge=1)
     base_url: Annotated[str | None, AfterValidator(_plain_address)] = Field(
-        default=None, description="Where a compatible server listens."
+        default=None, description="Address of a compatible server."
     )
-    fallback: tuple[str, ...] = Field(default=(), description="Who is asked next when a provider fails, in order.")
-    ollama: bool = Field(default=False, description="Whether `auto` may choose Ollama.")
-    max_concurrency: int = Field(default=4, ge=1, description="How many calls a provider gets at once.")
+    fallback: tuple[str, ...] = Field(default=(), description="Providers to try when one fails, in order.")
+    ollama: bool = Field(default=False, description="Let `auto` choose Ollama.")
+    max_concurrency: int = Field(default=4, ge=1, description="Most concurrent calls of a provider.")
     prices: dict[str, PriceSettings] = Field(
-        default={}, description="By model; a name that ends with * stands for all that begin so."
+        default={}, description="By model; a name that ends with * matches all names with this beginning."
     )
 
 
 class Settings(Section):
-    """Everything that can be set about replanning; the defaults are those of the specification."""
+    """Settings of replanning."""
 
     enabled: bool = True
-    provider: Names = Field(default=("auto",), description="Who proposes alternatives, for the command line.")
+    provider: Names = Field(default=("auto",), description="Providers of alternatives, for the command line.")
     triggers: tuple[TriggerKind, ...] = DEFAULT_TRIGGERS
     alternatives: AlternativeSettings = AlternativeSettings()
     weights: Weights = Weights()
@@ -326,7 +324,7 @@ class Settings(Section):
     failure_threshold: int = Field(default=1, ge=1)
     judge: JudgeSettings = JudgeSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = Field(
-        default="errors_and_interval", description="Which actions planning mode has judged."
+        default="errors_and_interval", description="Actions that planning mode has judged."
     )
     escalation: EscalationSettings = EscalationSettings()
     better_path: BetterPathSettings = BetterPathSettings()
@@ -337,9 +335,9 @@ class Settings(Section):
     redaction: RedactionSettings = RedactionSettings()
     override: OverrideSettings = OverrideSettings()
     cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
-    max_output: int = Field(default=1024 * 1024, ge=1, description="Bytes of JSON that one task's output may have.")
+    max_output: int = Field(default=1024 * 1024, ge=1, description="Largest output of a task, in bytes of JSON.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
-    store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is tried again.")
+    store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is retried.")
     capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")
     planning: PlanningSettings = Field(
         default=PlanningSettings(), description="Planning mode; in the file, a section beside this one."

@@ -137,7 +137,7 @@ def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "none.yaml: the settings cannot be read"),
+        (None, "none.yaml: the settings file cannot be read"),
         ("replanning: [", "none.yaml:2:1: this is not YAML"),
         ("- 1", "expected a mapping"),
     ],
