@@ -288,7 +288,8 @@ class Draft:
     def _link(self, task_id: TaskId) -> None:
         entry = self._graph.entry(task_id)
         self._graph.link(entry)
-        self._graph.update_readiness(entry)
+        if not entry.unsatisfied_dependencies:
+            self._graph.make_ready(entry)
 
     def _replace(self, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
         graph = self._graph
@@ -301,7 +302,8 @@ class Draft:
             sink.sink_of = original
         for part in map(graph.entry, parts):
             graph.link(part)
-            graph.update_readiness(part)
+            if not part.unsatisfied_dependencies:
+                graph.make_ready(part)
 
     def _edit(self, task: Task) -> None:
         graph = self._graph

@@ -85,60 +85,41 @@ def relevant_subgraph(
     index = live.dependency_index.fact_index
     if index is None or not (tasks or facts):
         return None
-    return _SubgraphSearch(live, overlay, index, facts).run(tasks)
-
-
-class _SubgraphSearch:
-    """Search from tasks to facts and from facts to tasks."""
-
-    def __init__(self, live: LivePlan, overlay: PlanOverlay, index: FactIndex, facts: Collection[str]) -> None:
-        self._live = live
-        self._overlay = overlay
-        self._fact_index = index
-        self._facts = dict.fromkeys(facts)
-        self._staged_dependents: dict[TaskId, list[TaskId]] = {}
-        for task_id, task in overlay.tasks.items():
-            for dep in overlay.follow_replacements(task.depends_on):
-                self._staged_dependents.setdefault(dep, []).append(task_id)
-
-    def run(self, tasks: Collection[TaskId]) -> RelevantSubgraph | None:
-        index, overlay = self._fact_index, self._overlay
-        limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
-        stack = [*tasks, *overlay.tasks, *overlay.states, *overlay.removed, *index.unresolved]
-        for fact in self._facts:
-            stack += [*index.writers.get(fact, ()), *index.readers.get(fact, ())]
-        if len({task_id for task_id in stack if task_id in overlay}) > limit:
-            return None
-        seen: dict[TaskId, None] = {}
-        while stack:
-            task_id = stack.pop()
-            if task_id in seen or task_id not in overlay:
-                continue
-            seen[task_id] = None
-            if len(seen) > limit:
-                return None
-            stack += self._related_tasks(task_id)
-        return RelevantSubgraph(frozenset(seen), frozenset(self._facts))
-
-    def _related_tasks(self, task_id: TaskId) -> Iterator[TaskId]:
-        overlay, live = self._overlay, self._live
+    limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
+    stack = [*tasks, *overlay.tasks, *overlay.states, *overlay.removed, *index.unresolved]
+    for fact in facts:
+        stack += [*index.writers.get(fact, ()), *index.readers.get(fact, ())]
+    if len({task_id for task_id in stack if task_id in overlay}) > limit:
+        return None
+    staged_dependents: dict[TaskId, list[TaskId]] = {}
+    for task_id, task in overlay.tasks.items():
+        for dep in overlay.follow_replacements(task.depends_on):
+            staged_dependents.setdefault(dep, []).append(task_id)
+    seen: set[TaskId] = set()
+    seen_facts = set(facts)
+    while stack and len(seen) <= limit:
+        task_id = stack.pop()
+        if task_id in seen or task_id not in overlay:
+            continue
+        seen.add(task_id)
         task = overlay.task(task_id)
-        yield from self._tasks_sharing_facts(task)
-        yield from (d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED)
-        yield from self._staged_dependents.get(task_id, ())
+        stack += _tasks_sharing_facts(live, index, task, seen_facts)
+        stack += (d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED)
+        stack += staged_dependents.get(task_id, ())
         if task_id in live:
             entry = live.entry(task_id)
-            yield from (i for i in entry.dependent_ids() if live.entry(i).state not in FINISHED)
+            stack += (i for i in entry.dependent_ids() if live.entry(i).state not in FINISHED)
             if entry.task is not task:
-                yield from self._tasks_sharing_facts(entry.task)
+                stack += _tasks_sharing_facts(live, index, entry.task, seen_facts)
+    return RelevantSubgraph(frozenset(seen), frozenset(seen_facts)) if len(seen) <= limit else None
 
-    def _tasks_sharing_facts(self, task: Task) -> Iterator[TaskId]:
-        """Yield the tasks that share a fact with a task, if one of them changes it."""
-        index = self._fact_index
-        action, _ = self._live.dependency_index.ground(task)
-        for fact in action.facts:
-            changed = fact in action.adds or fact in action.removes
-            if fact not in self._facts and (changed or fact in index.writers):
-                self._facts[fact] = None
-                yield from index.writers.get(fact, ())
-                yield from index.readers.get(fact, ())
+
+def _tasks_sharing_facts(live: LivePlan, index: FactIndex, task: Task, seen_facts: set[str]) -> Iterator[TaskId]:
+    """Yield the tasks that share a new fact with a task, if one of them changes it; adds the fact to those seen."""
+    action, _ = live.dependency_index.ground(task)
+    for fact in action.facts:
+        changed = fact in action.adds or fact in action.removes
+        if fact not in seen_facts and (changed or fact in index.writers):
+            seen_facts.add(fact)
+            yield from index.writers.get(fact, ())
+            yield from index.readers.get(fact, ())

@@ -138,6 +138,7 @@ class TaskGraph:
         empty: leave its tasks to `load_tasks`.
 
     Attributes:
+        entries: all tasks, past ones included, in the order in which they were added.
         unsatisfied_count: number of required lineages that are not satisfied.
         aborted: the reason for which the run is to be aborted.
         has_early_skips: whether a task was ever skipped before its dependencies were settled.
@@ -146,13 +147,13 @@ class TaskGraph:
 
     # Slots are faster to read than a dict with this many attributes.
     __slots__ = (
-        "_entries",
         "aborted",
         "context",
         "counts",
         "deadlines",
         "dependency_index",
         "dispatcher",
+        "entries",
         "facts",
         "has_early_skips",
         "plan",
@@ -176,8 +177,8 @@ class TaskGraph:
         self.has_early_skips = False
         self.version = 0
         self.stuck: dict[TaskId, None] = {}
-        self._entries: dict[TaskId, TaskEntry] = {}
-        self.results = TaskResults(self._entries)
+        self.entries: dict[TaskId, TaskEntry] = {}
+        self.results = TaskResults(self.entries)
         self.pool = ResourcePool(plan.resources, self.tools)
         self.dependency_index = DependencyIndex(
             self.tools, self.pool, self.context, self.results.output_of, closed_world=closed_world
@@ -198,7 +199,7 @@ class TaskGraph:
             for task in tasks:
                 self.insert(task, None)
             yield
-        entries = list(self._entries.values())
+        entries = list(self.entries.values())
         for batch in _batched(entries):
             for entry in batch:
                 if entry.fields["depends_on"]:
@@ -211,13 +212,13 @@ class TaskGraph:
             yield
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self._entries
+        return task_id in self.entries
 
     def __iter__(self) -> Iterator[TaskEntry]:
-        return iter(self._entries.values())
+        return iter(self.entries.values())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def entry(self, task_id: TaskId) -> TaskEntry:
         """Return the runtime state of a task.
@@ -226,7 +227,7 @@ class TaskGraph:
             UnknownTask: no task, past ones included, has this id.
         """
         try:
-            return self._entries[task_id]
+            return self.entries[task_id]
         except KeyError:
             raise UnknownTask(task_id) from None
 
@@ -261,10 +262,6 @@ class TaskGraph:
 
     # Deadlines
 
-    def next_deadline(self) -> float | None:
-        """Return the time of the next deadline or end of a backoff, in seconds since the epoch."""
-        return self.deadlines.next_due()
-
     def advance(self, now: float) -> list[tuple[TaskEntry, AttemptId]]:
         """Make tasks ready whose backoff is over, and return the overdue attempts."""
         overdue = []
@@ -288,7 +285,7 @@ class TaskGraph:
 
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
         """Add a task without its dependencies, which `link` adds."""
-        entries = self._entries
+        entries = self.entries
         entry = TaskEntry(task, len(entries), parent)
         entries[entry.id] = entry
         self.counts[_PENDING] += 1
@@ -303,7 +300,7 @@ class TaskGraph:
     def link(self, entry: TaskEntry) -> None:
         """Make a task wait for its dependencies."""
         for dep in entry.task.depends_on:
-            needed = self._entries[dep]
+            needed = self.entries[dep]
             if isinstance(needed.dependents, tuple):
                 needed.dependents = []
             needed.dependents.append(entry)
@@ -312,7 +309,7 @@ class TaskGraph:
     def unlink(self, entry: TaskEntry) -> None:
         """Undo `link`."""
         for dep in entry.task.depends_on:
-            needed = self._entries[dep]
+            needed = self.entries[dep]
             assert isinstance(needed.dependents, list), "the entry was linked"
             needed.dependents.remove(entry)
         entry.unsatisfied_dependencies = 0

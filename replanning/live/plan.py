@@ -243,7 +243,7 @@ class LivePlan(TaskGraph):
             handler(self, body, at)
 
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
-        entry = self._entries.get(body.task) or self.entry(body.task)
+        entry = self.entries.get(body.task) or self.entry(body.task)
         name = entry.fields["tool"]
         tool = self.tools.get(name) if name is not None else None
         effects = None
@@ -271,7 +271,7 @@ class LivePlan(TaskGraph):
             return None
 
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
-        entry = self._entries.get(body.task) or self.entry(body.task)
+        entry = self.entries.get(body.task) or self.entry(body.task)
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
         self.transition(entry, TaskEvent.SUCCEED)
@@ -379,7 +379,7 @@ class LivePlan(TaskGraph):
         self.dispatcher.hold(held)
 
     def _on_question_answered(self, body: QuestionAnswered, _at: float) -> None:
-        self.dispatcher.release([self._entries[i] for i in self._holds_by_question.pop(body.question, ())])
+        self.dispatcher.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
 
     def _on_run_ended(self, body: RunEnded, _at: float) -> None:
         self._end_all(body.cancelled, TaskEvent.CANCEL, body.reason)

@@ -63,7 +63,7 @@ class PlanOverlay:
         self._positions: dict[TaskId, tuple[int, int]] = {}
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self.new_tasks or task_id in self.graph
+        return task_id in self.new_tasks or task_id in self.graph.entries
 
     # Reading
 
@@ -154,7 +154,7 @@ class PlanOverlay:
 
     def add_task(self, task: Task, parent: TaskId | None, path: str) -> None:
         """Add a task."""
-        self._positions[task.id] = (task.priority, len(self.graph) + len(self.new_tasks))
+        self._positions[task.id] = (task.priority, len(self.graph.entries) + len(self.new_tasks))
         self.new_tasks[task.id] = StagedTask(task, parent, path)
         self.tasks[task.id] = task
         self.changed_references[task.id] = path

@@ -162,7 +162,7 @@ class Lifecycle:
         self.settings = settings
         self.redactor = redactor
         self.spans = spans
-        self.timer = Timer(self.clock, live.next_deadline, self._on_deadline)
+        self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
         self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
@@ -305,7 +305,7 @@ class Lifecycle:
             self._cancel_attempt(attempt_id)
         self.after_observation()
         self.check_completion()
-        due = live.next_deadline()
+        due = live.deadlines.next_due()
         if due is not None:
             self.timer.notify_deadline(due)
         return parent + 1

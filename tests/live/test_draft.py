@@ -329,7 +329,7 @@ def test_cancel_running_work() -> None:
     run.start("a", deadline=5.0)
     run.apply(CancelTask(task_id="a"))
     assert run.live.pool.used == {"cpu": 0.0}
-    assert (run.live.entry("a").attempt, run.live.next_deadline()) == (None, None)
+    assert (run.live.entry("a").attempt, run.live.deadlines.next_due()) == (None, None)
 
 
 def test_retry_what_failed() -> None:
@@ -338,7 +338,7 @@ def test_retry_what_failed() -> None:
     run.fail("a", "b")
     run.apply(RetryTask(task_id="a"), RetryTask(task_id="b", delay=5.0))
     assert run.states() == {"a": "READY", "b": "BACKOFF", "c": "READY"}
-    assert run.live.next_deadline() == run.now + 5
+    assert run.live.deadlines.next_due() == run.now + 5
     run.apply(RetryTask(task_id="b"))
     assert run.states()["b"] == "READY"
     assert refused(run, RetryTask(task_id="c")) == ["changes[0]: task 'c' is READY: it cannot be retried"]
@@ -362,7 +362,7 @@ def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
     run = kept(Task(id="a"), Task(id="x"))
     run.fail("a", retry_at=run.now + 5)
     run.apply(ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
-    assert (run.states()["a"], run.live.next_deadline()) == ("PENDING", run.now + 5)
+    assert (run.states()["a"], run.live.deadlines.next_due()) == ("PENDING", run.now + 5)
     run.now += seconds
     assert run.live.advance(run.now) == []
     assert run.states()["a"] == "PENDING"
@@ -370,7 +370,7 @@ def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
     assert run.states()["a"] == state
     assert wrong_with(run.live) == []
     run.live.advance(run.now + 5)
-    assert (claimed(run.live), run.live.next_deadline()) == (["a"], None)
+    assert (claimed(run.live), run.live.deadlines.next_due()) == (["a"], None)
     run.apply(SkipTask(task_id="a"))
     run.apply(RetryTask(task_id="a"))
     assert run.states()["a"] == "READY"
@@ -866,4 +866,4 @@ def test_a_checked_retry_counts_its_delay_from_when_it_is_applied() -> None:
     changes = (RetryTask(task_id="a", delay=5.0),)
     assert run.live.check(changes) == ()
     run.live.apply(changes, at=run.now)
-    assert run.live.next_deadline() == run.now + 5.0
+    assert run.live.deadlines.next_due() == run.now + 5.0

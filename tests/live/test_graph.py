@@ -190,11 +190,11 @@ def test_advance() -> None:
     run = kept(Task(id="a"), Task(id="b"))
     run.fail("a", retry_at=run.now + 5)
     run.start("b", deadline=run.now + 6)
-    assert run.live.next_deadline() == run.now + 5
+    assert run.live.deadlines.next_due() == run.now + 5
     assert run.live.advance(run.now + 5) == []
     assert run.states()["a"] == "READY"
     assert [(entry.id, attempt) for entry, attempt in run.live.advance(run.now + 6)] == [("b", "b#1")]
-    assert run.live.next_deadline() is None
+    assert run.live.deadlines.next_due() is None
 
 
 # Indexes

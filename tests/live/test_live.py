@@ -61,7 +61,7 @@ def test_success() -> None:
     assert (entry.output, entry.duration, entry.attempt, entry.deadline) == ({"x": 1}, 2.0, None, None)
     assert (run.live.success_durations, run.live.ended_attempts) == ((1, 2.0), 1)
     assert run.states() == {"a": "DONE", "b": "READY"}
-    assert (run.live.next_deadline(), run.live.complete) == (None, False)
+    assert (run.live.deadlines.next_due(), run.live.complete) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_failure(end, failure: Failure, again: bool) -> None:
     entry = run.live.entry("a")
     assert (entry.failure, entry.failures) == (failure, 0 if again else 1)
     assert run.states() == {"a": "BACKOFF" if again else "FAILED", "b": "PENDING"}
-    assert run.live.next_deadline() == (run.now + 1 if again else None)
+    assert run.live.deadlines.next_due() == (run.now + 1 if again else None)
 
 
 def test_rounds() -> None:

@@ -138,7 +138,7 @@ class Living(RuleBasedStateMachine):
             assert entry.state is TaskState.RUNNING
             assert entry.deadline <= self.kept.now
             self.kept.fold(AttemptTimedOut(attempt, entry.id, 2.0))
-        assert (self.live.next_deadline() or self.kept.now + 1) > self.kept.now
+        assert (self.live.deadlines.next_due() or self.kept.now + 1) > self.kept.now
 
     @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))

@@ -250,7 +250,7 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
             if parked and usable(live, entry):
                 yield f"{entry!r} is ready and put aside although it could run"
         due = entry.not_before if entry.state is TaskState.BACKOFF else None
-        if due is not None and (live.next_deadline() is None or live.next_deadline() > due):
+        if due is not None and (live.deadlines.next_due() is None or live.deadlines.next_due() > due):
             yield f"{entry!r} waits until {due}, and nobody will look then"
 
 
