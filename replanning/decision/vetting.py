@@ -1,4 +1,4 @@
-"""What speaks against an alternative before it is scored: limits, people who declined it, and the facts."""
+"""Checks of an alternative before it is scored: secrets, limits, earlier answers of people, and facts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from replanning.plan.types import JsonValue, TaskId
 from replanning.settings import LimitSettings
 
 INFEASIBLE = "the plan could not be carried out"
-"""How the reason begins for which an alternative is rejected on the facts."""
+"""Beginning of the reason for which an alternative is rejected on the facts."""
 
 
 def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
-    """Changes as a record can hold them.
+    """Return changes without secrets, as a record holds them.
 
     Raises:
-        ChangeRefused: what they are to be carried out with would be missing.
+        ChangeRejected: an argument that a task needs would be missing.
     """
     clean = tuple(map(redactor.document, changes))
     if lost := check_secrets(clean, changes):
@@ -36,9 +36,9 @@ def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[P
 
 
 def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
-    """Why changes cannot be carried out as they were proposed, because no record holds secrets; else empty."""
+    """Return why redacted changes cannot be executed as they were proposed; empty if nothing was redacted."""
     uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
-    names = dict.fromkeys(name for (name, kept), (_, said) in uses if kept != said)
+    names = dict.fromkeys(name for (name, kept), (_, stated) in uses if kept != stated)
     if not names:
         return ""
     return (
@@ -48,20 +48,20 @@ def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -
 
 
 def check_masked(changes: Sequence[PlanChange], live: LivePlan) -> str:
-    """Why changes would have tools use marks for what their author was not shown; else empty.
+    """Return why changes would pass marks of masked or truncated text to tools; else empty.
 
-    Where a plan was opened with a text that holds such a mark, what takes the place of its task may have that text, too.
+    A replacement may repeat a text with such a mark if the original task already had it.
     """
-    found = [(name, texts) for name, said in _change_arguments(changes) if (texts := _masked_texts(said))]
-    if not found:
+    masked = [(name, texts) for name, stated in _change_arguments(changes) if (texts := _masked_texts(stated))]
+    if not masked:
         return ""
     old = (live.entry(task_id).task for task_id in target_task_ids(tuple(changes)) if task_id in live)
-    known = {text for task in old for arguments in _task_arguments(task) for text in _masked_texts(arguments)}
-    names = dict.fromkeys(name for name, texts in found if not known.issuperset(texts))
+    original = {text for task in old for arguments in _task_arguments(task) for text in _masked_texts(arguments)}
+    names = dict.fromkeys(name for name, texts in masked if not original.issuperset(texts))
     if not names:
         return ""
     listed = ", ".join(map(repr, names))
-    return f"{MASK} and [cut: …] stand for what is not shown: do without them in the arguments of {listed}"
+    return f"{MASK} and [cut: …] stand for text that is not shown: do without them in the arguments of {listed}"
 
 
 def _masked_texts(arguments: JsonValue) -> list[str]:
@@ -69,7 +69,7 @@ def _masked_texts(arguments: JsonValue) -> list[str]:
 
 
 def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
-    """The arguments that changes state, each with the task that they are for."""
+    """Yield the arguments in changes, each with the id of its task."""
     for change in changes:
         if change.kind == "modify":
             yield from ((change.task_id, arguments) for arguments in _field_arguments(change.fields))
@@ -79,14 +79,14 @@ def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, J
 
 
 def _task_arguments(body: TaskBody) -> Iterator[JsonValue]:
-    """What a task is done with, and what is done in its place or undoes it."""
+    """Yield the arguments of a task, of its fallbacks and of its undo."""
     yield body.arguments
     for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
         yield from _task_arguments(other)
 
 
 def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
-    """The same of fields that nothing has checked yet."""
+    """Yield the same arguments from fields that are not validated yet."""
     if isinstance(fields, dict):
         yield fields.get("arguments")
         others = fields.get("fallbacks")

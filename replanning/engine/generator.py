@@ -130,7 +130,7 @@ class AlternativeVetter:
         problem = problem or exceeded_limit(alternative, live, life.ledger, settings.limits)
         if problem:
             return Candidate(alternative, None, problem), None
-        draft = live.draft(alternative.changes)
+        draft = Draft(live, alternative.changes)
         if draft.problems:
             problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
         if problem := problem or check_feasible(draft, request.triggers, live):

@@ -160,10 +160,6 @@ class LivePlan(TaskGraph):
         """Return the reasons why changes cannot be applied; empty if they can."""
         return tuple(Draft(self, changes).problems)
 
-    def draft(self, changes: Sequence[PlanChange]) -> Draft:
-        """Stage changes beside the plan; the draft's `problems` say why they cannot be applied."""
-        return Draft(self, changes)
-
     def diff(self, changes: Sequence[PlanChange]) -> str:
         """Return the effect of changes in lines for people; if they cannot be applied, the reasons."""
         draft = Draft(self, changes)
