@@ -36,7 +36,7 @@ class Source:
     sha256: str
 
     def address(self, host: str) -> str:
-        """Where it is."""
+        """Address of the source."""
         return f"{host.rstrip('/')}/{self.repository}/{self.commit}/{self.path}"
 
 
@@ -55,7 +55,7 @@ class Dataset:
 
 
 def catalogue(path: Path = CATALOGUE) -> dict[str, Dataset]:
-    """What is to be had, by the names of our files."""
+    """Return the sources that can be fetched, by the names of our files."""
     return TypeAdapter(dict[str, Dataset]).validate_json(path.read_bytes())
 
 
@@ -163,5 +163,5 @@ def known(folder: Path) -> bool:
 
 
 def at_hand() -> Path:
-    """Where the published data is, or would be."""
+    """Return the folder of the published data, which may be missing."""
     return SHARED if SHARED.exists() else FETCHED

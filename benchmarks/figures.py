@@ -37,7 +37,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Peer:
-    """What the same work took with another library, in microseconds for each task."""
+    """Time of the same work with another library, in microseconds per task."""
 
     name: str
     version: str
@@ -88,7 +88,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: object) -> Report:
-        """What `to_json` wrote."""
+        """Read figures that `to_json` wrote."""
         return TypeAdapter(cls).validate_python(data)
 
 
@@ -153,7 +153,7 @@ def quiet() -> Iterator[None]:
 
 
 def machine() -> str:
-    """Where this runs, and how busy it was at the beginning."""
+    """Describe the machine and its load at the start."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,4 +1,4 @@
-"""What a run takes beside time for each task: the journal, memory, taking a run up again, stalls of the event loop."""
+"""Footprint of a run beyond time per task: journal, memory, resuming, stalls of the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _with_store(tasks: int, store: RunStore) -> float:
 
 
 def store(rounds: int, tasks: int) -> Figure:
-    """What the SQLite journal adds to each observation, against memory."""
+    """Measure the time that the SQLite journal adds to each observation, compared with memory."""
     extra = []
     for _ in range(rounds):
         with quiet(), tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Schema:
-    """What an action needs and does, as patterns over its parameters."""
+    """Preconditions and effects of an action, as patterns over its parameters."""
 
     name: str
     parameters: tuple[str, ...]
@@ -157,7 +157,7 @@ class Instance:
 
     @property
     def rest(self) -> tuple[Action, ...]:
-        """What the plan has left when the event happens."""
+        """Return the remaining actions of the plan when the event happens."""
         return self.plan[self.after :]
 
     def at_event(self, domain: Domain) -> frozenset[str]:
@@ -194,7 +194,7 @@ class Instance:
 
 
 class World:
-    """Where actions are done, and where the event happens after so many of them."""
+    """Simulated blocks world in which the event happens after a number of actions."""
 
     def __init__(self, instance: Instance, domain: Domain) -> None:
         self.facts = instance.init

@@ -3,7 +3,7 @@
 from workflows import Workflow, step
 from workflows.events import Event, StartEvent, StopEvent
 
-from benchmarks.peers import Broken, do
+from benchmarks.peer_work import Broken, do
 
 
 class Next(Event):

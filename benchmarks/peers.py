@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypedDict
 
 from benchmarks.figures import Coroutine, Peer, each
+from benchmarks.peer_work import Broken, do, names
 from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator
@@ -22,22 +23,6 @@ WORK = (
     "Peers doing the same work in the same rounds: {tasks} tasks that do nothing, one after another, every tenth fails "
     "and is replaced by the planner. Ours checks and journals every change; LangGraph journals only with its checkpointer."
 )
-
-
-class Broken(ValueError):
-    """What a failing task raises."""
-
-
-async def do(name: str) -> str:
-    """The work of a task, which fails where its name says so."""
-    if name.endswith("0"):
-        raise Broken(name)
-    return name
-
-
-def names(tasks: int) -> list[str]:
-    """The tasks of the plan; every tenth will fail."""
-    return [f"t{number}" for number in range(1, tasks + 1)]
 
 
 class _Planner:
@@ -73,7 +58,7 @@ def ours() -> Coroutine:
 
 
 class State(TypedDict):
-    """What the nodes of a graph hand on."""
+    """State that the nodes of a graph pass on."""
 
     plan: list[str]
     at: int

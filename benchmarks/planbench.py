@@ -83,7 +83,7 @@ class Row:
 
     @property
     def percent(self) -> float:
-        """How many of the non-trivial instances were recovered."""
+        """Return the share of the non-trivial instances that were recovered."""
         return 100 * self.recovered / self.instances if self.instances else 100.0
 
 
@@ -144,7 +144,7 @@ def scratch(instance: Instance, domain: Domain) -> list[Action] | None:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one replans: by rules or by a model, knowing the facts or not, with `repair` behind it or not."""
+    """Replanning strategy: rules or a model, with or without facts, with or without `repair` behind it."""
 
     written: Plans | None = None
     model: bool = False
@@ -152,7 +152,7 @@ class Strategy:
     repair: bool = False
 
     def providers(self, instance: Instance, domain: Domain) -> list[AlternativeProvider | str]:
-        """Who proposes alternatives."""
+        """Return the providers of a strategy."""
         found: list[AlternativeProvider | str] = ["repair"] if self.repair else []
         if self.written is not None:
             found.insert(0, Written("written", self.written(instance, domain), domain))
@@ -176,7 +176,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one instance went."""
+    """Result of one instance."""
 
     recovered: bool
     early: bool

@@ -1,4 +1,4 @@
-"""What planning mode costs beside the model: our own time in each phase, with a model that answers at once."""
+"""Cost of planning mode without the model: our own time in each phase, with a model that answers at once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
 
 
 def _with(name: str) -> list[Figure]:
-    """How long a real model takes for a phase, beside the targets."""
+    """Measure the time of a real model for each phase, next to the targets."""
     model = create_llm_provider(name)
     ours, theirs = anyio.run(_run, model, Passing())
     phases: dict[str, float] = {}
@@ -164,7 +164,7 @@ async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
 
 
 async def _work(task: object, context: object) -> JsonValue:
-    """What a tool does: nothing."""
+    """Work of a tool: nothing."""
     return "done"
 
 

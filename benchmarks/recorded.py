@@ -26,7 +26,7 @@ _SENTENCES = (
 
 
 def gpt4(instance: Instance) -> list[Action]:
-    """What GPT-4 answered; sentences that name no action are passed over."""
+    """Return the actions of GPT-4's recorded answer, without sentences that name no action."""
     steps = []
     for line in instance.answer.splitlines():
         for pattern, name in _SENTENCES:

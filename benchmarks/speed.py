@@ -1,4 +1,4 @@
-"""How much a run costs beside the work itself, as ratios to floors measured in the same round."""
+"""Overhead of a run, as ratios to baselines measured in the same round."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _tracing(rounds: int, tasks: int) -> list[Figure]:
 
 
 def _growth(rounds: int) -> list[Figure]:
-    """What a task costs in plans of every size."""
+    """Measure the cost per task in plans of several sizes."""
     figures = []
     for size in (100, 1_000, 10_000, 100_000):
         times = rounds if size < 100_000 else 1

@@ -39,7 +39,7 @@ class Workflow:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one workflow."""
+    """Result of one workflow."""
 
     workflow: str
     tasks: int
@@ -134,7 +134,7 @@ async def _run(workflow: Workflow, plan: Plan, broken: frozenset[str], bare: flo
 
 
 def _edges(plan: Plan) -> set[tuple[str, str]]:
-    """Which task waits for which, a task that replaced another by the name of that."""
+    """Return the dependencies between tasks; a replacement counts under the id that it replaced."""
     return {(dep.partition("~")[0], task.id.partition("~")[0]) for task in plan.tasks for dep in task.depends_on}
 
 
