@@ -6,7 +6,6 @@ import sys
 from datetime import UTC, datetime
 from typing import ClassVar, Final, Literal, TextIO
 
-from replanning.decision import Exporter
 from replanning.errors import Problem, SettingsError
 from replanning.journal import (
     AlternativesConsidered,
@@ -21,6 +20,7 @@ from replanning.journal import (
     RunOpened,
     TriggerFired,
 )
+from replanning.telemetry import Exporter
 
 MAX_LINE_CHARS: Final = 240
 """Characters after which a line is cut."""

@@ -20,7 +20,6 @@ from urllib.parse import quote
 import anyio
 
 from replanning import Environment
-from replanning.decision import Exporter, ExporterContext
 from replanning.environment import Clock
 from replanning.errors import UnknownRun
 from replanning.exporters._checklist import CHECKLIST_KIND, RunNotices
@@ -29,6 +28,7 @@ from replanning.exporters._forge_issue import CommentIndex
 from replanning.journal import Record
 from replanning.plan import RunId
 from replanning.planning.history import RunJournals
+from replanning.telemetry import Exporter, ExporterContext
 
 _COMMENT_PATTERN: Final = re.compile(
     r"^<!-- comment (?P<number>\d{1,9}) at (?P<at>\S{1,40}) -->\n"

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from replanning import __version__
-from replanning.decision import Exporter
 from replanning.errors import PluginError, Problem, SettingsError
+from replanning.telemetry import Exporter
 
 if TYPE_CHECKING:
     from replanning.exporters._sending import LossCounter

@@ -59,7 +59,7 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
-from replanning.decision import AlternativeProvider, Exporter, HumanGate, TriggerDetector
+from replanning.decision import AlternativeProvider, HumanGate, TriggerDetector
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
 from replanning.errors import ChangeRejected, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
@@ -97,6 +97,7 @@ from replanning.plan.types import JsonValue
 from replanning.providers.repair import RepairProvider
 from replanning.run import Work
 from replanning.settings import ApprovalSettings, Weights
+from replanning.telemetry import Exporter
 from replanning.testing import (
     FaultSchedule,
     RecordingExporter,

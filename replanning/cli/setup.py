@@ -26,7 +26,7 @@ from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
 
 if TYPE_CHECKING:
-    from replanning.decision import Exporter
+    from replanning.telemetry import Exporter
 
 
 def read_settings(path: str | None, *, quiet: bool = False) -> Settings:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from replanning.decision.request import (
-    AlternativeProvider,
-    Answer,
-    Exporter,
-    ExporterContext,
-    HumanGate,
-    Question,
-    ReplanRequest,
-    TriggerDetector,
-)
+from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question, ReplanRequest, TriggerDetector
 
 __all__ = [
     "AlternativeProvider",
     "Answer",
-    "Exporter",
-    "ExporterContext",
     "HumanGate",
     "Question",
     "ReplanRequest",

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from replanning.changes import Alternative, PlanChange
-from replanning.environment import Clock
 from replanning.journal.observations import Observation, Usage
-from replanning.journal.records import Candidate, QuestionVerdict, Record, RecordBody
-from replanning.journal.store import RunStore
+from replanning.journal.records import Candidate, QuestionVerdict, RecordBody
 from replanning.journal.triggers import Trigger
 from replanning.live.view import PlanView
 from replanning.llm.completions import UNMETERED, Meter
 from replanning.plan.types import QuestionId, RunId, TaskId
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import TracerProvider
+    pass
 
 
 # Detectors
@@ -157,46 +153,3 @@ class HumanGate(Protocol):
     async def remind(self, question: Question) -> None:
         """Remind the person that the question is open; called once, before its deadline."""
         ...
-
-
-# Exporters
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExporterContext:
-    """Store and clock of the engine that an exporter is attached to.
-
-    Attributes:
-        store: the journals of the runs; for a resumed run, the records before the resume are found only here.
-        clock: the clock of the runs.
-    """
-
-    store: RunStore
-    clock: Clock
-
-
-class Exporter(ABC):
-    """Sends the records of runs to another system.
-
-    Attributes:
-        name: its registered name, used in settings.
-    """
-
-    name: ClassVar[str]
-
-    def tracer_provider(self) -> TracerProvider | None:
-        """Return the tracer provider of an exporter of spans."""
-        return None
-
-    def meter_provider(self) -> MeterProvider | None:
-        """Return the meter provider of an exporter of metrics."""
-        return None
-
-    def attach(self, exporter_context: ExporterContext) -> None:
-        """Prepare for use by an engine; called once per engine, before any run is opened."""
-
-    async def export(self, run: RunId, record: Record) -> None:
-        """Send a committed record. Any exception is contained and recorded."""
-
-    async def aclose(self) -> None:
-        """Send pending records and close connections."""

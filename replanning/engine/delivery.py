@@ -10,13 +10,13 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from replanning.decision.request import Exporter
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
 from replanning.plugins import load_plugin
 from replanning.run.isolation import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle
+from replanning.telemetry.exporter import Exporter
 
 MAX_QUEUED_RECORDS: Final = 10_000
 """Records that wait for a slow exporter; more are dropped, which is recorded."""

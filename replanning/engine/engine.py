@@ -14,7 +14,7 @@ from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
 from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.policy import ReplanPolicy
-from replanning.decision.request import Answer, Exporter, ExporterContext, HumanGate, Question
+from replanning.decision.request import Answer, HumanGate, Question
 from replanning.decision.vetting import redact_changes
 from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
 from replanning.engine.generator import AlternativeGenerator
@@ -45,6 +45,7 @@ from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
 from replanning.run.run import PlanRun, RunResult
 from replanning.run.services import run_services
 from replanning.settings import Settings
+from replanning.telemetry.exporter import Exporter, ExporterContext
 from replanning.telemetry.setup import build_telemetry
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from replanning.decision.request import Exporter, HumanGate
+from replanning.decision.request import HumanGate
 from replanning.engine.engine import ReplanningEngine, run_workers
 from replanning.environment import Clock, Environment
 from replanning.errors import NotRunning, Problem, SettingsError
@@ -36,6 +36,7 @@ from replanning.planning.steps import (
 from replanning.run.attempts import TaskContext, Work, validate_work
 from replanning.run.run import PlanRun, RunResult
 from replanning.settings import AlternativeSettings, GoalSettings, LimitSettings, PlanningSettings, Settings
+from replanning.telemetry.exporter import Exporter
 
 _POLL_SECONDS: Final = 5.0
 """Seconds between looks at whether somebody has answered."""

@@ -25,7 +25,6 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel
 
 from replanning.changes import AddTask, PlanChange, ReplaceTask
-from replanning.decision.request import Exporter, ExporterContext
 from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
@@ -57,6 +56,7 @@ from replanning.planning.manager import DecisionRecord, ReplanNote
 from replanning.planning.request import request_of
 from replanning.planning.state import PlanningState, PlanVersion
 from replanning.planning.steps import is_action, phase_of, planning_metadata
+from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
 

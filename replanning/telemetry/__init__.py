@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = []
+from replanning.telemetry.exporter import Exporter, ExporterContext
+
+__all__ = ["Exporter", "ExporterContext"]

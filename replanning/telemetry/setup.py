@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from replanning.decision.request import Exporter
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
+from replanning.telemetry.exporter import Exporter
 from replanning.telemetry.names import INSTRUMENTATION_SCOPE
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, WatchedRun
 from replanning.version import __version__

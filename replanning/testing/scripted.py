@@ -12,10 +12,10 @@ import anyio.lowlevel
 from opentelemetry.trace import TracerProvider
 
 from replanning import Alternative, Answer, Question, ReplanRequest, Task, TaskContext
-from replanning.decision import Exporter
 from replanning.environment import Clock
 from replanning.journal import Record, RecordBody, Usage
 from replanning.plan import RunId
+from replanning.telemetry import Exporter
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from replanning import (
 )
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.config import load_settings
-from replanning.decision import Exporter
 from replanning.errors import LLMUnavailable, SettingsError
 from replanning.history import export_history, markdown_report, text_report
 from replanning.journal import ErrorContained, JsonlStore, MemoryStore, Record, RunStore, SqliteStore, TaskFailed
 from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
+from replanning.telemetry import Exporter
 from replanning.testing import ScriptedLLM, VirtualClock
 from tests.support.runs import Proposer, bodies, chain, environment
 from tests.support.tracing import Spans

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, Retry, Settings, Task
-from replanning.decision import Exporter, ExporterContext
 from replanning.engine.delivery import ExporterDelivery
 from replanning.errors import PluginError, SettingsError
 from replanning.exporters.console import ConsoleExporter
 from replanning.journal import AttemptFailed, ErrorContained, Failure, MemoryStore, Record, RunEnded, RunOpened
 from replanning.plan import RunId
+from replanning.telemetry import Exporter, ExporterContext
 from replanning.testing import RecordingExporter, ScriptedExecutor, VirtualClock, raises, returns, virtual_environment
 from tests.support.runs import Proposer, again, bodies, chain, failing, plan
 

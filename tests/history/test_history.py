@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replanning import Alternative, Answer, CallbackGate, Plan, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.decision import Exporter, Question
+from replanning.decision import Question
 from replanning.errors import ChangeRejected, JournalCorrupt, StoreError, UnknownRun
 from replanning.history import (
     Calibration,
@@ -43,6 +43,7 @@ from replanning.journal import (
     TriggerDropped,
 )
 from replanning.plan.types import ReplanId
+from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
 from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, failing, plan
 

@@ -15,7 +15,6 @@ import replanning
 from replanning import Answer, PlanError, Question, ReplanningError, RunResult, TransientError
 from replanning.changes import SkipTask
 
-
 FAMILIES = {"exporters", "providers", "triggers"}
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from replanning import Environment, ReplanningEngine
 from replanning.cli.setup import open_notifiers
-from replanning.decision import ExporterContext
 from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
 from replanning.plan import RunId
+from replanning.telemetry import ExporterContext
 from replanning.testing import VirtualClock
 from tests.support.cli import cli
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer

@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from replanning import Settings, Task
-from replanning.decision import ExporterContext
 from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import Notifier
 from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, RunEnded
 from replanning.plan import RunId
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
+from replanning.telemetry import ExporterContext
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.support.forges import FakeGitHub, FakeGitLab, on
 from tests.support.notices import (

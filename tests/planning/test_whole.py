@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
-from replanning.decision import Exporter
 from replanning.exporters.notices import FileNotifier
 from replanning.plan import JsonObject
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
+from replanning.telemetry import Exporter
 from replanning.testing import ScriptedGate, VirtualClock
 from replanning.tools import ToolExecutor
 from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from replanning import Alternative, Answer, Question, ReplanningEngine, ReplanRequest, RunResult, Task, TaskContext
-from replanning.decision import Exporter
 from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
+from replanning.telemetry import Exporter
 from replanning.testing import ScriptedGate
 from tests.engine.test_regressions import ASKING
 from tests.support.runs import Proposer, again, bodies, plan

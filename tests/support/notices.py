@@ -13,12 +13,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from replanning import Settings
-from replanning.decision import Exporter, ExporterContext
 from replanning.exporters._forge import Forge, ForgeComment, ForgeError, Marker, find_marker
 from replanning.exporters.notices import Notifier
 from replanning.journal import MemoryStore, Record
 from replanning.plan import RunId
 from replanning.planning import PlanningCoordinator
+from replanning.telemetry import Exporter, ExporterContext
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.support.planning import TOOLS, Desk, Model, Replies, action, go_on, replan, revision
 from tests.support.resume import cut

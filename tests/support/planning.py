@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from replanning import Plan, Settings, Task, ToolSpec
-from replanning.decision import Exporter, HumanGate
+from replanning.decision import HumanGate
 from replanning.journal import RunStore
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, TaskRequest
+from replanning.telemetry import Exporter
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 
 _MARKS: Final = {
