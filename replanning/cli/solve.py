@@ -58,7 +58,7 @@ from replanning.planning import (
     request_of,
 )
 from replanning.planning.steering import Issue
-from replanning.planning.steps import describe_tool_use, is_tool_loop, phase_of
+from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor
 

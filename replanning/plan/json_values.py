@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -24,6 +24,18 @@ def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
                 stack.append(inner)
                 if keys:
                     stack.append(key)
+
+
+def map_strings(value: JsonValue, change: Callable[[str], JsonValue]) -> JsonValue:
+    """Return a copy of a JSON value with `change` applied to every string except keys."""
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [map_strings(item, change) for item in value]
+        case dict():
+            return {key: map_strings(item, change) for key, item in value.items()}
+    return value
 
 
 def exceeds_depth(value: JsonValue, limit: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
-from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings
+from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings, map_strings
 from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonPath, TaskId
 
@@ -106,12 +106,40 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
     """
     return tuple(
-        next((reading for reading in readings if reading.task in task_ids), readings[-1])
+        _choose_reference(readings, task_ids)
         for text in iter_strings(value, keys=False)
         if "${" in text
         for match in _REFERENCE.finditer(text)
         if (readings := _candidate_references(match, text))
     )
+
+
+def rename_references(
+    arguments: Mapping[str, JsonValue], rename: Callable[[TaskId], str], task_ids: Container[str] = ()
+) -> dict[str, JsonValue]:
+    """Return a copy of arguments in which references name other tasks; references to the context stay.
+
+    Args:
+        arguments: the arguments of a task; they are not changed.
+        rename: returns the new id of a referenced task.
+        task_ids: the ids of the tasks, which decide what a reference means as in `find_references`.
+
+    Raises:
+        ExpressionError: a `${` is neither a reference nor escaped as `$${`.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        readings = _candidate_references(match, match.string)
+        reference = _choose_reference(readings, task_ids) if readings else None
+        if reference is None or reference.task is None:
+            return match[0]
+        return f"${{{rename(reference.task)}{reference.text[len(reference.task) :]}}}"
+
+    return {key: map_strings(value, lambda text: _REFERENCE.sub(renamed, text)) for key, value in arguments.items()}
+
+
+def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -> Reference:
+    return next((reading for reading in readings if reading.task in task_ids), readings[-1])
 
 
 def resolve_references(
@@ -138,22 +166,15 @@ def resolve_references(
         readings = _candidate_references(match, text)
         return _look_up_reference(readings, context, result_of) if readings else "${"
 
-    def replaced(value: JsonValue) -> JsonValue:  # as deep as a plan may nest
-        match value:
-            case str(text) if "${" in text:
-                whole = _REFERENCE.fullmatch(text)
-                return (
-                    value_of(whole, text)
-                    if whole
-                    else _REFERENCE.sub(lambda m: _interpolated_text(m, value_of(m, text)), text)
-                )
-            case list(items):
-                return [replaced(item) for item in items]
-            case dict(items):
-                return {key: replaced(item) for key, item in items.items()}
-        return value
+    def resolved(text: str) -> JsonValue:
+        if "${" not in text:
+            return text
+        whole = _REFERENCE.fullmatch(text)
+        if whole:
+            return value_of(whole, text)
+        return _REFERENCE.sub(lambda match: _interpolated_text(match, value_of(match, text)), text)
 
-    return {key: replaced(value) for key, value in arguments.items()}
+    return {key: map_strings(value, resolved) for key, value in arguments.items()}
 
 
 def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:

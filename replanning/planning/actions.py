@@ -1,9 +1,9 @@
-"""The actions of planning mode as the work of their tasks: find the arguments, use the tool, judge what came of it."""
+"""Work of action tasks: complete the arguments, use the tool, reflect on the result; and the loop without a plan."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from replanning.changes import AddTask
@@ -14,7 +14,6 @@ from replanning.live.view import PlanView
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.action_plan import missing_arguments, planned_arguments, tool_use_problems
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
 from replanning.planning.limits import ReplanCause
 from replanning.planning.manager import Consideration
@@ -27,21 +26,25 @@ from replanning.planning.outputs import (
     Summary,
     parse_reply,
 )
-from replanning.planning.session import MAX_REPAIRS, PlanningFailed, PlanningSession, ToolNotAllowed, UnexpectedResult
+from replanning.planning.session import PlanningFailed, PlanningSession, ToolNotAllowed, UnexpectedResult
 from replanning.planning.state import action_data
-from replanning.planning.steps import (
+from replanning.planning.tasks import (
+    PlanningTask,
     describe_tool_use,
     human_task,
     is_action,
+    missing_arguments,
     pending_reflection,
     phase_task,
-    planning_metadata,
+    planned_arguments,
     repeat_phases,
+    tool_name,
+    tool_use_problems,
 )
 from replanning.run.attempts import TaskContext, Work
 
 _MAX_JSON_CHARS: Final = 100_000
-"""Characters of text that is looked at for being JSON."""
+"""Characters of a text output that is parsed as JSON."""
 
 _SUCCESS_FIELDS: Final = frozenset({"ok", "success"})
 
@@ -50,50 +53,42 @@ _ERROR_FIELDS: Final = frozenset({"isError", "is_error"})
 _EXIT_CODE_FIELDS: Final = frozenset({"exit_code", "exit_status", "returncode"})
 
 
-async def reflect(session: PlanningSession, subject: str, name: str, given: JsonObject) -> Reflection | None:
-    """What the model thinks of an action, put on record and added to what is given.
+async def reflect(session: PlanningSession, subject: str, name: str, data: JsonObject) -> Reflection | None:
+    """Return the model's reflection on an action, journaled and added to the prompt variables.
 
     Args:
-        session: the run.
-        subject: what is looked back at, so that it is not asked again after an interruption.
-        name: the action, as the plan calls it.
-        given: what the model is told; gets what it says.
+        session: the session.
+        subject: the attempt, so that the model is not asked again after an interruption.
+        name: name of the action in the plan.
+        data: prompt variables; `reflection` is added.
 
     Returns:
-        None where it says nothing that can be used: that is on record, and goes no further.
+        None if the model gave no usable reply; that is journaled, and not an error.
     """
-    known = next((one for one in session.state.reflections if one.get("task") == subject), None)
-    if known is None:
-        known = {"task": subject, "action": name, **await _request_reflection(session, given)}
-        session.note("reflection", known)
-    if "error" in known:
+    noted = next((one for one in session.state.reflections if one.get("task") == subject), None)
+    if noted is None:
+        noted = {"task": subject, "action": name}
+        try:
+            answer = await session.ask(
+                "reflection", data, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
+            )
+            noted |= answer.model_dump(mode="json", exclude_none=True)
+        except (LLMError, BudgetExceeded, PlanningFailed) as error:
+            noted["error"] = str(error)
+        session.note("reflection", noted)
+    if "error" in noted:
         return None
-    reply = ReflectionReply.model_validate(
-        {key: value for key, value in known.items() if key not in ("task", "action")}, strict=False
-    )
-    looked = reply.reflection or _implied_reflection(name, reply)
-    given["reflection"] = reply.model_dump(mode="json", exclude_none=True)
-    return looked
-
-
-async def _request_reflection(session: PlanningSession, given: JsonObject) -> JsonObject:
-    try:
-        reply = await session.ask(
-            "reflection", given, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
-        )
-    except (LLMError, BudgetExceeded, PlanningFailed) as error:
-        return {"error": str(error)}
-    return reply.model_dump(mode="json", exclude_none=True)
-
-
-def _implied_reflection(name: str, reply: ReflectionReply) -> Reflection:
-    """What a reply thinks of an action that only says how the plan is to be changed."""
+    fields = {key: value for key, value in noted.items() if key not in ("task", "action")}
+    reply = ReflectionReply.model_validate(fields, strict=False)
+    data["reflection"] = reply.model_dump(mode="json", exclude_none=True)
+    if reply.reflection is not None:
+        return reply.reflection
     why = reply.plan_revision.reason if reply.plan_revision is not None else ""
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
 
 
 def reflection_from_decision(name: str, decision: ReplanDecision) -> JsonObject:
-    """What a decision about a failed action says as a reflection, so that the model need not be asked for one as well."""
+    """Return the reflection that a decision about a failed action implies, without asking the model for one."""
     reflection = Reflection(
         action_id=name,
         status="failure",
@@ -106,7 +101,7 @@ def reflection_from_decision(name: str, decision: ReplanDecision) -> JsonObject:
 
 
 def reported_failure(output: JsonValue) -> str:
-    """What an output says of a failure in a field of its own; empty where it says nothing. Words are not searched."""
+    """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none."""
     if isinstance(output, str) and len(output) <= _MAX_JSON_CHARS and output.lstrip().startswith("{"):
         try:
             output = json.loads(output)
@@ -122,11 +117,17 @@ def reported_failure(output: JsonValue) -> str:
     return ""
 
 
+def _require_approval(session: PlanningSession, task: Task, tool: str, arguments: JsonObject) -> None:
+    """Have a person approve the use of a dangerous tool."""
+    text = f"the model wants to use a tool that may do harm: {describe_tool_use(tool, arguments)}; let it?"
+    session.hold(task.id, "dangerous", text)
+
+
 class ActionExecutor:
     """Executes the planned actions of a run.
 
     Args:
-        session: the run.
+        session: the session.
         work: uses a tool.
     """
 
@@ -136,224 +137,192 @@ class ActionExecutor:
         self._tasks_in_reflection: set[TaskId] = set()
 
     def __repr__(self) -> str:
-        return f"<Acting of {self._session.run!r}>"
+        return f"<ActionExecutor of {self._session.run!r}>"
 
     async def __call__(self, task: Task, context: TaskContext) -> object:
         """Execute an action.
 
         Raises:
-            UnexpectedResult: the model judges that it is to be done again.
-            Exception: whatever the tool raises.
+            ToolNotAllowed: its tool is not among the tools of the run.
+            PlanningHeld: a person must approve it first.
+            UnexpectedResult: the model decides that it is to be done again.
+            Exception: any error of the tool.
         """
         session = self._session
-        ready = await self._resolve_task(task, context)
+        ready = await self._resolve_task(task, context) if is_action(task) else task  # else a person added it
         context.arguments = ready.arguments
         output = await self._work(ready, context)
-        name = session.state.name_of(session.run.live.entry(task.id).root)
         if not session.tool_loop_only:
-            await self._reflect_if_due(task, context, name, _to_json(output))
+            name = session.state.name_of(session.run.live.entry(task.id).root)
+            json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+            await self._reflect_if_due(task, context, name, json_output)
             session.manager.action_succeeded(name)
         return output
 
     async def _resolve_task(self, task: Task, context: TaskContext) -> Task:
-        """The task with its tool and all arguments; those that the plan leaves open are asked for now.
-
-        Raises:
-            ToolNotAllowed: its tool is none of those that may be used, any more.
-            PlanningHeld: a person must agree first.
-        """
-        if not is_action(task):
-            return task  # a person has put it into the plan
-        session, live, name = self._session, self._session.run.live, str(planning_metadata(task).get("tool", task.tool))
+        """Return the task with its tool and all arguments; the model is asked for those that the plan leaves open."""
+        session, live, name = self._session, self._session.run.live, tool_name(task)
         spec, before = session.tools.get(name), live.tools.get(name)
         if spec is None:
-            raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among those of this run any more")
+            raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
         if task.tool is not None:
-            unasked = bool(planning_metadata(task).get("unasked")) or (before is not None and not before.dangerous)
-            if spec.dangerous and unasked:
-                self._require_approval(task, spec, task.arguments)
+            unapproved = PlanningTask.of(task).unapproved or (before is not None and not before.dangerous)
+            if spec.dangerous and unapproved and not self._is_approved(task):
+                _require_approval(session, task, spec.name, task.arguments)
             return task
-        known = planned_arguments(task)  # without a plan, what a model gives is meant as it stands
-        given: JsonObject = (
-            known
-            if session.tool_loop_only
-            else resolve_references(known, context=live.context, result_of=live.results.output_of)
-        )
-        if missing_arguments(spec, given):
-            given = {
-                **await self._fill_arguments(task, context, spec, given),
-                **given,
-            }  # what was planned is not exchanged now
-        return task.model_copy(update={"tool": spec.name, "arguments": given})
+        arguments = planned_arguments(task)
+        if not session.tool_loop_only:  # in the loop, arguments are literal
+            arguments = resolve_references(arguments, context=live.context, result_of=live.results.output_of)
+        if missing_arguments(spec, arguments):  # planned arguments take precedence over those chosen now
+            arguments = {**await self._fill_arguments(task, context, spec, arguments), **arguments}
+        return task.model_copy(update={"tool": spec.name, "arguments": arguments})
 
-    async def _fill_arguments(self, task: Task, context: TaskContext, spec: ToolSpec, given: JsonObject) -> JsonObject:
-        """The arguments that are found now; where they are of something dangerous, a person agrees first."""
+    async def _fill_arguments(
+        self, task: Task, context: TaskContext, spec: ToolSpec, planned: JsonObject
+    ) -> JsonObject:
+        """Return arguments that the model chooses now; for a dangerous tool, a person must approve them."""
         session = self._session
         calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
-        found = calls[-1] if self._is_approved(task) and calls else await self._generate_arguments(task, spec, given)
-        session.note("call", {"task": context.attempt_id, "arguments": {**found, **planned_arguments(task)}})
-        if spec.dangerous:
-            self._require_approval(task, spec, {**found, **given})
-        return found
+        approved = self._is_approved(task)
+        chosen = calls[-1] if approved and calls else await self._generate_arguments(task, spec, planned)
+        session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
+        if spec.dangerous and not approved:
+            _require_approval(session, task, spec.name, {**chosen, **planned})
+        return chosen
 
     def _is_approved(self, task: Task) -> bool:
         held = self._session.state.held.get(task.id)
-        return held is not None and held.why == "dangerous" and held.verdict in ("approve", "modify")
+        return held is not None and held.why == "dangerous" and held.is_approved
 
-    def _require_approval(self, task: Task, spec: ToolSpec, arguments: JsonObject) -> None:
-        if not self._is_approved(task):
-            text = f"the model wants to use a tool that may do harm: {describe_tool_use(spec.name, arguments)}; let it?"
-            self._session.hold(task.id, "dangerous", text, target=None, considered=None)
-
-    async def _generate_arguments(self, task: Task, spec: ToolSpec, given: JsonObject) -> JsonObject:
+    async def _generate_arguments(self, task: Task, spec: ToolSpec, planned: JsonObject) -> JsonObject:
         session, tool = self._session, spec.name
         action: JsonObject = {
             "id": session.state.name_of(task.id),
             "tool": tool,
             "purpose": task.goal or "",
-            "expected_outcome": planning_metadata(task).get("expected_outcome", ""),
-            "arguments": given,
+            "expected_outcome": PlanningTask.of(task).expected_outcome,
+            "arguments": planned,
         }
-        told: JsonObject = {**session.prompt_data(task), "action": action}
 
-        def read(text: str) -> JsonObject:
+        def parse(text: str) -> JsonObject:
             call = parse_reply(text, ExecutionReply).function_call
             if call.name != tool:
                 raise LLMResponseInvalid(f"the tool of this action is {tool!r}, not {call.name!r}")
-            found = {**call.arguments, **given}
-            if lacking := missing_arguments(spec, found):
-                raise LLMResponseInvalid(f"the arguments {list(lacking)} are missing")
-            if problems := tool_use_problems(spec, found, session.run.live.pool.capacity):
+            arguments = {**call.arguments, **planned}
+            if missing := missing_arguments(spec, arguments):
+                raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
+            if problems := tool_use_problems(spec, arguments, session.run.live.pool.capacity):
                 raise LLMResponseInvalid("; ".join(problems))
             session.refuse_secrets({"the arguments": call.arguments})
             return call.arguments
 
-        return await session.ask("execution", told, ExecutionReply, read, repairs=1)
+        data: JsonObject = {**session.prompt_data(task), "action": action}
+        return await session.ask("execution", data, ExecutionReply, parse, repairs=1)
 
-    # Looking back
-
-    def _is_reflection_due(self) -> bool:
-        """Whether so many actions are done that the model is to look at the last one."""
-        settings = self._session.settings.reflection
-        every = settings.trigger_interval if settings.enabled else 0
-        done = sum(e.state is TaskState.DONE and is_action(e.task) for e in self._session.run.live) + 1
-        return (
-            bool(every) and (done + len(self._tasks_in_reflection)) % every == 0
-        )  # those that are looked at now count as well
+    # Reflection
 
     async def _reflect_if_due(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:
-        """Have the model look at an action that was executed, where it is time or what came of it is unexpected."""
-        due, wrong = self._is_reflection_due(), reported_failure(output)
-        if not (due or wrong or self._session.config.judge_on == "every_action"):
+        """Have the model reflect on an action after every few actions, and on one whose output reports a failure."""
+        session, settings = self._session, self._session.settings.reflection
+        done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
+        number = done + 1 + len(self._tasks_in_reflection)
+        due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
+        error, every = reported_failure(output), session.config.judge_on == "every_action"
+        if not (due or error or every):
             return
         self._tasks_in_reflection.add(task.id)
         try:
-            await self._reflect_and_decide(task, context, name, output, due=due, wrong=wrong)
+            action = action_data(session.state, task, name, context.attempt_id)
+            data: JsonObject = {**session.prompt_data(task), "action": action, "result": output}
+            if error:
+                data["errors"] = f"the tool did not fail, but its output says so: {error}"
+            reflection: Reflection | None = None
+            if due or (error and settings.enabled and settings.trigger_on_error):
+                reflection = await reflect(session, context.attempt_id, name, data)
+            succeeded = (
+                reflection is not None and reflection.status == "success" and not reflection.plan_revision_needed
+            )
+            if due or every or not succeeded:
+                await self._decide(task, context, name, data)
         finally:
             self._tasks_in_reflection.discard(task.id)
 
-    async def _reflect_and_decide(
-        self, task: Task, context: TaskContext, name: str, output: JsonValue, *, due: bool, wrong: str
-    ) -> None:
-        session, settings = self._session, self._session.settings.reflection
-        action = action_data(session.state, task, name, context.attempt_id)
-        given: JsonObject = {**session.prompt_data(task), "action": action, "result": output}
-        if wrong:
-            given["errors"] = f"the tool did not fail, but its output says so: {wrong}"
-        looked: Reflection | None = None
-        if due or (wrong and settings.enabled and settings.trigger_on_error):
-            looked = await reflect(session, context.attempt_id, name, given)
-        right = looked is not None and looked.status == "success" and not looked.plan_revision_needed
-        if due or session.config.judge_on == "every_action" or not right:
-            await self._decide(task, context, name, given)
-
-    async def _decide(self, task: Task, context: TaskContext, name: str, given: JsonObject) -> None:
-        """Have it decided how to go on after an action, and change the plan where that is decided."""
-        session = self._session
-        lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
-        cause = ReplanCause(str(given.get("errors", "")), action=name, lineage=lineage)
-        considered = await session.manager.consider(Phase.EXECUTION, given, cause)
+    async def _decide(self, task: Task, context: TaskContext, name: str, data: JsonObject) -> None:
+        """Have the model decide on a replan after an action, and apply it."""
+        session, live = self._session, self._session.run.live
+        lineage = session.state.lineage_of(live.entry(task.id).root)
+        cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
+        considered = await session.manager.consider(Phase.EXECUTION, data, cause)
         decision, ruling = considered.decision, considered.ruling
-        retries = decision is not None and decision.replan_type is ReplanType.RETRY
-        if ruling.questions or ruling.needs_escalation or (ruling.kind == "ask" and not retries):
+        retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
+        if ruling.questions or ruling.needs_escalation or (asks and not retries):
             self._add_human_task(task, considered)
             return
-        asks = ruling.kind == "ask"
-        if asks and not cause.error:  # what succeeded is not done again by a guess
+        if asks and not cause.error:  # a successful action is not repeated on a guess
             session.manager.record_decision(considered, executed=False)
         if decision is None or not (ruling.is_executable or (asks and cause.error)):
             return
-        if decision.replan_type is ReplanType.RETRY:
+        if retries:
             session.record_consideration(context.attempt_id, considered)
-            raise UnexpectedResult(decision.reasoning or "the model judges that it is to be done again")
+            raise UnexpectedResult(decision.reasoning or "the model decides that it is to be done again")
 
         async def apply(decision: ReplanDecision) -> None:
-            live = session.run.live
             assert decision.target_phase is not None
-            said: JsonObject = {
-                "reason": replan_reason(decision),
-                "replan": considered.replan_id,
-                **_lineage_metadata(considered),
-            }
-            tasks = repeat_phases(live, decision.target_phase, said=said, depends_on=[task.id])
-            changes = [
-                *(AddTask(task=new) for new in tasks[:-1]),
-                AddTask(task=tasks[-1], before=self._pending_tasks()),
-            ]
+            notes = _replan_notes(considered).model_copy(
+                update={"reason": replan_reason(decision), "replan": considered.replan_id}
+            )
+            tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
+            changes = [AddTask(task=new) for new in tasks[:-1]]
+            changes.append(AddTask(task=tasks[-1], before=self._pending_tasks()))
             session.run.apply(changes, reason=replan_reason(decision))
 
         await session.execute_replan(considered, apply)
 
     def _pending_tasks(self) -> tuple[TaskId, ...]:
-        """What is not to be done before the plan has changed: it may be outdated."""
+        """Return the actions and the reflection that wait for a replan, because they may be outdated."""
         live = self._session.run.live
         waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
         return tuple(filter(None, [*waiting, pending_reflection(live)]))
 
     def _add_human_task(self, task: Task, considered: Consideration) -> None:
-        """Have it decided about a replan that needs a person, or cannot be; what comes after the action waits."""
+        """Add a task at which a person decides about a replan, before the rest of the plan goes on."""
         session = self._session
-        one = human_task(
-            session.run.live, considered.replan_id, depends_on=[task.id], said=_lineage_metadata(considered)
-        )
-        session.record_consideration(one.id, considered)
-        session.run.apply([AddTask(task=one, before=self._pending_tasks())], reason="a person is asked how to go on")
+        notes = _replan_notes(considered).model_copy(update={"asks": considered.replan_id})
+        new = human_task(session.run.live, depends_on=[task.id], notes=notes)
+        session.record_consideration(new.id, considered)
+        session.run.apply([AddTask(task=new, before=self._pending_tasks())], reason="a person is asked how to go on")
 
 
-def _lineage_metadata(considered: Consideration) -> JsonObject:
-    """After whose failure is planned anew, where the output of an action states one."""
-    return {"lineage": considered.cause.lineage} if considered.cause.error else {}
-
-
-def _to_json(output: object) -> JsonValue:
-    return output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+def _replan_notes(considered: Consideration) -> PlanningTask:
+    """Return notes with the lineage of the action, if its output reports a failure."""
+    return PlanningTask(lineage=(considered.cause.lineage or "") if considered.cause.error else "")
 
 
 class ToolLoop:
-    """Does the steps of a run: each asks the model for one use of a tool, which becomes an action of the plan.
+    """Executes the steps of a run without a plan: each asks the model for one use of a tool, which becomes an action.
 
     Args:
-        session: the run.
+        session: the session.
     """
 
     def __init__(self, session: PlanningSession) -> None:
         self._session = session
 
     def __repr__(self) -> str:
-        return f"<Looping of {self._session.run!r}>"
+        return f"<ToolLoop of {self._session.run!r}>"
 
     async def __call__(self, task: Task) -> JsonObject:
-        """Do a step; what was done of it before an interruption is not done again.
+        """Execute a step; parts done before an interruption are not repeated.
 
         Raises:
             PlanningHeld: a person must decide.
-            PlanningFailed: the model does not say what is to be done, or has used as many tools as it may.
+            PlanningFailed: the model gave no usable reply, or has used as many tools as it may.
             LLMError: the model cannot be asked.
-            BudgetExceeded: asking it does not fit what is left of the budget.
+            BudgetExceeded: the call does not fit the remaining budget.
         """
-        session, accepted = self._session, planning_metadata(task).get("accept")
+        session, accepted = self._session, PlanningTask.of(task).accept
         state = session.state
-        output = state.outputs.get(str(accepted or task.id))
+        output = state.outputs.get(accepted or task.id)
         if output is None:
             output = await self._request_step(task)
         if task.id not in state.outputs:
@@ -366,88 +335,75 @@ class ToolLoop:
         return output
 
     async def _request_step(self, task: Task) -> JsonObject:
-        """What the model wants to be done next."""
-        session = self._session
-        most, used = session.settings.max_subtasks, len(self._action_entries())
-        if used >= most:
-            reason = f"the limit of {most} uses of tools (planning.max_subtasks) is reached"
+        session, limit = self._session, self._session.settings.max_subtasks
+        if len(self._action_entries()) >= limit:
+            reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
             session.record_intervention(reason)
             raise PlanningFailed(reason)
 
-        def read(text: str) -> StepReply:
+        def parse(text: str) -> StepReply:
             reply = parse_reply(text, StepReply)
-            problems = self._call_problems(reply.function_call) if reply.function_call is not None else ()
-            if problems:
-                raise LLMResponseInvalid("; ".join(problems))
             if reply.function_call is not None:
+                if problems := self._call_problems(reply.function_call):
+                    raise LLMResponseInvalid("; ".join(problems))
                 session.refuse_secrets({"the arguments": reply.function_call.arguments})
             return reply
 
-        reply = await session.ask("step", session.prompt_data(task), StepReply, read, repairs=MAX_REPAIRS)
+        reply = await session.ask("step", session.prompt_data(task), StepReply, parse)
         return reply.model_dump(mode="json", exclude_none=True)
 
-    def _call_problems(self, call: FunctionCall) -> Sequence[str]:
-        """What is in the way of a use of a tool."""
+    def _call_problems(self, call: FunctionCall) -> list[str]:
         session = self._session
         spec = session.current_tools().get(call.name)
         if spec is None:
             return [f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"]
         if not spec.available:
             return [f"the tool {call.name!r} is not available now"]
-        if lacking := missing_arguments(spec, call.arguments):
-            return [f"the arguments {list(lacking)} of {call.name!r} are missing"]
+        if missing := missing_arguments(spec, call.arguments):
+            return [f"the arguments {list(missing)} of {call.name!r} are missing"]
         limits = session.manager.limits
-        same = [entry for entry in self._action_entries() if _function_call_from(entry.task) == call]
+        same = [entry for entry in self._action_entries() if _function_call(entry.task) == call]
         if limits.loop_detection and sum(entry.failure is not None for entry in same) >= limits.same_trigger:
             return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
-        if call in self._rejected_calls():
+        state = session.state
+        declined = [held.task for held in state.held.values() if held.why == "dangerous" and held.verdict == "reject"]
+        outputs = [state.outputs[step] for step in declined if step in state.outputs]
+        if any(StepReply.model_validate(output, strict=False).function_call == call for output in outputs):
             return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
         return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)
 
     def _action_entries(self) -> list[TaskEntry]:
         return [entry for entry in self._session.run.live if is_action(entry.task)]
 
-    def _rejected_calls(self) -> list[FunctionCall | None]:
-        state = self._session.state
-        held = [one.task for one in state.held.values() if one.why == "dangerous" and one.verdict == "reject"]
-        outputs = [state.outputs[task] for task in held if task in state.outputs]
-        return [StepReply.model_validate(output, strict=False).function_call for output in outputs]
-
     def _add_action(self, task: Task, reply: StepReply, call: FunctionCall, *, accepted: bool) -> None:
-        """Put a use of a tool into the live plan, and behind it the next step."""
+        """Add the use of a tool and the next step to the live plan, unless that was done before an interruption."""
         session, live = self._session, self._session.run.live
-        if any(planning_metadata(entry.task).get("by") == task.id for entry in live):
-            return  # it was, before the run was interrupted
-        spec, name = session.tools[call.name], TaskId(f"call-{len(self._action_entries()) + 1}")
+        if any(PlanningTask.of(entry.task).by == task.id for entry in live):
+            return
+        spec, base = session.tools[call.name], TaskId(f"call-{len(self._action_entries()) + 1}")
         if spec.dangerous and not accepted:
-            text = f"the model wants to use a tool that may do harm: {describe_tool_use(call.name, call.arguments)}; let it?"
-            session.hold(task.id, "dangerous", text, target=None, considered=None)
-        said: JsonObject = {"by": task.id, "tool": call.name, "arguments": call.arguments}
+            _require_approval(session, task, call.name, call.arguments)
         action = Task(
-            id=PlanView(live).unused_id(name) if name in live else name,
+            id=PlanView(live).unused_id(base) if base in live else base,
             goal=reply.comment or None,
             depends_on=(task.id,),
             timeout=spec.timeout,
             resources=spec.resources,
-            metadata={"planning": said},
+            metadata=PlanningTask(by=task.id, tool=call.name, arguments=call.arguments).to_metadata(),
         )
         step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id])
         session.run.apply([AddTask(task=action), AddTask(task=step)], reason=reply.comment or f"{call.name} is used")
 
     def _finish(self, task: Task, output: JsonObject, summary: Summary, *, accepted: bool) -> None:
-        """The model says that it is done; where the goal was not achieved, a person must know."""
+        """End the run; if the goal was not achieved, a person must accept that."""
         session = self._session
-        said: JsonObject = {**output, "phase": "completion"}
-        if accepted or summary.goal_achieved:
-            session.note("completion", {**said, "status": "accepted" if accepted else "success"})
-            return
-        reason = f"the goal was not achieved: {output.get('comment') or 'the model says no more'}"
-        session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
+        if not (accepted or summary.goal_achieved):
+            reason = f"the goal was not achieved: {output.get('comment') or 'the model says no more'}"
+            session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
+        status = "accepted" if accepted else "success"
+        session.note("completion", {**output, "phase": "completion", "status": status})
 
 
-def _function_call_from(task: Task) -> FunctionCall | None:
-    said: dict[str, JsonValue] = {
-        "name": planning_metadata(task).get("tool"),
-        "arguments": planning_metadata(task).get("arguments"),
-    }
-    return FunctionCall.model_validate(said, strict=False)
+def _function_call(task: Task) -> FunctionCall:
+    notes = PlanningTask.of(task)
+    return FunctionCall(name=notes.tool, arguments=notes.arguments or {})

@@ -55,7 +55,7 @@ from replanning.planning.decisions import Phase
 from replanning.planning.manager import DecisionRecord, ReplanNote
 from replanning.planning.request import request_of
 from replanning.planning.state import PlanningState, PlanVersion
-from replanning.planning.steps import is_action, phase_of, planning_metadata
+from replanning.planning.tasks import PlanningTask, is_action, phase_of, tool_name
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
@@ -237,7 +237,7 @@ class HistoryLineBuilder:
             "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
             "task_id": self._state.name_of(live.entry(body.task).root),
             "attempt": body.attempt,
-            "tool": task.tool or planning_metadata(task).get("tool"),
+            "tool": tool_name(task) or None,
             "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
             "seconds": at - self._started_at.pop(body.attempt, at),
         }
@@ -276,7 +276,7 @@ def _is_planning_change(change: PlanChange) -> bool:
     """Return whether a change adds phases or planned actions, which other lines cover."""
     match change:
         case AddTask(task=task):
-            return phase_of(task) is not None or "by" in planning_metadata(task)
+            return phase_of(task) is not None or bool(PlanningTask.of(task).by)
         case ReplaceTask(tasks=tasks):
             return all(phase_of(task) is not None for task in tasks)
     return False
@@ -286,14 +286,12 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
     """Return the current plan, phases included."""
     tasks: list[JsonValue] = []
     for task in live.document().tasks:
-        state, optional = (
-            live.entry(task.id).state.value,
-            {
-                "goal": task.goal,
-                "tool": task.tool or planning_metadata(task).get("tool"),
-            },
-        )
-        fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
+        optional = {"goal": task.goal, "tool": tool_name(task)}
+        fields: JsonObject = {
+            "id": task.id,
+            "state": live.entry(task.id).state.value,
+            "depends_on": list(task.depends_on),
+        }
         tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
     return {"revision": live.revision, "tasks": tasks}
 

@@ -14,10 +14,10 @@ from typing import Final
 from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
-from replanning.planning.action_plan import tool_parameters
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS, REPLAN_TARGETS, Phase, ReplanType
 from replanning.planning.limits import ReplanCause, is_within_limits
 from replanning.planning.manager import DecisionRecord, DecisionRequest
+from replanning.planning.tasks import tool_parameters
 from replanning.settings import PlanningSettings
 
 

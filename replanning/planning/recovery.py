@@ -1,9 +1,10 @@
-"""What becomes of tasks of planning mode that failed, and of what people say, as alternatives for the engine."""
+"""Recovery in planning mode: alternatives for failed tasks, tool outages and feedback, and escalation of failed replans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from replanning.changes import AbortRun, AddTask, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
@@ -11,47 +12,54 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
 from replanning.journal.triggers import HumanRequest, Trigger
-from replanning.live.entries import TaskEntry
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
-from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.actions import reflect, reflection_from_decision
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
 from replanning.planning.limits import ReplanCause, exhausted_lineage
-from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration, DecisionRecord
+from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
 from replanning.planning.outputs import ActionPlan
-from replanning.planning.phases import describe_actions
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
 from replanning.planning.state import HoldReason, TaskHold, action_data
-from replanning.planning.steps import (
+from replanning.planning.tasks import (
     PLANNING_PHASES,
+    PlanningTask,
     accepting_task,
+    describe_actions,
     human_task,
     is_action,
     pending_reflection,
     phase_of,
-    planning_metadata,
+    phase_task,
     repeat_phases,
-    repeat_step,
-    round_metadata,
+    tool_name,
 )
 from replanning.settings import Settings
 
-_RULED_CONFIDENCE: Final = 0.9
-"""What is proposed has been ruled on already; the engine need not weigh it again."""
+_CONFIDENCE: Final = 0.9
+"""Confidence of alternatives that planning mode has ruled on; the engine need not weigh them again."""
 
 MAX_ATTEMPTS: Final = 10
-"""How often a task is begun whose model cannot be asked, however often a person wants it."""
+"""Maximum attempts of a task while the model cannot be asked, even if a person wants more."""
 
 _UNAVAILABLE_ERROR_NAMES: Final = tuple(error.__name__ for error in MODEL_UNAVAILABLE_ERRORS)
 
 
+def _alternative(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
+    return Alternative(changes=tuple(changes), reason=reason, confidence=_CONFIDENCE, ask=ask)
+
+
+def _replace(task: Task | TaskView, *tasks: Task) -> list[PlanChange]:
+    return [ReplaceTask(task_id=task.id, tasks=tasks)]
+
+
 class PhaseRecovery:
-    """The way on for phases of a run.
+    """Recovery of phases that failed or wait for a person.
 
     Args:
-        session: the run.
+        session: the session.
     """
 
     def __init__(self, session: PlanningSession) -> None:
@@ -61,364 +69,333 @@ class PhaseRecovery:
         return f"<PhaseRecovery of {self._session.run!r}>"
 
     def recover(self, task: TaskView, *, goal_unreachable: bool) -> Alternative | None:
-        """A phase that waits for a person, or has come to nothing.
+        """Return the alternative for a phase.
 
         Args:
             task: the phase.
-            stuck: whether that is looked at because nothing goes on without it.
+            goal_unreachable: whether the run is stuck without it.
         """
-        held = self._session.state.held.get(task.id)
-        if (once_more := self._offer_retry(task, held)) is not None:
-            return once_more
+        session, held = self._session, self._session.state.held.get(task.id)
+        if (retry := self._offer_retry(task, held)) is not None:
+            return retry
         if held is None:
             reason = task.failure.message if task.failure is not None else "it failed"
-            if self._session.state.completion is None:  # else it says already how the run ends
-                self._session.record_intervention(f"{task.id} came to nothing: {reason}")
-            return make_alternative([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} came to nothing")
-        if held.verdict in ("", "withdrawn") and goal_unreachable and planning_metadata(task.task).get("asks"):
-            return self._repeat_question(task.task)
-        if held.verdict in ("", "withdrawn"):  # in the latter case, what it was about has changed, and is asked anew
-            return make_alternative(
-                self._approved_changes(task.task, held), held.text, ask=self._question_text(task, held)
-            )
-        return self._declined_alternative(task.task, held)
-
-    def _question_text(self, task: TaskView, held: TaskHold) -> str:
-        """What a person is asked; about a plan with something dangerous, with all that they would agree to."""
-        output, tools = self._session.state.outputs.get(task.id, {}), self._session.tools
-        if held.why != "dangerous" or "action_plan" not in output:
-            return held.text
-        plan = ActionPlan.model_validate(output["action_plan"], strict=False)
-        return f"{held.text}\n{describe_actions(plan, {name for name, tool in tools.items() if tool.dangerous})}"
-
-    def _repeat_question(self, task: Task) -> Alternative:
-        """A question that was passed by for another, as a new one: what is declined when nothing goes on is the end."""
-        session = self._session
-        one = human_task(session.run.live, str(planning_metadata(task).get("asks")), said=round_metadata(task))
-        session.record_consideration(one.id, session.state.judged[task.id])
-        return make_alternative([ReplaceTask(task_id=task.id, tasks=(one,))], "a person is asked how to go on")
+            if session.state.completion is None:
+                session.record_intervention(f"{task.id} failed: {reason}")
+            return _alternative([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} failed")
+        if held.verdict not in ("", "withdrawn"):
+            return self._declined_alternative(task.task, held)
+        notes = PlanningTask.of(task.task)
+        if goal_unreachable and notes.asks:  # declining the first question now would end the run: ask it anew
+            new = human_task(session.run.live, notes=notes.in_round().model_copy(update={"asks": notes.asks}))
+            session.record_consideration(new.id, session.state.judged[task.id])
+            return _alternative(_replace(task, new), "a person is asked how to go on")
+        question = held.text  # if the question was withdrawn, its subject has changed
+        output = session.state.outputs.get(task.id, {})
+        if held.why == "dangerous" and "action_plan" in output:
+            plan = ActionPlan.model_validate(output["action_plan"], strict=False)
+            dangerous = {name for name, tool in session.tools.items() if tool.dangerous}
+            question = f"{question}\n{describe_actions(plan, dangerous)}"
+        return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
 
     def _offer_retry(self, task: TaskView, held: TaskHold | None) -> Alternative | None:
-        """The same again, once a person says so, where the model could not be asked: what was planned so far is kept."""
+        """Offer a retry of a phase whose model could not be asked, once a person agrees; its plan so far is kept."""
         failure = task.failure
         if failure is None or failure.type not in _UNAVAILABLE_ERROR_NAMES or task.attempts >= MAX_ATTEMPTS:
             return None
         if held is not None and (held.why != "intervention" or held.verdict == "reject"):
             return None
-        again = f"once the model can be asked: try {task.id!r} again?"
+        question = f"once the model can be asked: try {task.id!r} again?"
         if held is None or held.verdict:
             with suppress(PlanningHeld):
-                text = f"{failure.message}; {again}"
-                self._session.hold(task.id, "intervention", text, target=None, considered=None)
-        return make_alternative([RetryTask(task_id=task.id)], again, ask=again)
+                self._session.hold(task.id, "intervention", f"{failure.message}; {question}")
+        return _alternative([RetryTask(task_id=task.id)], question, ask=question)
 
-    def _approved_changes(self, task: Task, held: TaskHold, **more: bool) -> list[PlanChange]:
-        """What is done when a person agrees."""
-        live = self._session.run.live
-        if held.target is None and planning_metadata(task).get("asks"):
-            return [SkipTask(task_id=task.id, reason="it is assumed" if more.get("assumed") else "it is answered")]
-        if held.target is None:
-            return [ReplaceTask(task_id=task.id, tasks=(accepting_task(live, task),))]
-        agreed = held.considered is not None and not (held.is_replan_approval and more)
-        replan: JsonObject = {"replan": held.considered.replan_id} if held.considered and agreed else {}
-        said: JsonObject = {"reason": held.text, "after": task.id, **replan, **more}
-        phase = phase_of(task)
-        if phase is Phase.REFLECTION:
-            return self._reflection_changes(task, held, said)
-        last = phase if phase is not None else Phase.ACTION_SEQUENCE
-        told: JsonObject = {**said, **round_metadata(task)}
-        return [ReplaceTask(task_id=task.id, tasks=repeat_phases(live, held.target, last, said=told, agreed=task.id))]
-
-    def _reflection_changes(self, task: Task, held: TaskHold, said: JsonObject) -> list[PlanChange]:
-        """The same for a reflection: the plan is revised, or it is looked at once more."""
-        live, target = self._session.run.live, held.target
-        once_more = accepting_task(live, task)
-        metadata: JsonObject = {"planning": {"phase": Phase.REFLECTION.value, **said}}
-        tasks = () if target in (None, Phase.REFLECTION) else repeat_phases(live, target, said=said, agreed=task.id)
-        waits = tuple(one.id for one in tasks[-1:])
-        once_more = once_more.model_copy(update={"metadata": metadata, "depends_on": waits})
-        return [ReplaceTask(task_id=task.id, tasks=(*tasks, once_more))]
+    def _approved_changes(self, task: Task, held: TaskHold, *, assumed: str = "") -> list[PlanChange]:
+        """Return the changes that follow approval, or that are assumed because no answer came."""
+        live, notes, target = self._session.run.live, PlanningTask.of(task), held.target
+        if assumed and held.is_replan_approval:  # a replan that needs approval is not assumed
+            target = None if notes.asks or held.considered is None else held.considered.phase
+        if target is None and notes.asks:
+            return [SkipTask(task_id=task.id, reason="it is assumed" if assumed else "it is answered")]
+        if target is None:
+            return _replace(task, accepting_task(live, task))
+        replan = held.considered is not None and not (held.is_replan_approval and assumed)
+        update = {
+            "reason": held.text,
+            "after": task.id,
+            "assumed": assumed,
+            "replan": held.considered.replan_id if held.considered is not None and replan else "",
+        }
+        if notes.phase is Phase.REFLECTION:  # the plan is revised before another reflection, if need be
+            fresh = PlanningTask.model_validate(update)
+            revised = (
+                repeat_phases(live, target, notes=fresh, approved_by=task.id) if target is not Phase.REFLECTION else ()
+            )
+            again = phase_task(Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh)
+            return _replace(task, *revised, again)
+        last = notes.phase or Phase.ACTION_SEQUENCE
+        repeated = notes.in_round().model_copy(update=update)
+        return _replace(task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id))
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
-        """A person did not agree, or nobody answered in time."""
-        if assume_answers(self._session, held):
+        """Return the alternative after a person declined, or did not answer in time; None ends the run."""
+        live = self._session.run.live
+        if _assume_answers(self._session, held):
             assumed = "; ".join(held.effective_assumptions)
-            instead = self._approved_changes(task, _without_approval(task, held), assumed=True)
-            return make_alternative(instead, f"nobody answered; it is assumed: {assumed}")
+            changes = self._approved_changes(task, held, assumed=assumed)
+            return _alternative(changes, f"there is no answer; it is assumed: {assumed}")
         if held.why == "dangerous" and self._session.tool_loop_only:
-            step = repeat_step(self._session.run.live, task, said={"reason": f"a person has declined: {held.text}"})
-            return make_alternative([ReplaceTask(task_id=task.id, tasks=(step,))], "the model is told that it may not")
-        if held.why == "approval" and planning_metadata(task).get("asks"):
+            notes = PlanningTask(reason=f"a person has declined: {held.text}")
+            step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
+            return _alternative(_replace(task, step), "the model learns that the tool may not be used")
+        if held.why == "approval" and PlanningTask.of(task).asks:
             reason = "the replan was declined: the plan stays as it is"
-            return make_alternative([SkipTask(task_id=task.id, reason=reason)], reason)
+            return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
-            changes: list[PlanChange] = [
-                ReplaceTask(task_id=task.id, tasks=(accepting_task(self._session.run.live, task),))
-            ]
-            return make_alternative(changes, "the replan was declined: what there is counts")
-        record_declined(self._session, task.id, held)
+            changes = _replace(task, accepting_task(live, task))
+            return _alternative(changes, "the replan was declined: what there is counts")
+        _record_declined(self._session, task.id, held)
         return None
 
 
-def _without_approval(task: Task, held: TaskHold) -> TaskHold:
-    """What is done where nobody answers: what is unclear is assumed, but no replan is done for which it takes a person."""
-    if held.considered is None or not held.is_replan_approval:
-        return held
-    return held.model_copy(update={"target": None if planning_metadata(task).get("asks") else held.considered.phase})
-
-
-def assume_answers(session: PlanningSession, held: TaskHold) -> bool:
-    """Put on record what is assumed where nobody has answered; whether anything is."""
+def _assume_answers(session: PlanningSession, held: TaskHold) -> bool:
+    """Journal the assumptions in place of an answer, if settings allow them; return whether they do."""
     goal = session.settings.replanning.goal_understanding
     if held.why != "clarification" or not goal.auto_assume_on_no_response:
         return False
-    session.record_assumptions(
-        [*held.effective_assumptions, *(f"nobody answered: {question}" for question in held.questions)], held.questions
-    )
+    unanswered = [f"there is no answer: {question}" for question in held.questions]
+    session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
     return True
 
 
-def record_declined(session: PlanningSession, task: TaskId, held: TaskHold) -> None:
-    """Put on record that it ends here, unless that was said when the person was asked."""
+def _record_declined(session: PlanningSession, task: TaskId, held: TaskHold) -> None:
     if session.state.completion is None:
         session.record_intervention(f"{task} cannot go on: a person has declined ({held.text})")
 
 
-def make_alternative(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
-    """What is decided, for the engine."""
-    return Alternative(changes=tuple(changes), reason=reason, confidence=_RULED_CONFIDENCE, ask=ask)
-
-
 class ActionRecovery:
-    """The way on for actions of a run.
+    """Recovery of actions that failed or whose tool is down.
 
     Args:
-        session: the run.
-        request: what the engine asks.
+        session: the session.
+        request: the request of the engine.
     """
 
     def __init__(self, session: PlanningSession, request: ReplanRequest) -> None:
         self._session, self._request = session, request
-        self._goal_unreachable = is_goal_unreachable(request)
+        self._goal_unreachable = _is_goal_unreachable(request)
 
     def __repr__(self) -> str:
         return f"<ActionRecovery of {self._session.run!r}>"
 
     async def recover(self, task: TaskView) -> Alternative | None:
-        """An action that failed: its fallback, else what the model decides."""
+        """Return the alternative for a failed action: its fallback, or the decision of the model."""
         session = self._session
         if session.tool_loop_only:
-            reason = f"{task.id} failed; the model is told, and decides what is done next"
-            return make_alternative([SkipTask(task_id=task.id, reason=reason)], reason)
+            reason = f"{task.id} failed; the model decides what is done next"
+            return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and self._goal_unreachable:
             return self._recover_declined(task, held)
         if held is not None and held.why == "dangerous" and not held.verdict:
-            return make_alternative([RetryTask(task_id=task.id)], held.text, ask=held.text)
+            return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text)
         subject = TaskId(f"{task.id}#{task.attempts}")
         if task.task.fallbacks:
             if (considered := session.state.judged.get(subject)) is not None:
                 session.manager.record_skipped(considered)
-            return make_alternative([self._fallback_change(task)], f"the declared fallback of {task.id}")
+            return _alternative([self._fallback_change(task)], f"the declared fallback of {task.id}")
         if self._goal_unreachable and (task.state is TaskState.BLOCKED or subject in session.state.judged):
             return None
-        given, cause = self._prompt_data(task, task.failure.message if task.failure is not None else "it failed")
-        considered = await session.consider_replan(subject, Phase.EXECUTION, given, cause)
-        return await self._follow_decision(task, considered, given)
-
-    def _prompt_data(self, task: TaskView, error: str) -> tuple[JsonObject, ReplanCause]:
-        """What the model is told of an action and of what went wrong with it, and what is decided about."""
-        name = self._session.state.name_of(task.root)
-        action = action_data(self._session.state, task.task, name, f"{task.id}#{task.attempts}")
-        given: JsonObject = {**self._session.prompt_data(task.task), "action": action, "errors": error}
-        return given, ReplanCause(error, action=name, lineage=self._session.state.lineage_of(task.root))
-
-    async def _reflect(self, task: TaskView, considered: Consideration, given: JsonObject) -> Alternative:
-        """Where the decision about a failure does not help, the model looks back, and may have the plan revised."""
-        session = self._session
-        settings = session.settings.reflection
-        reason = f"{task.id} failed, and nothing was decided that helps: {considered.ruling.reason}"
-        asks = settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
-        if (
-            not asks or considered.ruling.needs_escalation or considered.instead_of is not None
-        ):  # it was asked for another way
-            return self._escalate(task, reason)
-        subject, cause = f"{task.id}#{task.attempts}", considered.cause
-        looked = await reflect(session, subject, cause.action or task.id, given)
-        if looked is None or not looked.plan_revision_needed:
-            return self._escalate(task, reason)
-        revising = await session.consider_replan(
-            TaskId(f"{subject}~{Phase.REFLECTION}"), Phase.REFLECTION, given, cause
-        )
-        return await self._follow_decision(task, revising, given) or self._escalate(task, reason)
-
-    def _record_reflection(self, task: TaskView, considered: Consideration) -> None:
-        """Put what was decided about a failure on record as the reflection on it: the model need not say it twice."""
-        session, decision, name = self._session, considered.decision, considered.cause.action or task.id
-        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
-        known = any(one.get("task") == subject for one in session.state.reflections)
-        if settings.enabled and settings.trigger_on_error and decision is not None and not known:
-            session.note("reflection", {"task": subject, "action": name, **reflection_from_decision(name, decision)})
+        data, cause = self._prompt_data(task, task.failure.message if task.failure is not None else "it failed")
+        considered = await session.consider_replan(subject, Phase.EXECUTION, data, cause)
+        return await self._follow_decision(task, considered, data)
 
     async def recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
-        """An action that waits for a tool that is down: its fallback, else what the model decides; None is to wait."""
+        """Return the alternative for an action whose tool is down: its fallback, or the model's decision; None to wait."""
         session, tool = self._session, task.task.tool or ""
         reason = session.execution_status.unavailable_tools.get(tool, "")
         error = f"{task.id} needs the tool {tool!r}, which is not available{f': {reason}' if reason else ''}"
         if self._goal_unreachable:  # the model was asked when it went down
             return self._escalate(task, error)
         if task.task.fallbacks:
-            return make_alternative([self._fallback_change(task)], f"the declared fallback of {task.id}: {error}")
-        given, cause = self._prompt_data(task, error)
-        considered = await session.manager.consider(Phase.EXECUTION, given, cause)
+            return _alternative([self._fallback_change(task)], f"the declared fallback of {task.id}: {error}")
+        data, cause = self._prompt_data(task, error)
+        considered = await session.manager.consider(Phase.EXECUTION, data, cause)
         decision, ruling = considered.decision, considered.ruling
         waits = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
         follows = ruling.is_executable or ruling.kind == "ask"
         if not ruling.questions and (waits or not follows):
-            if follows:  # to try again is to wait
+            if follows:  # a retry is to wait
                 session.manager.record_decision(considered, executed=False)
             return None
-        return await self._follow_decision(task, considered, given)
+        return await self._follow_decision(task, considered, data)
 
-    def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
-        if not assume_answers(self._session, held):
-            record_declined(self._session, task.id, held)
-            return None
-        if held.target is not None and not held.is_replan_approval:
-            return make_alternative(self._replan_changes(task, held.target, held.text, "assumed"), "nobody answered")
-        # Not the change that was asked about: nobody has agreed to that one.
-        said: JsonObject = {**planning_metadata(task.task), "assumed": held.text}
-        changed: dict[str, object] = {"id": self._request.view.unused_id(task.id), "depends_on": ()}
-        once_more = task.task.model_copy(update={**changed, "metadata": {**task.task.metadata, "planning": said}})
-        return make_alternative([ReplaceTask(task_id=task.id, tasks=(once_more,))], "nobody answered")
+    def _prompt_data(self, task: TaskView, error: str) -> tuple[JsonObject, ReplanCause]:
+        """Return the prompt variables of a failed action, and the cause for its decision."""
+        name = self._session.state.name_of(task.root)
+        action = action_data(self._session.state, task.task, name, f"{task.id}#{task.attempts}")
+        data: JsonObject = {**self._session.prompt_data(task.task), "action": action, "errors": error}
+        return data, ReplanCause(error, action=name, lineage=self._session.state.lineage_of(task.root))
 
-    def _fallback_change(self, task: TaskView) -> PlanChange:
-        first, *rest = task.task.fallbacks
-        own = {
-            key: value
-            for key, value in planning_metadata(task.task).items()
-            if key not in ("tool", "arguments", "missing")
-        }
-        fields: JsonObject = first.model_dump(mode="json", exclude_defaults=True)
-        said = {**own, **planning_metadata(Task.model_validate({**fields, "id": task.id})), "fallback_of": task.id}
-        handed_on: JsonObject = {"acceptance": [*task.task.acceptance], "priority": task.task.priority}
-        left: list[JsonValue] = [one.model_dump(mode="json", exclude_defaults=True) for one in rest]
-        new = self._request.view.unused_id(task.id)
-        fields = {**handed_on, **fields, "id": new, "fallbacks": left, "metadata": {"planning": said}}
-        one = Task.model_validate(fields)
-        return ReplaceTask(task_id=task.id, tasks=(one,))
-
-    async def _follow_decision(
-        self, task: TaskView, considered: Consideration, given: JsonObject
-    ) -> Alternative | None:
+    async def _follow_decision(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
         follows = ruling.is_executable or ruling.kind == "ask"
-        if considered.model_unavailable and (once_more := self._offer_retry(task, considered)) is not None:
-            return once_more
+        if considered.model_unavailable and (retry := self._offer_retry(task, considered)) is not None:
+            return retry
         if not ruling.questions and (decision is None or not follows):
-            return await self._reflect(task, considered, given)
+            return await self._reflect(task, considered, data)
         self._record_reflection(task, considered)
         reason = ruling.reason if decision is None else replan_reason(decision)
-        target = None if decision is None or not follows else decision.target_phase
-        retries = decision is not None and decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
+        retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
+        target = decision.target_phase if decision is not None and follows and not retries else None
         asks = bool(ruling.questions) or ruling.kind == "ask"
-        changes = self._replan_changes(task, None if retries else target, reason, considered.replan_id, asks=asks)
-        way = make_alternative(changes, reason)
+        changes = self._replan_changes(task, target, reason, replan=considered.replan_id, asks=asks)
+        alternative = _alternative(changes, reason)
         if asks:
-            return self._ask_approval(task, considered, way, None if retries else target)
-        record = await record_engine_replan(session, self._request, considered, way)
-        if record.result == "success":
-            return way
-        why = record.error or record.reason  # in the latter case a limit was reached meanwhile
-        other = await session.manager.escalate(considered, given, why)
+            text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); do it?"
+            why: HoldReason = "clarification" if ruling.questions else "approval"
+            return self._ask_person(task, alternative, why, text, considered=considered, target=target)
+        problem = await _record_engine_replan(session, self._request, considered, alternative)
+        if not problem:
+            return alternative
+        other = await session.manager.escalate(considered, data, problem)
         if other is not None and (other.ruling.is_executable or other.ruling.kind == "ask" or other.ruling.questions):
-            return await self._follow_decision(task, other, given)
-        return self._escalate(task, f"the replan failed: {why}")
+            return await self._follow_decision(task, other, data)
+        return self._escalate(task, f"the replan failed: {problem}")
 
     def _offer_retry(self, task: TaskView, considered: Consideration) -> Alternative | None:
-        """The same again, once a person says so, where the model could not be asked; unless settings say what is done."""
-        session = self._session
-        if session.config.escalation.on_no_alternative not in (None, "wait") or task.attempts >= MAX_ATTEMPTS:
+        """Offer a retry of an action about which the model could not be asked, unless settings name another way."""
+        on_no_alternative = self._session.config.escalation.on_no_alternative
+        if on_no_alternative not in (None, "wait") or task.attempts >= MAX_ATTEMPTS:
             return None
-        way = make_alternative([RetryTask(task_id=task.id)], f"once the model can be asked: try {task.id!r} again?")
-        risk = self._risk(task, way)
-        text = "\n".join(filter(None, [f"{considered.problem}; {way.reason}", risk]))
-        try:
-            session.hold(task.id, "intervention", text, target=None, considered=None, risk=risk)
-        except PlanningHeld:
-            return way.model_copy(update={"ask": text})
+        question = f"once the model can be asked: try {task.id!r} again?"
+        alternative = _alternative([RetryTask(task_id=task.id)], question)
+        return self._ask_person(task, alternative, "intervention", f"{considered.problem}; {question}")
 
-    def _ask_approval(
-        self, task: TaskView, considered: Consideration, way: Alternative, target: Phase | None
+    def _ask_person(
+        self,
+        task: TaskView,
+        alternative: Alternative,
+        why: HoldReason,
+        text: str,
+        *,
+        considered: Consideration | None = None,
+        target: Phase | None = None,
     ) -> Alternative:
-        """The same after a person has agreed, or has answered what is unclear."""
-        questions = considered.ruling.questions
-        text, risk = "\n".join(questions) or f"{way.reason} ({considered.ruling.reason}); do it?", self._risk(task, way)
-        text = f"{text}\n{risk}" if risk else text
-        try:
-            why: HoldReason = "clarification" if questions else "approval"
-            self._session.hold(task.id, why, text, target=target, considered=considered, risk=risk)
-        except PlanningHeld:
-            return way.model_copy(update={"ask": text})
-
-    def _risk(self, task: TaskView, way: Alternative) -> str:
-        """What may do harm where a failed action is followed up so; empty where nothing may."""
-        cut_off = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
-        if cut_off and not task.task.idempotent:
-            return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
-        tool = str(planning_metadata(task.task).get("tool", task.task.tool))
+        """Hold the task, and return the alternative with the question that a person must answer before it is applied."""
+        tool = tool_name(task.task)
         spec = self._session.tools.get(tool)
-        again = any(change.kind == "retry" for change in way.changes)
-        return f"it uses {tool!r} again, which may do harm" if again and spec is not None and spec.dangerous else ""
+        retries = any(change.kind == "retry" for change in alternative.changes)
+        risk = f"it uses {tool!r} again, which may do harm" if retries and spec is not None and spec.dangerous else ""
+        if task.failure is not None and task.failure.kind in ("timeout", "interrupted") and not task.task.idempotent:
+            risk = f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
+        text = f"{text}\n{risk}" if risk else text
+        with suppress(PlanningHeld):
+            self._session.hold(task.id, why, text, target=target, considered=considered, risk=risk)
+        return alternative.model_copy(update={"ask": text})
+
+    async def _reflect(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
+        """Have the model reflect on a failure without a usable decision, which may revise the plan."""
+        session, settings = self._session, self._session.settings.reflection
+        reason = f"{task.id} failed, and no decision helps: {considered.ruling.reason}"
+        reflects = settings.enabled and settings.trigger_on_error and considered.phase is Phase.EXECUTION
+        escalated = considered.ruling.needs_escalation or considered.instead_of is not None
+        if not reflects or escalated:  # in the latter case, the model was asked for another way already
+            return self._escalate(task, reason)
+        subject, cause = f"{task.id}#{task.attempts}", considered.cause
+        reflection = await reflect(session, subject, cause.action or task.id, data)
+        if reflection is None or not reflection.plan_revision_needed:
+            return self._escalate(task, reason)
+        revision = await session.consider_replan(TaskId(f"{subject}~{Phase.REFLECTION}"), Phase.REFLECTION, data, cause)
+        return await self._follow_decision(task, revision, data) or self._escalate(task, reason)
+
+    def _record_reflection(self, task: TaskView, considered: Consideration) -> None:
+        """Journal the decision about a failure as the reflection on it, so that the model need not repeat it."""
+        session, decision, name = self._session, considered.decision, considered.cause.action or task.id
+        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
+        reflected = any(one.get("task") == subject for one in session.state.reflections)
+        if settings.enabled and settings.trigger_on_error and decision is not None and not reflected:
+            session.note("reflection", {"task": subject, "action": name, **reflection_from_decision(name, decision)})
+
+    def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
+        if not _assume_answers(self._session, held):
+            _record_declined(self._session, task.id, held)
+            return None
+        if held.target is not None and not held.is_replan_approval:
+            changes = self._replan_changes(task, held.target, held.text, replan="assumed")
+            return _alternative(changes, "there is no answer")
+        # Not the change that the question was about, because that one was not approved.
+        notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
+        changed: dict[str, object] = {
+            "id": self._request.view.unused_id(task.id),
+            "depends_on": (),
+            "metadata": {**task.task.metadata, **notes.to_metadata()},
+        }
+        return _alternative(_replace(task, task.task.model_copy(update=changed)), "there is no answer")
+
+    def _fallback_change(self, task: TaskView) -> PlanChange:
+        """Replace an action by its first fallback, which inherits the others."""
+        first, *rest = task.task.fallbacks
+        own = PlanningTask.of(task.task).model_dump(exclude_defaults=True, exclude={"tool", "arguments", "missing"})
+        fallback = PlanningTask.of(first).model_dump(exclude_defaults=True)
+        notes = PlanningTask.model_validate({**own, **fallback, "fallback_of": task.id})
+        fields = {
+            "acceptance": task.task.acceptance,
+            "priority": task.task.priority,
+            **first.model_dump(exclude_defaults=True),
+            "id": self._request.view.unused_id(task.id),
+            "fallbacks": tuple(rest),
+            "metadata": notes.to_metadata(),
+        }
+        return ReplaceTask(task_id=task.id, tasks=(Task.model_validate(fields),))
 
     def _replan_changes(
-        self, task: TaskView, target: Phase | None, reason: str, replan: str, *, asks: bool = False
+        self, task: TaskView, target: Phase | None, reason: str, *, replan: str, asks: bool = False
     ) -> list[PlanChange]:
-        """What is done instead of a failed action: the same again, or the phases from a target on."""
+        """Return the changes that follow a failed action: a retry, or the phases from a target on."""
         if target is None:
             return [RetryTask(task_id=task.id)]
         lineage = self._session.state.lineage_of(task.root)
-        said: JsonObject = {"reason": reason, "replan": replan, "after": task.id, "lineage": lineage}
-        agreed = task.id if asks else None
-        return [
-            ReplaceTask(task_id=task.id, tasks=repeat_phases(self._session.run.live, target, said=said, agreed=agreed))
-        ]
+        notes = PlanningTask(reason=reason, replan=replan, after=task.id, lineage=lineage)
+        live, approved_by = self._session.run.live, task.id if asks else None
+        return _replace(task, *repeat_phases(live, target, notes=notes, approved_by=approved_by))
 
     def _escalate(self, task: TaskView, reason: str) -> Alternative:
-        """What is done where no way on was found; a failed action is never passed over in silence."""
-        leave = SkipTask(task_id=task.id, reason=reason)
+        """Return the alternative where there is no other way; a failed action is never skipped silently."""
+        skip = SkipTask(task_id=task.id, reason=reason)
         try:
             self._session.escalate(task.id, reason)
         except PlanningHeld:
-            return make_alternative([leave], reason, ask=f"{reason}; go on without it?")
+            return _alternative([skip], reason, ask=f"{reason}; go on without it?")
         except PlanningFailed:
-            return make_alternative([AbortRun(reason=reason)], reason)
-        return make_alternative([leave], f"{reason}; it is assumed that the rest can do without")
+            return _alternative([AbortRun(reason=reason)], reason)
+        return _alternative([skip], f"{reason}; it is assumed that the rest can do without")
 
 
-def is_goal_unreachable(request: ReplanRequest) -> bool:
-    """Whether nothing goes on without what is asked for."""
+def _is_goal_unreachable(request: ReplanRequest) -> bool:
     return any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
 
 
-async def record_engine_replan(
-    session: PlanningSession, request: ReplanRequest, considered: Consideration, way: Alternative
-) -> DecisionRecord:
-    """Count a replan that the engine carries out; one that does not fit the plan has failed."""
+async def _record_engine_replan(
+    session: PlanningSession, request: ReplanRequest, considered: Consideration, alternative: Alternative
+) -> str:
+    """Count a replan that the engine applies; return its problem, such as a change that does not fit the plan."""
 
     async def apply(_: ReplanDecision) -> None:
-        if problem := request.rejection_reason(way):
+        if problem := request.rejection_reason(alternative):
             raise PlanningFailed(problem)
 
-    return await session.execute_replan(considered, apply)
+    record = await session.execute_replan(considered, apply)
+    return "" if record.result == "success" else record.error or record.reason  # the latter if a limit is reached
 
 
 class PlanningAlternativeProvider:
-    """Proposes what planning mode decides about tasks that failed, and about what people ask for.
+    """Provider of the alternatives that planning mode decides on.
 
     Attributes:
-        name: as which it is on record.
-        session: the run.
+        name: name in the journal.
+        session: the session of the run; None before it starts.
     """
 
     name: str = "planning"
@@ -427,43 +404,46 @@ class PlanningAlternativeProvider:
         self.session: PlanningSession | None = None
 
     def __repr__(self) -> str:
-        return f"<Recovery of {self.session.run.id if self.session else 'nothing'}>"
+        return f"<PlanningAlternativeProvider of {self.session.run.id if self.session else 'no run'}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """The way on for the first task that failed; the others are considered after that."""
+        """Return the alternative for the first failed task; the others are considered after that."""
         session = self.session
         if session is None:
             return []
         await session.settle_approvals()
-        phases, actions = PhaseRecovery(session), ActionRecovery(session, request)
+        phases, actions, goal_unreachable = (
+            PhaseRecovery(session),
+            ActionRecovery(session, request),
+            _is_goal_unreachable(request),
+        )
         tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
         for task in tasks:
             if task.state in STUCK:
-                found = (
-                    phases.recover(task, goal_unreachable=is_goal_unreachable(request))
-                    if phase_of(task.task)
-                    else await actions.recover(task)
-                )
-                if found is not None or not is_goal_unreachable(
-                    request
-                ):  # else nothing helps this one, but perhaps another
-                    return [found] if found is not None else []
+                if phase_of(task.task) is not None:
+                    alternative = phases.recover(task, goal_unreachable=goal_unreachable)
+                else:
+                    alternative = await actions.recover(task)
+                if alternative is not None or not goal_unreachable:  # else another task may have one
+                    return [alternative] if alternative is not None else []
         for trigger in request.triggers:
             if isinstance(trigger, HumanRequest):
                 return await _handle_feedback(session, trigger, request)
+        tools = session.current_tools()
         for task in tasks:
-            if is_action(task.task) and task.state in WAITING and _is_tool_down(session, task):
-                found = await actions.recover_from_tool_outage(task)
-                return [found] if found is not None else []
+            tool = tools.get(task.task.tool or "")
+            if is_action(task.task) and task.state in WAITING and tool is not None and not tool.available:
+                alternative = await actions.recover_from_tool_outage(task)
+                return [alternative] if alternative is not None else []
         return []
 
 
 class LineagePolicy(ReplanPolicy):
-    """The engine's rules, and before anybody is asked: a lineage that has used up its replans ends blocked.
+    """Policy of the engine that also blocks a lineage that has used up its replans.
 
     Args:
         settings: thresholds and limits.
-        recovery: knows the run.
+        recovery: the provider, with the session of the run.
     """
 
     def __init__(self, settings: Settings, recovery: PlanningAlternativeProvider) -> None:
@@ -471,73 +451,155 @@ class LineagePolicy(ReplanPolicy):
         self._recovery = recovery
 
     def check_limits(self, triggers: Sequence[Trigger], view: PlanView, ledger: Ledger) -> Decision | None:
-        """The decision that limits force before any provider is asked; None when they force none."""
+        """Return the decision that limits force before any provider is asked; None when they force none."""
         session = self._recovery.session
         failed = [view.task(task_id) for t in triggers if t.kind in ("task-failed", "timeout") for task_id in t.tasks]
         for task in failed if session is not None else ():
             assert session is not None
-            name = session.state.lineage_of(task.root)
-            spent = exhausted_lineage(
-                session.manager.limits, session.manager.counts, ReplanCause(action=name, lineage=name)
-            )
+            name, limits = session.state.lineage_of(task.root), session.manager.limits
+            spent = exhausted_lineage(limits, session.manager.counts, ReplanCause(action=name, lineage=name))
             if spent and task.state in STUCK and is_action(task.task) and not task.task.fallbacks:
-                most = session.manager.limits.replans_per_lineage
-                reason = f"the limit of {most} replans of {name!r} and what replaced it is reached"
+                reason = (
+                    f"the limit of {limits.replans_per_lineage} replans of {name!r} and its replacements is reached"
+                )
                 session.record_intervention(reason)
                 return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
         return super().check_limits(triggers, view, ledger)
 
 
-def _is_tool_down(session: PlanningSession, task: TaskView) -> bool:
-    spec = session.current_tools().get(task.task.tool or "")
-    return spec is not None and not spec.available
-
-
-def _held_phase(session: PlanningSession) -> TaskEntry | None:
-    """The phase before the execution that waits for a person."""
-    stuck = [e for e in session.run.live if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed]
-    return next((e for e in stuck if e.id in session.state.held), None)
-
-
 async def _handle_feedback(
     session: PlanningSession, trigger: HumanRequest, request: ReplanRequest
 ) -> list[Alternative]:
-    """What a person says is a reflection."""
+    """Return the alternative that follows the feedback of a person, which counts as a reflection."""
+    live = session.run.live
     session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
-    if pending_reflection(session.run.live) is None:
+    if pending_reflection(live) is None:
         return []
-    given = session.prompt_data()
-    considered = await session.manager.consider(Phase.REFLECTION, given, ReplanCause(error=trigger.reason))
-    decision, reflection = considered.decision, pending_reflection(session.run.live)
-    held = _held_phase(session)
-    if reflection is not None and (considered.ruling.questions or considered.ruling.kind == "ask"):
-        if held is not None:  # a person is being asked already, and has said this meanwhile
+    cause = ReplanCause(error=trigger.reason)
+    considered = await session.manager.consider(Phase.REFLECTION, session.prompt_data(), cause)
+    decision, ruling, reflection = considered.decision, considered.ruling, pending_reflection(live)
+    stuck = [e for e in live if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed]
+    held = next((e for e in stuck if e.id in session.state.held), None)
+    if reflection is not None and (ruling.questions or ruling.kind == "ask"):
+        if held is not None:  # the feedback came while a person is being asked already
             session.manager.record_skipped(considered)
             return []
-        one = human_task(session.run.live, considered.replan_id)
-        session.record_consideration(one.id, considered)
-        return [make_alternative([AddTask(task=one, before=(reflection,))], f"a person is asked: {trigger.reason}")]
-    if decision is None or not considered.ruling.is_executable or decision.target_phase is None:
+        new = human_task(live, notes=PlanningTask(asks=considered.replan_id))
+        session.record_consideration(new.id, considered)
+        return [_alternative([AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}")]
+    if decision is None or not ruling.is_executable or decision.target_phase is None:
         return []
-    if reflection is None:  # it has begun meanwhile, and is told of the feedback
+    if reflection is None:  # it has begun meanwhile, with the feedback
         session.manager.record_decision(considered, executed=False)
         return []
-    said: JsonObject = {"reason": f"{trigger.reason} | {replan_reason(decision)}", "replan": considered.replan_id}
-    if held is not None:  # what a person is asked about is superseded, and the question withdrawn
+    update = {"reason": f"{trigger.reason} | {replan_reason(decision)}", "replan": considered.replan_id}
+    target = decision.target_phase
+    if held is not None:  # the feedback supersedes the open question, which is withdrawn
         last = phase_of(held.task) or Phase.ACTION_SEQUENCE
-        wanted = decision.target_phase
-        target = (
-            wanted
-            if last is Phase.ACTION_SEQUENCE or wanted in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
-            else last
+        earlier = last is Phase.ACTION_SEQUENCE or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
+        notes = PlanningTask.of(held.task).in_round().model_copy(update=update)
+        tasks = repeat_phases(live, target if earlier else last, last, notes=notes)
+        alternative = _alternative(_replace(held.task, *tasks), trigger.reason)
+    else:
+        tasks = repeat_phases(live, target, notes=PlanningTask.model_validate(update))
+        adds: list[PlanChange] = [AddTask(task=new) for new in tasks[:-1]]
+        alternative = _alternative([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
+    problem = await _record_engine_replan(session, request, considered, alternative)
+    return [] if problem else [alternative]
+
+
+async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
+    """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
+
+    Returns:
+        True if the new decision was applied; False if the existing output is used.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends; the error itself if the phase belongs to no replan.
+    """
+    failed = session.state.begun.get(PlanningTask.of(task).replan)
+    if failed is None:
+        raise error
+    if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
+        session.manager.record_failure(failed, str(error))
+    return await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
+
+
+async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
+    """Do the same for an approved replan that a limit forbids by now; return None if none does.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends.
+    """
+    replan, state = PlanningTask.of(task).replan, session.state
+    record = next((one for one in state.records if one.replan_id == replan), None)
+    if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
+        return None
+    # A question beside any other kind of replan is for clarification, not approval.
+    approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
+    approved = next((one for one in approvals if one is not None and one.replan_id == replan), None)
+    return None if approved is None else await _escalate_replan(session, task, phase, approved, record.reason)
+
+
+async def _escalate_replan(
+    session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
+) -> bool:
+    subject = f"{task.id}~otherwise"
+    other = session.state.judged.get(subject)  # if the run was interrupted after that decision
+    if other is None:
+        data: JsonObject = {**session.prompt_data(task), "errors": reason}
+        # The action that failed is not in the plan any more, and cannot be retried.
+        refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
+        other = await session.manager.escalate(refused, data, reason)
+        if other is not None:
+            session.record_consideration(subject, other)
+    if other is not None and other.ruling.is_executable and not other.ruling.questions:
+        replan = other.replan_id
+        record = await session.execute_replan(
+            other, lambda decision: _replace_remaining_phases(session, task, phase, replan, decision)
         )
-        told: JsonObject = {**said, **round_metadata(held.task)}
-        replaced = ReplaceTask(task_id=held.id, tasks=repeat_phases(session.run.live, target, last, said=told))
-        way = make_alternative([replaced], trigger.reason)
-        record = await record_engine_replan(session, request, considered, way)
-        return [way] if record.result == "success" else []
-    tasks = repeat_phases(session.run.live, decision.target_phase, said=said)
-    adds: list[PlanChange] = [AddTask(task=one) for one in tasks[:-1]]
-    way = make_alternative([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
-    record = await record_engine_replan(session, request, considered, way)
-    return [way] if record.result == "success" else []
+        if record.result == "success":
+            return True
+    elif other is not None:
+        session.manager.record_skipped(other)
+        if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
+            return False  # the model can do without the replan; a failed action is never skipped so
+    session.escalate(task.id, f"the replan cannot be done: {reason}")
+    return False
+
+
+async def _replace_remaining_phases(
+    session: PlanningSession, task: Task, phase: Phase, replan: str, decision: ReplanDecision
+) -> None:
+    """Replace the remaining tasks of the failed replan with the new decision."""
+    live, target = session.run.live, decision.target_phase
+    if target is None or any(PlanningTask.of(entry.task).replan == replan for entry in live):
+        return  # in the latter case, it was done before an interruption
+    notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
+    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
+    tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
+    rest, view = _remaining_phases(session, task), PlanView(live)
+    before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
+    changes: list[PlanChange] = [AddTask(task=new) for new in tasks[:-1]]
+    changes.append(AddTask(task=tasks[-1], before=tuple(before)))
+    changes += [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
+    session.run.apply(changes, reason=replan_reason(decision))
+
+
+def existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
+    """Return the previous output of a phase; None if there is a plan, which goes on without the rest of the replan."""
+    if session.state.plan is None:
+        return session.phase_output(phase)
+    if rest := _remaining_phases(session, task):
+        skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
+        session.run.apply(skips, reason="the plan stays as it is")
+    return None
+
+
+def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
+    """Return the planning phases of the same replan that are still to come."""
+    replan, live = PlanningTask.of(task).replan, session.run.live
+    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES]
+    return tuple(e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan)

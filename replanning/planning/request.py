@@ -11,10 +11,7 @@ from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject
-from replanning.planning.steps import phase_of, planning_metadata
-
-REQUEST_KEY: Final = "request"
-"""Key of the request in the metadata of the first phase."""
+from replanning.planning.tasks import PlanningTask
 
 _MAX_ISSUE_CHARS: Final = 100_000
 """Characters of an issue that are kept, and of the data about its repository."""
@@ -109,8 +106,5 @@ class TaskRequest(_RequestModel):
 
 def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from the plan that opened it; None if the plan is not one of planning mode."""
-    first = next((task for task in plan.tasks if phase_of(task) is not None), None)
-    if first is None:
-        return None
-    metadata = planning_metadata(first).get(REQUEST_KEY)
-    return TaskRequest.model_validate({**(metadata if isinstance(metadata, dict) else {}), "goal": plan.goal})
+    first = next((notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None)
+    return None if first is None else TaskRequest.model_validate({**(first.request or {}), "goal": plan.goal})

@@ -1,4 +1,4 @@
-"""What of the plans of a run is done: a fold over its journal. Pure."""
+"""State of planning mode: folds over the journal of a run, and descriptions of it for models and people. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.action_plan import planned_arguments
 from replanning.planning.decisions import Phase
 from replanning.planning.limits import ReplanCounts
 from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
-from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
-from replanning.planning.steps import is_action, is_action_done, phase_of, planning_metadata
+from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, TaskDecomposition, sanitise_text
+from replanning.planning.tasks import PlanningTask, is_action, is_action_done, phase_of, planned_arguments, tool_name
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
-"""Why a task waits for a person."""
+"""The reason why a task waits for a person."""
 
 DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
-"""What is assumed where a model does not say what else."""
+"""Assumptions used where the model states none."""
 
 
 class _StateModel(BaseModel):
@@ -35,17 +34,17 @@ class _StateModel(BaseModel):
 
 
 class PlanVersion(_StateModel):
-    """A plan as a model made it.
+    """A plan made by the model.
 
     Attributes:
         number: from 1.
         task: the phase task that made it.
-        reason: why it replaces the one before; empty for the first.
+        reason: the reason for replacing the plan before; empty for the first.
         decomposition: the subtasks.
         action_plan: the actions.
-        tasks: the task of the live plan that each of its tasks is, by the name in the plan.
-        kept: the names of those that an earlier plan has done, or is doing.
-        lineage: the lineage of the task that failed and led to this plan; empty where none did.
+        tasks: the live task of each of its tasks, by the name in the plan.
+        kept: the names of the tasks that an earlier plan has done, or is doing.
+        lineage: the lineage of the failed task that led to this plan; empty if there is none.
     """
 
     number: int
@@ -59,19 +58,19 @@ class PlanVersion(_StateModel):
 
 
 class TaskHold(_StateModel):
-    """A task that stopped because a person must decide.
+    """A task that waits for the decision of a person.
 
     Attributes:
-        task: which.
-        why: what they must decide about.
-        text: what they are asked.
-        target: the phase that is done again if they agree; None where what there is counts then.
-        questions: what is to be clarified.
-        assumptions: what is assumed where nobody answers.
-        risk: what may do harm if they agree, so that words alone do not count as agreement; empty where nothing may.
-        due: when nobody is waited for any longer, in seconds since the epoch.
-        verdict: what they answered; empty before.
-        considered: the decision that they are asked about.
+        task: id of the task.
+        why: the subject of the decision.
+        text: the question to the person.
+        target: the phase that is repeated on approval; None where the existing output is used then.
+        questions: the clarification questions.
+        assumptions: the assumptions made without an answer.
+        risk: possible harm of an approval, for which a free-text answer does not count as approval; empty if none.
+        due: end of the waiting time, in seconds since the epoch.
+        verdict: the answer; empty before.
+        considered: the decision that the question is about.
     """
 
     task: str
@@ -87,17 +86,22 @@ class TaskHold(_StateModel):
 
     @property
     def effective_assumptions(self) -> tuple[str, ...]:
-        """What is assumed where nobody answers, also where that is not said."""
-        return self.assumptions or DEFAULT_ASSUMPTIONS
+        """The assumptions made without an answer, with a default where the model states none."""
+        return tuple(filter(None, self.assumptions)) or DEFAULT_ASSUMPTIONS
+
+    @property
+    def is_approved(self) -> bool:
+        """True once the person has agreed."""
+        return self.verdict in ("approve", "modify")
 
     @property
     def is_replan_approval(self) -> bool:
-        """Whether they are asked about a replan that is not done unless they agree."""
+        """True if the question is about a replan that needs approval."""
         return self.considered is not None and self.considered.ruling.kind == "ask"
 
 
 class Clarification(_StateModel):
-    """What was asked, and what a person answered or was assumed instead."""
+    """Clarification questions with their answer, or with the assumptions made instead."""
 
     questions: tuple[str, ...]
     answer: str = ""
@@ -105,25 +109,25 @@ class Clarification(_StateModel):
 
 
 class PlanningState(_StateModel):
-    """Everything that planning mode remembers of a run.
+    """State of planning mode in a run.
 
     Attributes:
-        seq: the number of the last record that it knows.
-        stage: how far the latest replan has come.
-        counts: what was spent of the limits.
+        seq: the number of the last record folded.
+        stage: the stage of the latest replan.
+        counts: the use of the limits.
         latest: the latest decision.
-        records: what became of the decisions, oldest first.
+        records: the outcomes of the decisions, oldest first.
         begun: the replans that were begun, by their ids.
         judged: the latest decision about each task.
-        outputs: what the phases came to, by their tasks.
-        plans: the plans that were made, oldest first.
+        outputs: the outputs of the phases, by their tasks.
+        plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
-        clarified: what was asked and answered, oldest first.
-        calls: the arguments that were found for actions, by their tasks.
-        reflections: what the model thought of executed actions.
-        actions: the actions that were executed, and whether each has succeeded in the end.
-        completion: how it ended, in the form of the specification.
+        clarified: the clarifications, oldest first.
+        calls: the arguments that the model chose for actions, by their attempts.
+        reflections: the model's reflections on executed actions, and feedback of people.
+        actions: the executed actions, and whether each has succeeded in the end.
+        completion: the summary of the ended run.
     """
 
     seq: int = 0
@@ -145,14 +149,14 @@ class PlanningState(_StateModel):
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> Self:
-        """The state after these records, which begin with the first."""
+        """Return the state after these records, which begin with the first."""
         state = cls()
         for record in records:
             state.fold(record)
         return state
 
     def fold(self, record: Record) -> None:
-        """Take in a record; those that do not concern planning mode are passed over."""
+        """Apply a record; those that do not concern planning mode change nothing."""
         self.seq = record.seq
         body = record.body
         if isinstance(body, PlanningNoted):
@@ -160,7 +164,7 @@ class PlanningState(_StateModel):
         elif isinstance(body, QuestionAsked):
             changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
             for task in (task for task in target_task_ids(changes) if task in self.held):
-                if self.held[task].verdict in ("", "withdrawn"):  # else the question is another one, and not ours
+                if self.held[task].verdict in ("", "withdrawn"):  # else the question is not about this hold
                     self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
             self._on_answered(self.held[self.questions[body.question]], body)
@@ -171,7 +175,7 @@ class PlanningState(_StateModel):
             self.completion = self._early_end_summary(body.reason)
 
     def _early_end_summary(self, reason: str) -> JsonObject:
-        """The summary of a run that came to its end before anybody could sum it up, such as by its budget."""
+        """Return the summary of a run that ended before the model could summarise it, such as by its budget."""
         done = sum(self.actions.values())
         summary = InterventionSummary(
             goal_achieved=False,
@@ -185,7 +189,7 @@ class PlanningState(_StateModel):
 
     def _on_answered(self, held: TaskHold, body: QuestionAnswered) -> None:
         held.verdict = body.verdict
-        if held.why == "clarification" and body.verdict in ("approve", "modify") and body.comment:
+        if held.why == "clarification" and held.is_approved and body.comment:
             self.clarified.append(Clarification(questions=held.questions, answer=body.comment))
 
     def _on_noted(self, kind: str, data: JsonObject) -> None:
@@ -198,7 +202,7 @@ class PlanningState(_StateModel):
                 self.outputs[str(data["task"])] = _as_object(data["value"])
             case "plan":
                 plan = PlanVersion.model_validate(data, strict=False)
-                # One that was cut off before it was put into place is made again.
+                # A plan whose installation was interrupted is made again.
                 self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
             case "held":
                 held = TaskHold.model_validate(data, strict=False)
@@ -218,41 +222,37 @@ class PlanningState(_StateModel):
         if note.stage == "applying" and note.considered is not None:
             self.begun[note.considered.replan_id] = note.considered
         if note.record is not None:
-            self._store_record(note.record)
-
-    def _store_record(self, record: DecisionRecord) -> None:
-        """Keep what became of a decision; what was carried out may come to nothing later."""
-        for place, one in enumerate(self.records):
-            if one.replan_id == record.replan_id:
-                self.records[place] = record
-                return
-        self.records.append(record)
+            places = [place for place, old in enumerate(self.records) if old.replan_id == note.record.replan_id]
+            if places:  # a replan that was executed may fail later
+                self.records[places[0]] = note.record
+            else:
+                self.records.append(note.record)
 
     @property
     def plan(self) -> PlanVersion | None:
-        """The plan that holds."""
+        """The current plan."""
         return self.plans[-1] if self.plans else None
 
     def is_clarification(self, question: str) -> bool:
-        """Whether a question to a person asks what is meant."""
+        """Return whether a question to a person asks for clarification."""
         held = self.held.get(self.questions.get(question, ""))
         return held is not None and held.why == "clarification"
 
     def accepts_free_text(self, question: str) -> bool:
-        """Whether words answer a question, because it asks what is meant, and nothing is agreed to that may do harm."""
+        """Return whether free text answers a question: one for clarification whose answer cannot do harm."""
         return self.is_clarification(question) and not self.held[self.questions[question]].risk
 
     @property
     def names(self) -> dict[str, str]:
-        """What the latest plan that has a task calls it, by the task."""
+        """Names of the live tasks in the latest plan that has each, by task id."""
         return {task: name for plan in self.plans for name, task in plan.tasks.items()}
 
     def name_of(self, task: TaskId | str) -> str:
-        """What the plan that made a task calls it; the task's own id where no plan made it."""
+        """Return the name of a task in the plan that made it; its id if no plan did."""
         return self.names.get(task, str(task))
 
     def lineage_of(self, task: TaskId | str) -> str:
-        """What the replans of a task are counted for: it and what it was planned in place of, by whatever name."""
+        """Return the lineage that the replans of a task are counted for: the first failed action that it descends from."""
         name = self.name_of(task)
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
@@ -265,7 +265,7 @@ def _as_object(value: object) -> JsonObject:
 
 
 class PlanStep(NamedTuple):
-    """A task of a plan: what the plan calls it, what it is, and whether it is done."""
+    """A task of a plan: its name there, its description, and whether it is done."""
 
     name: str
     text: str
@@ -273,13 +273,13 @@ class PlanStep(NamedTuple):
 
 
 class PlanProgress(NamedTuple):
-    """How far a plan has come, or had come when another took its place.
+    """Progress of a plan, up to the time when another replaced it.
 
     Attributes:
-        number: of the plan, from 1.
-        at: when it was made, in seconds since the epoch.
-        reason: why it replaced the one before; empty for the first.
-        steps: its tasks; those that it took over from an earlier plan come first.
+        number: number of the plan, from 1.
+        at: time of its creation, in seconds since the epoch.
+        reason: the reason for replacing the plan before; empty for the first.
+        steps: its tasks; those taken over from an earlier plan come first.
     """
 
     number: int
@@ -289,18 +289,18 @@ class PlanProgress(NamedTuple):
 
     @property
     def done(self) -> int:
-        """How many of its tasks are done."""
+        """Number of tasks that are done."""
         return sum(step.done for step in self.steps)
 
 
 class PlanningProgress:
-    """Follows a run of planning mode, and says what of its plans is done.
+    """Progress of the plans of a run, folded from its journal.
 
-    A task counts as done by itself or by what replaced it; one that failed, or that was left out, does not.
+    A task counts as done if it or its replacement succeeded; a failed or skipped one does not.
 
     Attributes:
-        state: everything else that planning mode remembers.
-        run_opened: the record with which the run began; None as long as it was not seen.
+        state: the state of planning mode.
+        run_opened: the first record of the run; None before it was folded.
     """
 
     def __init__(self) -> None:
@@ -317,33 +317,29 @@ class PlanningProgress:
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> Self:
-        """How things stand after these records, which begin with the first."""
+        """Return the progress after these records, which begin with the first."""
         progress = cls()
         for record in records:
             progress.fold(record)
         return progress
 
     def fold(self, record: Record) -> None:
-        """Take in a record; they come in order, and begin with the first."""
+        """Apply a record; they come in order, and begin with the first."""
         body = record.body
         if isinstance(body, RunOpened):
             self.run_opened, self._live = body, LivePlan(body.plan)
         elif self._live is not None:
             self._live.fold(record)
         if isinstance(body, PlanningNoted) and body.type == "plan":
-            self._supersede(body.data, record.at)
+            task, old = str(body.data.get("task")), self.state.plan
+            if old is not None and old.task != task:
+                self._superseded_steps[old.task] = self._steps(old)
+            self._created_at[task] = record.at
         self.state.fold(record)
-
-    def _supersede(self, data: JsonObject, at: float) -> None:
-        """Keep how far the plan had come that another takes the place of."""
-        task, old = str(data.get("task")), self.state.plan
-        if old is not None and old.task != task:
-            self._superseded_steps[old.task] = self._steps(old)
-        self._created_at[task] = at
 
     @property
     def plans(self) -> tuple[PlanProgress, ...]:
-        """All plans, oldest first; the last is the one that holds."""
+        """All plans, oldest first; the last is the current one."""
         return tuple(
             PlanProgress(
                 plan.number,
@@ -356,54 +352,44 @@ class PlanningProgress:
 
     @property
     def assumes_on_timeout(self) -> bool:
-        """Whether something is assumed in place of an answer that nobody gives in time."""
-        found: JsonValue = (self.run_opened.settings or {}) if self.run_opened is not None else {}
-        for name in ("planning", "replanning", "goal_understanding"):
-            found = found.get(name, {}) if isinstance(found, dict) else {}
-        return not (isinstance(found, dict) and found.get("auto_assume_on_no_response") is False)
+        """True if assumptions replace an answer that does not come in time."""
+        value: JsonValue = (self.run_opened.settings or {}) if self.run_opened is not None else {}
+        for name in ("planning", "replanning", "goal_understanding", "auto_assume_on_no_response"):
+            value = value.get(name, {}) if isinstance(value, dict) else {}
+        return value is not False
 
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
-        described = self._descriptions()
-        return tuple(self._plan_step(name, TaskId(task), described) for name, task in plan.tasks.items())
-
-    def _plan_step(self, name: str, task_id: TaskId, described: Mapping[str, str]) -> PlanStep:
-        if self._live is None or task_id not in self._live:  # the plan is made, and not yet put into place
-            return PlanStep(name, described.get(name, ""), done=False)
-        entry = self._live.entry(task_id)
-        subtask, purpose = str(planning_metadata(entry.task).get("subtask", name)), entry.task.goal or ""
-        told = described.get(subtask, "")
-        return PlanStep(
-            name, (told or purpose) if subtask == name else (purpose or told), is_action_done(self._live, entry)
-        )
-
-    def _descriptions(self) -> dict[str, str]:
-        """What the plans say of their subtasks; the newest counts."""
-        return {
-            str(one.get("id")): str(one.get("description", ""))
-            for plan in self.state.plans
-            for one in _as_list(plan.decomposition.get("subtasks"))
-            if isinstance(one, dict)
+        descriptions = {
+            subtask.id: subtask.description
+            for version in self.state.plans  # the newest counts
+            for subtask in TaskDecomposition.model_validate(version.decomposition, strict=False).subtasks
         }
+        return tuple(self._plan_step(name, TaskId(task), descriptions) for name, task in plan.tasks.items())
 
-
-def _as_list(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else []
+    def _plan_step(self, name: str, task_id: TaskId, descriptions: Mapping[str, str]) -> PlanStep:
+        if self._live is None or task_id not in self._live:  # the plan is made, but not installed yet
+            return PlanStep(name, descriptions.get(name, ""), done=False)
+        entry = self._live.entry(task_id)
+        subtask, purpose = PlanningTask.of(entry.task).subtask or name, entry.task.goal or ""
+        description = descriptions.get(subtask, "")
+        text = (description or purpose) if subtask == name else (purpose or description)
+        return PlanStep(name, text, is_action_done(self._live, entry))
 
 
 Output = TypeVar("Output", bound=BaseModel)
 
 _MAX_OUTPUT_CHARS: Final = 2_000
-"""Characters of an output or error that a model gets to see."""
+"""Characters of an output or error that a model is shown."""
 
 _MAX_ERROR_CHARS: Final = 200
-"""Characters of an error that a person gets to see among others."""
+"""Characters of an error that a person is shown in a list."""
 
 
 class ExecutionStatus:
-    """Folds what the state of tasks does not tell: failures that were made good, and why something is down.
+    """Error counts and tool outages of a run, folded from its journal.
 
     Attributes:
-        unavailable_tools: the tools that are not available, and why, where that was said.
+        unavailable_tools: the reasons of the tools that are not available; empty where none was given.
     """
 
     def __init__(self) -> None:
@@ -412,11 +398,12 @@ class ExecutionStatus:
 
     def __repr__(self) -> str:
         return (
-            f"<Standing {self._errors} errors, {self._consecutive_errors} in a row, {len(self.unavailable_tools)} down>"
+            f"<ExecutionStatus {self._errors} errors, {self._consecutive_errors} in a row,"
+            f" {len(self.unavailable_tools)} down>"
         )
 
     def fold(self, record: Record, live: LivePlan) -> None:
-        """Take in a record; those that do not concern actions or what they use are passed over."""
+        """Apply a record; those that concern neither actions nor tools change nothing."""
         body = record.body
         if isinstance(body, ResourceUpdated):
             self.unavailable_tools.pop(body.name, None)
@@ -430,17 +417,13 @@ class ExecutionStatus:
             self._consecutive_errors = self._consecutive_errors + 1 if failed else 0
 
     def prompt_data(self, live: LivePlan, state: PlanningState) -> JsonObject:
-        """What models are told, under the names of the prompts; nothing of what there is nothing of."""
+        """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
         tasks = state.plan.tasks if state.plan is not None else {}
         planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
         entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
         open_states = (*WAITING, TaskState.RUNNING)
         remaining: list[JsonValue] = [
-            {
-                "task": name,
-                "tool": entry.task.tool or planning_metadata(entry.task).get("tool", ""),
-                "state": entry.state.value,
-            }
+            {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
             for name, entry in entries.items()
             if entry.state in open_states
         ]
@@ -459,63 +442,62 @@ class ExecutionStatus:
 
 
 def latest_phase_output(state: PlanningState, live: LivePlan, phase: Phase) -> JsonObject:
-    """What a phase came to last; empty where it did not come to anything yet."""
-    found = [value for task, value in state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase]
-    return found[-1] if found else {}
+    """Return the latest output of a phase; empty if it has none yet."""
+    outputs = [value for task, value in state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase]
+    return outputs[-1] if outputs else {}
 
 
 def validate_output(model: type[Output], output: JsonObject) -> Output:
-    """What a phase came to, without what is noted beside it, such as why it is not the whole."""
+    """Parse the output of a phase, without notes beside it, such as limitations."""
     return model.model_validate({k: v for k, v in output.items() if k in model.model_fields}, strict=False)
 
 
 def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
-    """The actions that were begun so far, with what came of them."""
-    found, names = list[JsonValue](), state.names
+    """Return the actions that were begun so far with their outputs and errors, as models are shown them."""
+    executed, names = list[JsonValue](), state.names
     for entry in live:
         begun = entry.state not in WAITING or entry.failure is not None
         if is_action(entry.task) and begun and not entry.removed:
-            one: JsonObject = {
+            action: JsonObject = {
                 "task": names.get(entry.id, entry.id),
-                "tool": entry.task.tool or str(planning_metadata(entry.task).get("tool", "")),
+                "tool": tool_name(entry.task),
                 "state": entry.state.value,
             }
             if entry.output is not None:
-                one["output"] = _shorten(entry.output)
+                action["output"] = _shorten(entry.output)
             if entry.failure is not None:
-                one["error"] = _shorten(entry.failure.message)
-            found.append(one)
-    return found
+                action["error"] = _shorten(entry.failure.message)
+            executed.append(action)
+    return executed
 
 
 def action_data(state: PlanningState, task: Task, name: str, attempt: str) -> JsonObject:
-    """An action as a model is told of it: how its tool is used, what for, and what is expected.
+    """Return an action as models are shown it: its tool, arguments, purpose and expected outcome.
 
     Args:
-        state: knows the arguments that were found when the action began.
+        state: the state, with the arguments that were chosen when the action began.
         task: its task.
-        name: what the plan calls it.
-        attempt: the id of the attempt that is told of.
+        name: its name in the plan.
+        attempt: the id of the attempt.
     """
-    said = planning_metadata(task)
-    told: JsonObject = {
+    data: JsonObject = {
         "id": name,
-        "tool": task.tool or str(said.get("tool", "")),
+        "tool": tool_name(task),
         "purpose": task.goal or "",
         "arguments": {**planned_arguments(task), **state.calls.get(attempt, {})},
-        "expected_outcome": said.get("expected_outcome", ""),
+        "expected_outcome": PlanningTask.of(task).expected_outcome,
     }
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, value in data.items() if value}
 
 
 def action_counts(live: LivePlan) -> tuple[int, int]:
-    """How many actions are done, and how many have failed and were not made good."""
+    """Return the numbers of actions that are done, and of those that failed for good."""
     done = sum(is_action_done(live, entry) for entry in _root_actions(live))
     return done, len(unresolved_failures(live))
 
 
 def unresolved_failures(live: LivePlan) -> list[str]:
-    """The actions that have failed and were not made good, each with its error."""
+    """Return the actions that failed for good, each with its error."""
     failed = ((entry.id, entry.failure) for entry in _root_actions(live) if not is_action_done(live, entry))
     return [
         f"{name}: {truncate_text(failure.message, _MAX_ERROR_CHARS)}" for name, failure in failed if failure is not None

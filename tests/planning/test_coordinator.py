@@ -255,7 +255,7 @@ async def test_a_failed_action_is_not_passed_over() -> None:
         assert not await planning.execute_with_planning()
 
     assert planning.result.status == "aborted"
-    assert "write failed, and nothing was decided that helps" in planning.result.reason
+    assert "write failed, and no decision helps" in planning.result.reason
 
 
 async def test_retries_are_limited() -> None:

@@ -70,7 +70,7 @@ async def test_a_replan_that_fails_is_told_and_escalates() -> None:
 
     assert model.asked.count("revision") == 4
     assert model.asked.count("decision:execution") == 2
-    assert "it came to nothing: the model gave no usable revision" in model.told("decision:execution")[1]
+    assert "it failed: the model gave no usable revision" in model.told("decision:execution")[1]
     assert planning.result.status == "aborted"
     assert "no usable revision" in planning.result.reason
     assert desk.used == [("write", "write")]
@@ -96,7 +96,7 @@ async def test_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
     assert len(desk.used) == 3
     (assumed,) = planning.state.clarified
     assert (assumed.questions, assumed.answer) == (("Which?",), "")
-    assert "nobody answered: Which?" in assumed.assumptions
+    assert "there is no answer: Which?" in assumed.assumptions
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from replanning import Goal, Plan, PlanError, ToolSpec
 from replanning.errors import LLMResponseInvalid
 from replanning.planning import Action, ActionPlan, Phase, Subtask, TaskDecomposition
-from replanning.planning.action_plan import compile_action_plan, plan_problems, planned_arguments, revise_decomposition
 from replanning.planning.outputs import (
     CompletionReply,
     ExecutionReply,
@@ -22,6 +21,7 @@ from replanning.planning.outputs import (
     parse_reply,
 )
 from replanning.planning.phases import batch_subtasks, merge_action_plans
+from replanning.planning.tasks import compile_action_plan, plan_problems, planned_arguments, revise_decomposition
 
 TOOLS = (
     ToolSpec(name="read_file", kind="python", callable="tools:read", parameters={"path": "string"}),
@@ -315,8 +315,8 @@ def test_what_is_finished_is_built_upon():
     read, *_ = compile_action_plan(plan, decomposition(), TOOLS, prefix="n2.", finished={"look": "n1.look"})
     assert (read.depends_on, read.arguments) == (("n1.look",), {"path": "${n1.look.output.path}"})
     assert messages(decomposition(), action_plan(), finished=["look"]) == [
-        "action_plan.execution_order: 'look' is no subtask that is to be done",
-        "action_plan.actions[0].task_id: 'look' is a subtask that is finished",
+        "action_plan.execution_order: 'look' is not a subtask that is to be done",
+        "action_plan.actions[0].task_id: 'look' is a finished subtask",
     ]
 
 
@@ -354,7 +354,7 @@ def test_everything_wrong_with_a_decomposition_is_named():
     found = "\n".join(messages(wrong, max_subtasks=2))
     for said in (
         "there are 3 subtasks, at most 2 are allowed",
-        "subtasks[0].required_tools: subtask 'a' requires the tool 'raed_file', which there is not; did you mean 'read_file'?",
+        "subtasks[0].required_tools: subtask 'a' requires the unknown tool 'raed_file'; did you mean 'read_file'?",
         "subtasks[2].id: task 'a' is there already, as subtasks[0]",
         "subtasks[1].dependencies[1]: task 'b' depends on 'nothing'",
         "task 'b' depends on itself",
@@ -373,18 +373,18 @@ def test_everything_wrong_with_an_action_plan_is_named():
     )
     found = "\n".join(messages(decomposition(), wrong))
     for said in (
-        "actions[0].tool: the action for 'look' uses the tool 'rum', which there is not; did you mean 'run'?",
+        "actions[0].tool: the action for 'look' uses the unknown tool 'rum'; did you mean 'run'?",
         "actions[1].arguments: the action for 'fix': argument 'path' of tool 'read_file' is 3, expected string",
         "tool 'read_file' has no parameter 'mode'",
-        "actions[2].task_id: 'fxi' is no subtask; did you mean 'fix'?",
+        "actions[2].task_id: 'fxi' is not a subtask; did you mean 'fix'?",
         "a ${ is not closed",
         "there is no action for subtask 'docs'",
-        "execution_order: 'look' stands there 2 times and has 1 actions",
-        "execution_order: 'nothing' is no subtask",
+        "execution_order: 'look' is listed 2 times and has 1 actions",
+        "execution_order: 'nothing' is not a subtask",
         "execution_order: 'docs' is left out",
     ):
         assert said in found
-    with pytest.raises(PlanError, match="no subtask") as caught:
+    with pytest.raises(PlanError, match="not a subtask") as caught:
         compile_action_plan(wrong, decomposition(), TOOLS)
     assert len(caught.value.problems) == len(messages(decomposition(), wrong))
 

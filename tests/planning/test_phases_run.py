@@ -346,7 +346,7 @@ async def test_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> No
     ("copied", "why"),
     [
         ("password=[redacted]", "[redacted] stands for a secret that you are not shown"),
-        ("all of… [cut: 9000 characters in all]", "[cut: …] stands for what you are not shown of a text or a list"),
+        ("all of… [cut: 9000 characters in all]", "[cut: …] stands for the rest of a text or a list that you are not shown"),
     ],
     ids=("secret", "end"),
 )

@@ -229,7 +229,7 @@ async def test_a_question_after_an_action_is_asked(answered: bool) -> None:
         assert clock.elapsed == (0 if answered else pytest.approx(1800))
 
     assert [tool for _, tool in desk.used] == ["write", "post"]
-    assert ("the yellow one" if answered else "nobody answered: Which paper?") in model.prompts[-1]
+    assert ("the yellow one" if answered else "there is no answer: Which paper?") in model.prompts[-1]
 
 
 async def test_an_unsure_retry_of_what_succeeded_is_not_done() -> None:

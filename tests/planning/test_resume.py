@@ -7,7 +7,7 @@ import pytest
 from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Record
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
-from replanning.planning.steps import is_action
+from replanning.planning.tasks import is_action
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
 from tests.support.planning import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
@@ -106,7 +106,7 @@ def twice(prompt: str) -> JsonValue:
     """Wants new subtasks and gives none, then replans in part; remembers nothing but what it is told."""
     match kind_of(prompt):
         case "decision:execution":
-            return replan("partial_replan") if "came to nothing" in prompt else replan("task_redecomposition")
+            return replan("partial_replan") if "it failed: the model" in prompt else replan("task_redecomposition")
         case "task_decomposition" if "<why>\n" in prompt:
             return "I would rather not."
         case "revision":

@@ -42,7 +42,7 @@ def test_a_step_says_one_thing() -> None:
 
 def test_where_the_execution_stands() -> None:
     """What is known of the execution says in a line how many errors there were, and how many tools are down."""
-    assert repr(ExecutionStatus()) == "<Standing 0 errors, 0 in a row, 0 down>"
+    assert repr(ExecutionStatus()) == "<ExecutionStatus 0 errors, 0 in a row, 0 down>"
 
 
 def test_what_is_available_again_is_not_down() -> None:

@@ -1,0 +1,701 @@
+"""Tasks of planning mode: its phases, the actions compiled from a model's plan, and their place in the live plan. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
+from replanning.errors import PlanError, Problem
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import STUCK, WAITING, TaskState
+from replanning.live.view import PlanView
+from replanning.plan.checks import check_graph, check_task
+from replanning.plan.document import Plan
+from replanning.plan.json_values import iter_strings, map_strings
+from replanning.plan.messages import NameSuggester, brief_repr
+from replanning.plan.references import find_references, placeholders, rename_references
+from replanning.plan.tasks import PLANNING_KEY, Fallback, Goal, Task, TaskBody, ToolSpec
+from replanning.plan.types import JsonObject, JsonValue, TaskId
+from replanning.planning.decisions import Phase, carried_over_tasks, keeps_finished
+from replanning.planning.outputs import Action, ActionPlan, Subtask, TaskDecomposition
+
+PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
+"""The phases that make a plan, in order."""
+
+_PHASE_GOALS: Final[Mapping[Phase, str]] = {
+    Phase.GOAL_UNDERSTANDING: "Understand what is to be achieved",
+    Phase.TASK_DECOMPOSITION: "Decompose the goal into subtasks",
+    Phase.ACTION_SEQUENCE: "Plan the actions",
+    Phase.REFLECTION: "Judge whether the goal was achieved",
+    Phase.EXECUTION: "Decide which tool is used next",
+}
+
+_APPROVED_SUFFIX: Final = "~agreed"
+"""Suffix of the ids of tasks that enter the plan once a person agrees; no other task may take these ids meanwhile."""
+
+_MAX_ARGUMENT_CHARS: Final = 500
+"""Characters of arguments that a person is shown."""
+
+_MAX_ACTIONS_SHOWN: Final = 40
+"""Actions of a plan that a person is shown at once."""
+
+_MAX_ARGUMENT_CHARS_IN_LIST: Final = 200
+"""Characters of the arguments of each action in a list of actions."""
+
+_PLACEHOLDER_ARGUMENT: Final = "${context.asked_for_later}"
+"""Value used in checks for an argument that is not known yet: a reference fits every type."""
+
+
+class PlanningTask(BaseModel):
+    """Notes of planning mode on a task, stored as JSON in the metadata of the task.
+
+    Attributes:
+        phase: the phase that the task carries out; None for an action.
+        request: the request of the run, on its first phase.
+        reason: why the phase is repeated.
+        target: the phase that a replan returned to; None where the phase is no part of a replan.
+        replan: id of the replan that the phase belongs to.
+        after: the task whose failure or question led to the phase.
+        lineage: the lineage of the failed action that is planned anew.
+        assumed: assumptions under which the task is repeated because no answer came in time.
+        accept: the task whose output this phase takes over as it is.
+        asks: id of the replan that a person decides about at this task.
+        by: the phase task that planned the action.
+        tool: the tool of the action.
+        arguments: the arguments known so far, while the task itself names no tool.
+        missing: the arguments that the model is asked for when the action begins.
+        subtask: the subtask that the action serves.
+        action_type: kind of the action, as the model calls it.
+        expected_outcome: the expected result, in words.
+        fallback_strategy: the model's strategy in case the action fails.
+        fallback_of: the task that the action replaced as its declared fallback.
+        unapproved: whether the action was only planned, so that no person approved its dangerous tools.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    phase: Phase | None = None
+    request: JsonObject | None = None
+    reason: str = ""
+    target: Phase | None = None
+    replan: str = ""
+    after: str = ""
+    lineage: str = ""
+    assumed: str = ""
+    accept: str = ""
+    asks: str = ""
+    by: str = ""
+    tool: str = ""
+    arguments: JsonObject | None = None
+    missing: tuple[str, ...] = ()
+    subtask: str = ""
+    action_type: str = ""
+    expected_outcome: str = ""
+    fallback_strategy: str = ""
+    fallback_of: str = ""
+    unapproved: bool = False
+
+    @classmethod
+    def of(cls, task: TaskBody) -> Self:
+        """Return the notes on a task; empty where the task is not one of planning mode."""
+        try:
+            return cls.model_validate(task.metadata.get(PLANNING_KEY, {}))
+        except ValidationError:
+            return cls()
+
+    @property
+    def is_action(self) -> bool:
+        """Whether the task is an action that a model planned."""
+        return self.phase is None and bool(self.model_fields_set)
+
+    @property
+    def keeps_finished(self) -> bool:
+        """Whether the task belongs to a replan that keeps finished work."""
+        return self.target is not None and keeps_finished(self.target)
+
+    def to_metadata(self) -> JsonObject:
+        """Return the metadata of a task with these notes."""
+        return {PLANNING_KEY: self.model_dump(mode="json", exclude_defaults=True)}
+
+    def in_round(self) -> PlanningTask:
+        """Return the notes that a repetition of the phase shares with it: its lineage and where a clean round began."""
+        clean = self.target is not None and not self.keeps_finished
+        return PlanningTask(lineage=self.lineage, target=self.target if clean else None)
+
+
+def phase_of(task: Task) -> Phase | None:
+    """Return the phase that a task carries out; None for an action."""
+    return PlanningTask.of(task).phase
+
+
+def is_action(task: Task) -> bool:
+    """Return whether a task is an action that a model planned."""
+    return PlanningTask.of(task).is_action
+
+
+def tool_name(task: TaskBody) -> str:
+    """Return the tool of an action, also while its arguments are incomplete and the task names no tool."""
+    return task.tool or PlanningTask.of(task).tool
+
+
+def planned_arguments(body: TaskBody) -> JsonObject:
+    """Return the known arguments of a task of planning mode, complete or not."""
+    known = PlanningTask.of(body).arguments if body.tool is None else None
+    return body.arguments if known is None else known
+
+
+# Phases as tasks
+
+
+def phase_task(
+    phase: Phase, task_id: TaskId, depends_on: Sequence[TaskId] = (), notes: PlanningTask | None = None
+) -> Task:
+    """Return a task that carries out a phase."""
+    metadata = (notes or PlanningTask()).model_copy(update={"phase": phase}).to_metadata()
+    return Task(id=task_id, goal=_PHASE_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
+
+
+def initial_plan(goal: Goal, library: Plan, request: JsonObject, *, tool_loop: bool = False) -> Plan:
+    """Return the plan that a run of planning mode begins with.
+
+    Args:
+        goal: the goal.
+        library: a plan whose tools and resources are used.
+        request: the request, noted on the first task.
+        tool_loop: whether the run uses one tool after another without planning; then its only task is the first step.
+    """
+    tasks: list[Task] = []
+    for phase in [Phase.EXECUTION] if tool_loop else [*PLANNING_PHASES, Phase.REFLECTION]:
+        notes = None if tasks else PlanningTask(request=request)
+        tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]], notes))
+    return with_tools(library, goal, tasks)
+
+
+def with_tools(library: Plan, goal: Goal, tasks: Sequence[Task]) -> Plan:
+    """Return a plan of these tasks with the tools, resources and objects of another."""
+    return library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
+
+
+def is_tool_loop(plan: Plan) -> bool:
+    """Return whether a run that was opened with this plan is a tool loop."""
+    return any(phase_of(task) is Phase.EXECUTION for task in plan.tasks)
+
+
+def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
+    """Return whether a phase is done, and no task of it or of an earlier phase is open.
+
+    Args:
+        live: the plan under way.
+        phase: the phase; for the execution, all actions count.
+        besides: a task that counts as done, because it is about to be.
+    """
+    phases = [*PLANNING_PHASES, Phase.EXECUTION, Phase.REFLECTION]
+    upto, done = phases[: phases.index(phase) + 1], False
+    for entry in live:
+        current = phase_of(entry.task) or Phase.EXECUTION
+        if current not in upto or entry.removed or entry.replaced_by:
+            continue
+        if entry.id != besides and (entry.state in WAITING or entry.state is TaskState.RUNNING):
+            return False
+        done = done or (current is phase and (entry.id == besides or entry.state is TaskState.DONE))
+    return done
+
+
+def repeat_phases(
+    live: LivePlan,
+    target: Phase,
+    last: Phase = Phase.ACTION_SEQUENCE,
+    *,
+    notes: PlanningTask,
+    depends_on: Sequence[TaskId] = (),
+    approved_by: TaskId | None = None,
+) -> tuple[Task, ...]:
+    """Return the phases from a target to the last one as new tasks, each waiting for the one before.
+
+    Args:
+        live: the plan under way.
+        target: the first phase.
+        last: the last phase.
+        notes: the notes on each; they may name the target that the replan returned to, if that is another phase.
+        depends_on: the tasks that the first one waits for.
+        approved_by: the task at which a person must agree before they enter the plan, if any.
+    """
+    view, tasks = PlanView(live), list[Task]()
+    first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
+    notes = notes.model_copy(update={"target": notes.target or target})
+    for phase in PLANNING_PHASES[PLANNING_PHASES.index(first) : PLANNING_PHASES.index(last) + 1]:
+        base = phase.value if approved_by is None else f"{phase.value}~after-{approved_by}{_APPROVED_SUFFIX}"
+        before = [tasks[-1].id] if tasks else depends_on
+        tasks.append(phase_task(phase, view.unused_id(TaskId(base)), before, notes))
+    return tuple(tasks)
+
+
+def human_task(live: LivePlan, *, notes: PlanningTask, depends_on: Sequence[TaskId] = ()) -> Task:
+    """Return a task at which a person decides about the replan `notes.asks`, or answers a question."""
+    task_id = PlanView(live).unused_id(TaskId(Phase.ACTION_SEQUENCE))
+    task = phase_task(Phase.ACTION_SEQUENCE, task_id, depends_on, notes)
+    return task.model_copy(update={"goal": "Have a person decide how to go on"})
+
+
+def accepting_task(live: LivePlan, task: Task) -> Task:
+    """Return a repetition of a phase that takes over the previous output as it is."""
+    notes = PlanningTask.of(task)
+    assert notes.phase is not None
+    task_id = PlanView(live).unused_id(TaskId(f"{task.id}{_APPROVED_SUFFIX}"))
+    kept = notes.model_dump(include={"target", "reason", "replan", "lineage"})
+    return phase_task(notes.phase, task_id, (), PlanningTask(accept=task.id, **kept))
+
+
+def pending_reflection(live: LivePlan) -> TaskId | None:
+    """Return the task of the reflection that is still to come."""
+    waiting = [e.id for e in live if phase_of(e.task) is Phase.REFLECTION and e.state in WAITING and not e.removed]
+    return waiting[-1] if waiting else None
+
+
+def is_action_done(live: LivePlan, entry: TaskEntry) -> bool:
+    """Return whether an action is done, itself or by its replacement."""
+    if entry.state is TaskState.DONE:
+        return phase_of(entry.task) is None
+    parts = [live.entry(task_id) for task_id in entry.replaced_by]
+    return (
+        entry.state is TaskState.REPLACED_BY_REPLAN
+        and bool(parts)
+        and all(is_action_done(live, part) for part in parts)
+    )
+
+
+# Actions of a model's plan as tasks
+
+
+def tool_parameters(tool: ToolSpec) -> Mapping[str, str]:
+    """Return the parameters of a tool and their types; without declared ones, the placeholders in its patterns."""
+    if tool.parameters:
+        return tool.parameters
+    lists = (tool.requires, tool.adds, tool.removes, tool.needs, tool.produces, tuple(tool.headers.values()))
+    texts = (
+        *(text for texts in lists for text in texts),
+        tool.command or "",
+        tool.url or "",
+        *iter_strings(tool.body, keys=False),
+    )
+    return {name: "any" for text in texts for name in placeholders(text)}
+
+
+def missing_arguments(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    """Return the required arguments of a tool that are not given."""
+    return tuple(name for name in tool_parameters(tool) if name not in arguments and name not in tool.optional)
+
+
+def tool_use_problems(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[str, float]) -> list[str]:
+    """Return the problems of arguments that are used literally, without references."""
+    literal = map_strings(arguments, lambda text: text.replace("${", "$${"))
+    body = Fallback.model_validate({"tool": tool.name, "arguments": literal})
+    return [*_undeclared_arguments(tool, arguments), *check_task(body, {tool.name: tool}, capacity, {})]
+
+
+def _undeclared_arguments(tool: ToolSpec, arguments: Iterable[str]) -> list[str]:
+    """Return the problems of arguments that a command or a request has no place for and would ignore."""
+    if tool.parameters or tool.kind not in ("shell", "http"):
+        return []  # others are compared with their parameters, or check arguments themselves
+    declared = tool_parameters(tool)
+    unused = [name for name in arguments if name not in declared and name not in tool.produces]
+    return [
+        f"tool {tool.name!r} has no parameter {brief_repr(name)}; it has {brief_repr(list(declared))}"
+        for name in unused
+    ]
+
+
+def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = _MAX_ARGUMENT_CHARS) -> str:
+    """Describe the use of a tool to a person who must approve it, with at most so many characters of arguments."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    more = len(text) - max_chars
+    return f"{tool} {text if more <= 0 else f'{text[:max_chars]} [… {more} characters more]'}"
+
+
+def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
+    """Describe the actions of a plan in their order, one line each, to a person who must approve all of them.
+
+    Args:
+        plan: the actions.
+        dangerous: the dangerous tools; their actions are marked.
+    """
+    places = {name: place for place, name in enumerate(subtask_order(plan))}
+    actions = sorted(plan.actions, key=lambda action: places[action.task_id])
+    lines = []
+    for number, action in enumerate(actions[:_MAX_ACTIONS_SHOWN], 1):
+        use = describe_tool_use(action.tool, action.arguments, _MAX_ARGUMENT_CHARS_IN_LIST)
+        harm = " (may do harm)" if action.tool in dangerous else ""
+        otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
+        lines.append(f"  {number}. {action.task_id}: {use}{harm}{otherwise}")
+    if more := len(actions) - len(lines):
+        lines.append(f"  … and {more} more")
+    return "\n".join(lines)
+
+
+def subtask_order(action_plan: ActionPlan) -> tuple[str, ...]:
+    """Return the subtasks in the order in which they are to run: the stated one, then that of the actions."""
+    return tuple(dict.fromkeys((*action_plan.execution_order, *(action.task_id for action in action_plan.actions))))
+
+
+def remaining_subtasks(decomposition: TaskDecomposition, finished: Container[str]) -> list[Subtask]:
+    """Return the subtasks that are not finished."""
+    return [subtask for subtask in decomposition.subtasks if subtask.id not in finished]
+
+
+def subtask_ids_by_label(decomposition: TaskDecomposition) -> JsonObject:
+    """Return the ids of subtasks, each under a label that identifies it without repeating it."""
+    return {f"the id of subtask {number}": one.id for number, one in enumerate(decomposition.subtasks, 1)}
+
+
+def revise_decomposition(
+    decomposition: TaskDecomposition, action_plan: ActionPlan, finished: Iterable[str] = ()
+) -> TaskDecomposition:
+    """Return the subtasks that a revised action plan serves, with those that are finished.
+
+    Subtasks that the plan no longer names are dropped. A new one waits for the subtask before it in the order, and the
+    one after it waits for the new one, because the model did not state its dependencies.
+    """
+    known, done = {subtask.id: subtask for subtask in decomposition.subtasks}, dict.fromkeys(finished)
+    stays = {**done, **dict.fromkeys(subtask_order(action_plan))}
+    subtasks = [known[name].model_copy(update={"dependencies": ()}) for name in done if name in known]
+    before: str | None = None
+    for name in (name for name in subtask_order(action_plan) if name not in done):
+        old = known.get(name)
+        needed = [each for each in old.dependencies if each in stays] if old else []
+        if before is not None and (old is None or before not in known) and before not in needed:
+            needed.append(before)
+        purpose = next((action.purpose for action in action_plan.actions if action.task_id == name), "")
+        subtask = old or Subtask(id=name, description=purpose)
+        subtasks.append(subtask.model_copy(update={"dependencies": tuple(needed)}))
+        before = name
+    return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
+
+
+def plan_problems(
+    decomposition: TaskDecomposition,
+    action_plan: ActionPlan | None = None,
+    *,
+    tools: Iterable[ToolSpec],
+    max_subtasks: int = 100,
+    finished: Iterable[str] = (),
+    resources: Mapping[str, float] | None = None,
+) -> list[Problem]:
+    """Return all problems of a decomposition and, if given, of its action plan.
+
+    Args:
+        decomposition: the subtasks.
+        action_plan: the actions; None where they are not planned yet.
+        tools: the tools that may be used.
+        max_subtasks: maximum number of subtasks besides the finished ones.
+        finished: subtasks done before, of this decomposition or not: they may be depended on, and not planned.
+        resources: capacity of each resource that tools take; None where that is not known.
+    """
+    done = {name: name for name in finished}
+    library = {tool.name: tool for tool in tools}
+    left = remaining_subtasks(decomposition, done)
+    problems = _check_subtasks(decomposition, library, done)
+    if len(left) > max_subtasks:
+        text = f"there are {len(left)} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
+        problems.insert(0, Problem("task_decomposition.subtasks", text))
+    if action_plan is not None:
+        actions, _ = _check_and_build(action_plan, left, library, _TaskIds("", done), problems, resources=resources)
+        return actions
+    return problems
+
+
+def compile_action_plan(
+    action_plan: ActionPlan,
+    decomposition: TaskDecomposition,
+    tools: Iterable[ToolSpec],
+    *,
+    prefix: str = "",
+    finished: Mapping[str, str] | None = None,
+) -> tuple[Task, ...]:
+    """Return the tasks of an action plan in the order in which they are to run; independent ones may run at once.
+
+    The last action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait
+    for all of them. A fallback strategy that names a tool becomes a fallback. Where some arguments of a tool are not
+    known, the task names no tool: then its metadata states under `planning` the `tool`, the known `arguments`, and the
+    `missing` ones.
+
+    Args:
+        action_plan: the actions.
+        decomposition: the subtasks that they serve.
+        tools: the tools that may be used.
+        prefix: prefix of every id, in references as well, so that no id is used again.
+        finished: subtasks done before, each with the id of the task that did it.
+
+    Raises:
+        PlanError: the plan has problems; with all of them.
+    """
+    library, done = {tool.name: tool for tool in tools}, finished or {}
+    problems, tasks = _check_and_build(
+        action_plan,
+        remaining_subtasks(decomposition, done),
+        library,
+        _TaskIds(prefix, done),
+        _check_subtasks(decomposition, library, done),
+    )
+    if problems:
+        raise PlanError(problems)
+    return tasks
+
+
+def compile_batch(
+    decomposition: TaskDecomposition,
+    action_plan: ActionPlan,
+    batch: Container[str],
+    earlier: Sequence[Task],
+    *,
+    tools: Iterable[ToolSpec],
+    finished: Iterable[str] = (),
+    resources: Mapping[str, float] | None = None,
+) -> tuple[list[Problem], tuple[Task, ...]]:
+    """Check the actions of a batch of subtasks; return their problems, or their tasks for the checks of later batches.
+
+    Args:
+        decomposition: all subtasks, checked before.
+        action_plan: the actions of the batch.
+        batch: the subtasks that they are to serve.
+        earlier: the tasks of the batches before.
+        tools: the tools that may be used.
+        finished: subtasks done before.
+        resources: capacity of each resource that tools take; None where that is not known.
+    """
+    library = {tool.name: tool for tool in tools}
+    subtasks = [subtask for subtask in decomposition.subtasks if subtask.id in batch]
+    # Also those of later batches: an action with such a name now would have another one in the whole plan.
+    reserved = frozenset(subtask.id for subtask in decomposition.subtasks)
+    ids = _TaskIds("", {name: name for name in finished}, reserved)
+    problems, tasks = _check_and_build(action_plan, subtasks, library, ids, resources=resources, earlier=earlier)
+    return problems, tuple(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
+
+
+@dataclass(frozen=True)
+class _TaskIds:
+    """Task ids for the subtask names that a model uses.
+
+    Attributes:
+        prefix: prefix of every new id.
+        finished: the tasks of finished subtasks, by the names of these.
+        reserved: names that only a subtask may have.
+    """
+
+    prefix: str
+    finished: Mapping[str, str]
+    reserved: frozenset[str] = field(default=frozenset())
+
+    def resolve(self, name: str) -> TaskId:
+        """Return the id of the task that does a subtask, or did it."""
+        return TaskId(self.finished.get(name, self.prefix + name))
+
+    def action_names(self, subtask: str, number: int) -> list[str]:
+        """Return names for the actions of a subtask; the last has the subtask's own."""
+        free = (name for index in count(1) if (name := f"{subtask}-{index}") not in self.reserved)
+        return [*(next(free) for _ in range(number - 1)), subtask]
+
+
+def _check_and_build(
+    action_plan: ActionPlan,
+    subtasks: Sequence[Subtask],
+    library: Mapping[str, ToolSpec],
+    ids: _TaskIds,
+    problems: Iterable[Problem] = (),
+    *,
+    resources: Mapping[str, float] | None = None,
+    earlier: Sequence[Task] = (),
+) -> tuple[list[Problem], tuple[Task, ...]]:
+    """Return the given problems with those of the action plan; or its tasks, if there are none."""
+    problems = [
+        *problems,
+        *_check_execution_order(action_plan, subtasks),
+        *_check_actions(action_plan, subtasks, library, ids, resources),
+    ]
+    if problems:
+        return problems, ()
+    tasks = _build_tasks(action_plan, subtasks, library, ids)
+    # References to tasks that do not exist, or are not done in time.
+    complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
+    before = [Task(id=TaskId(name)) for name in dict.fromkeys(ids.finished.values())]
+    graph = check_graph([*complete, *earlier, *before])
+    return [Problem("action_plan.actions", problem.message) for problem in graph], tasks
+
+
+def _check_subtasks(
+    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], finished: Collection[str]
+) -> list[Problem]:
+    at, hints, problems = "task_decomposition.subtasks", NameSuggester(), list[Problem]()
+    for index, subtask in enumerate(decomposition.subtasks):
+        for tool in subtask.required_tools:
+            if tool not in library:
+                text = f"subtask {subtask.id!r} requires the unknown tool {tool!r}{hints(tool, library)}"
+                problems.append(Problem(f"{at}[{index}].required_tools", text))
+    own = {subtask.id for subtask in decomposition.subtasks}
+    tasks = [Task(id=TaskId(one.id), depends_on=tuple(map(TaskId, one.dependencies))) for one in decomposition.subtasks]
+    for problem in check_graph([*tasks, *(Task(id=TaskId(name)) for name in finished if name not in own)]):
+        where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
+        problems.append(Problem(where, problem.message.replace(", as tasks[", ", as subtasks[")))
+    return problems
+
+
+def _check_execution_order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
+    at, hints = "action_plan.execution_order", NameSuggester()
+    names = dict.fromkeys(subtask.id for subtask in subtasks)
+    planned = Counter(action.task_id for action in action_plan.actions)
+    listed = Counter(action_plan.execution_order)
+    for name, times in listed.items():
+        if name not in names:
+            yield Problem(at, f"{name!r} is not a subtask that is to be done{hints(name, names)}")
+        elif times > max(1, planned[name]):
+            yield Problem(at, f"{name!r} is listed {times} times and has {planned[name]} actions")
+    for name in names if listed else ():
+        if name not in listed:
+            yield Problem(at, f"{name!r} is left out; list every subtask")
+
+
+def _check_actions(
+    action_plan: ActionPlan,
+    subtasks: Sequence[Subtask],
+    library: Mapping[str, ToolSpec],
+    ids: _TaskIds,
+    resources: Mapping[str, float] | None = None,
+) -> Iterator[Problem]:
+    hints = NameSuggester()
+    names = dict.fromkeys(subtask.id for subtask in subtasks)
+    capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
+    for index, action in enumerate(action_plan.actions):
+        at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
+        if action.task_id not in names:
+            finished = "a finished subtask" if action.task_id in ids.finished else ""
+            why = finished or f"not a subtask{hints(action.task_id, names)}"
+            yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
+        if (tool := library.get(action.tool)) is None:
+            shown = ", ".join(map(repr, [*library][:20])) + (", …" if len(library) > 20 else "")
+            hint = hints(action.tool, library) or (f"; there is {shown}" if shown else "; there are no tools at all")
+            yield Problem(f"{at}.tool", f"{label} uses the unknown tool {action.tool!r}{hint}")
+            continue
+        later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT)
+        body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
+        for text in (*_undeclared_arguments(tool, action.arguments), *check_task(body, library, capacity, {})):
+            yield Problem(f"{at}.arguments", f"{label}: {text}")
+    served = {action.task_id for action in action_plan.actions}
+    for name in names:
+        if name not in served:
+            yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
+
+
+def _build_tasks(
+    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], ids: _TaskIds
+) -> tuple[Task, ...]:
+    known = {subtask.id: subtask for subtask in subtasks}
+    ids = _TaskIds(ids.prefix, ids.finished, ids.reserved | known.keys() | ids.finished.keys())
+    tasks: list[Task] = []
+    for name in subtask_order(action_plan):
+        actions = [action for action in action_plan.actions if action.task_id == name]
+        waits = tuple(map(ids.resolve, known[name].dependencies))
+        for action, action_name in zip(actions, ids.action_names(name, len(actions)), strict=True):
+            reads = (reference.task for reference in find_references(action.arguments, ids.finished))
+            finished = [ids.resolve(task) for task in reads if task is not None and task in ids.finished]
+            notes = PlanningTask(
+                subtask=name,
+                action_type=action.action_type,
+                expected_outcome=action.expected_outcome,
+                fallback_strategy=action.fallback_strategy or "",
+            )
+            fields = {
+                **_tool_fields(library[action.tool], action.arguments, notes, ids),
+                "id": ids.resolve(action_name),
+                "goal": action.purpose or None,
+                "acceptance": [action.expected_outcome] if action.expected_outcome else [],
+                "depends_on": tuple(dict.fromkeys((*waits, *finished))),
+                "priority": len(tasks),
+                "fallbacks": tuple(_fallbacks(action, library, ids)),
+            }
+            tasks.append(Task.model_validate(fields))
+            waits = (tasks[-1].id,)
+    return tuple(tasks)
+
+
+def _tool_fields(tool: ToolSpec, given: JsonObject, notes: PlanningTask, ids: _TaskIds) -> JsonObject:
+    """Return the fields of a task that say how a tool is used; incomplete arguments are kept in the metadata."""
+    arguments = rename_references(given, ids.resolve, ids.finished)
+    if missing := missing_arguments(tool, given):
+        incomplete: dict[str, object] = {"tool": tool.name, "arguments": arguments, "missing": missing}
+        return {"resources": dict(tool.resources), "metadata": notes.model_copy(update=incomplete).to_metadata()}
+    metadata = notes.model_copy(update={"tool": tool.name}).to_metadata()
+    return {"tool": tool.name, "arguments": arguments, "metadata": metadata}
+
+
+def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _TaskIds) -> Iterator[Fallback]:
+    """Yield the tool that a strategy begins with, as in `write_file: from scratch`, with the shared arguments."""
+    text = re.sub(r"^use\s+", "", (action.fallback_strategy or "").strip(), flags=re.IGNORECASE)
+    head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
+    tool = library.get(text) or library.get(head.strip(" `'\""))
+    if tool is not None and tool.name != action.tool:
+        shared = {name: action.arguments[name] for name in tool_parameters(tool) if name in action.arguments}
+        fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id), ids)
+        yield Fallback.model_validate({**fields, "goal": action.purpose or None})
+
+
+# Actions in the live plan
+
+
+class PlanInstallation(NamedTuple):
+    """Changes that put a plan into the live plan.
+
+    Attributes:
+        changes: the changes.
+        tasks: the live task of each task of the plan, by its name there.
+    """
+
+    changes: tuple[PlanChange, ...]
+    tasks: dict[str, str]
+
+
+def plan_installation(
+    live: LivePlan, planned: Sequence[Task], prefix: str, finished: Mapping[str, str], *, by: TaskId
+) -> PlanInstallation:
+    """Replace the actions that are not done yet by planned ones.
+
+    Args:
+        live: the plan under way.
+        planned: the new tasks; their ids begin with the prefix.
+        prefix: prefix of every id.
+        finished: the live tasks that are kept, by their names in the plan.
+        by: the phase task that made the plan, and that the new tasks wait for.
+    """
+    ids = dict.fromkeys(task.id for task in planned)
+    tasks = {**finished, **{str(task.id).removeprefix(prefix): str(task.id) for task in planned}}
+    adds = [
+        AddTask(task=task if ids.keys() & task.depends_on else _with_dependencies(task, (*task.depends_on, by)))
+        for task in planned
+    ]
+    old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
+    left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
+    skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
+    joins: list[PlanChange] = []
+    if (reflection := pending_reflection(live)) is not None:
+        awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
+        joins = [ModifyTask(task_id=reflection, fields={"depends_on": awaited})]  # one change: each checks all of them
+    return PlanInstallation((*adds, *joins, *skips), tasks)
+
+
+def _with_dependencies(task: Task, depends_on: tuple[TaskId, ...]) -> Task:
+    return task.model_copy(update={"depends_on": depends_on})
+
+
+def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
+    """Return the tasks of earlier plans that are done or running, if a replan that returns to the target keeps them."""
+    entries = {name: live.entry(TaskId(task_id)) for name, task_id in earlier.items()}
+    done = [name for name, entry in entries.items() if is_action_done(live, entry) or entry.state is TaskState.RUNNING]
+    kept = carried_over_tasks(target, earlier, done, [name for name in entries if name not in done])
+    return {name: earlier[name] for name in kept}
