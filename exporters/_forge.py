@@ -1,4 +1,4 @@
-"""What stands unseen in comments, by which our own are told from those of people, and from one another. Pure."""
+"""Comments on a forge: their hidden markers, the forge protocol, and an index that writes each comment once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import quote, unquote
 
+import anyio
+
 from replanning.errors import ReplanningError
 
 AUTHORSHIP_MARKER: Final = "\n\n<!-- written by replanning -->"
-"""What forges put behind everything that they write, where nobody sees it, and take off again when they read: people
-may write with the same account, and what we have written ourselves is never taken for their word."""
+"""Hidden line at the end of every comment that this tool writes; forges add it on writing and remove it on reading.
+
+It distinguishes notices from comments that people write with the same account."""
 
 
 class Marker(NamedTuple):
-    """What a comment of ours is, as a mark says that nobody sees.
+    """Hidden marker that identifies a comment written by this tool.
 
     Attributes:
-        kind: of notice, or `checklist`.
-        run: whose it is.
-        subject: what in the run it is about, such as a replan or a question.
+        kind: kind of the notice, or `checklist`.
+        run: id of the run.
+        subject: id of the replan, question or record that the notice is about.
     """
 
     kind: str
@@ -31,7 +34,7 @@ class Marker(NamedTuple):
 
     @property
     def question(self) -> str:
-        """The id of the question that it puts to people; empty where it puts none."""
+        """Id of the question that the notice asks; empty for other notices."""
         return self.subject if self.kind in ("clarification", "question") else ""
 
     def __str__(self) -> str:
@@ -44,16 +47,16 @@ _AUTHORSHIP_PATTERN: Final = re.compile(rf"\s*^{re.escape(AUTHORSHIP_MARKER.stri
 
 
 def find_marker(body: str) -> Marker | None:
-    """The last mark in a comment; None where there is none. It counts in comments of our own alone.
+    """Return the last marker in a comment, if any. It is valid only in comments of the tool's own account.
 
-    Nothing that we quote can have one. People may write something behind it when they edit the comment.
+    Quoted texts never contain one, but people may edit a comment and write something after it.
     """
-    found = _MARKER_PATTERN.findall(body)
-    return Marker(found[-1][0], unquote(found[-1][1]), unquote(found[-1][2])) if found else None
+    markers = _MARKER_PATTERN.findall(body)
+    return Marker(markers[-1][0], unquote(markers[-1][1]), unquote(markers[-1][2])) if markers else None
 
 
 def strip_authorship(body: str) -> tuple[str, bool]:
-    """A comment without the mark of what is written here, and whether it had one, outside of what it quotes."""
+    """Return a comment without its authorship marker, and whether it had one outside of quotes."""
     text = _AUTHORSHIP_PATTERN.sub("", body)
     return (text.rstrip(), True) if text != body else (body, False)
 
@@ -63,22 +66,22 @@ def _quote_value(text: str) -> str:
 
 
 MAX_COMMENT_CHARS: Final = 65_536 - len(AUTHORSHIP_MARKER)
-"""Characters of one comment beyond which GitHub refuses it; no forge is given more."""
+"""Longest comment in characters; GitHub refuses longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgeComment:
-    """A comment as a forge has it.
+    """Comment on a forge.
 
     Attributes:
-        id: by which it is edited.
-        author: the login of whoever wrote it.
-        body: its text, in Markdown.
-        at: when it was written, in UTC.
-        own: whether it was written by the account that the forge posts as; what others write proves nothing.
-        notice: whether it was written by that account through us, and not by a person with the same account.
-        bot: whether a program wrote it; so did whoever bears our mark, and is another account.
-        role: what the author is to the project, in the words of the forge, where that stands in the comment.
+        id: its id.
+        author: login of the author.
+        body: text in Markdown.
+        at: time of creation, in UTC.
+        own: true if the forge's own account wrote it; only then are markers valid.
+        notice: true if this tool wrote it, and not a person with the same account.
+        bot: true if a program wrote it, such as this tool with another account.
+        role: the author's role in the project, as the forge calls it; empty if the comment does not name it.
     """
 
     id: str
@@ -92,20 +95,20 @@ class ForgeComment:
 
     @property
     def question(self) -> str:
-        """The id of the question that this puts to people as a notice of ours; empty where it puts none."""
-        mark = find_marker(self.body) if self.notice else None
-        return mark.question if mark is not None else ""
+        """Id of the question that a notice asks; empty for other comments."""
+        marker = find_marker(self.body) if self.notice else None
+        return marker.question if marker is not None else ""
 
 
 class ForgeError(ReplanningError):
-    """A forge did not do what was asked; it can be tried again unless that is said to be in vain.
+    """A request to a forge failed.
 
     Attributes:
-        status: of the HTTP answer, if there was one.
-        retry_after: seconds before which trying again is in vain; None where it is not known.
-        final: whether trying again is in vain however long one waits: no such issue, no right to write there.
-        request_id: by which the forge finds the request.
-        excerpt: of what it answered, without secrets.
+        status: HTTP status of the response, if there was one.
+        retry_after: seconds to wait before another try, if known.
+        final: true if trying again is useless: no such issue, or no permission.
+        request_id: the forge's id of the request.
+        excerpt: beginning of the response, without secrets.
     """
 
     def __init__(
@@ -120,8 +123,8 @@ class ForgeError(ReplanningError):
     ) -> None:
         facts = [f"HTTP {status}"] if status is not None else []
         facts += [f"request {request_id}"] if request_id else []
-        said = f"{message} ({', '.join(facts)})" if facts else message
-        super().__init__(f"{said}: {excerpt}" if excerpt else said)
+        text = f"{message} ({', '.join(facts)})" if facts else message
+        super().__init__(f"{text}: {excerpt}" if excerpt else text)
         self.status = status
         self.retry_after = retry_after
         self.final = final
@@ -131,40 +134,107 @@ class ForgeError(ReplanningError):
 
 @runtime_checkable
 class Forge(Protocol):
-    """The comments of one issue or merge request; every method raises a `ForgeError` where it fails.
+    """The comments of one issue or merge request; every method raises a `ForgeError` if it fails.
 
-    A call tries again what may pass within its one deadline, and never writes anything twice; after that, whoever
-    calls decides whether and when to try again.
+    Each call retries temporary failures within its deadline, and never writes anything twice.
     """
 
     name: str
 
     async def comments(self) -> Sequence[ForgeComment]:
-        """All comments, oldest first; cheap when nothing has changed."""
+        """Return all comments, oldest first; cheap when nothing has changed."""
         ...
 
     async def post(self, body: str) -> str:
-        """Write a new comment, and say its id."""
+        """Write a new comment and return its id."""
         ...
 
     async def edit(self, comment_id: str, body: str) -> None:
-        """Put another text in the place of a comment's."""
+        """Replace the text of a comment."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
 def is_same_text(one: str, other: str) -> bool:
-    """Whether two texts differ in nothing that forges change by themselves."""
+    """Return whether two texts are equal but for line ends and outer white space, which forges change."""
     return one.replace("\r\n", "\n").strip() == other.replace("\r\n", "\n").strip()
 
 
 def parse_time(text: str) -> datetime:
-    """The moment that a text names, in UTC; the epoch where it names none."""
+    """Return an ISO time in UTC; the epoch if it is invalid."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         at = datetime.fromtimestamp(0, UTC)
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+class _PostedComment(NamedTuple):
+    id: str
+    body: str
+
+
+class CommentIndex:
+    """Index of the comments on a forge by marker, which writes each of them once.
+
+    The comments are read before the first is written, and again after any failure, because a failed request may have
+    had an effect.
+
+    Args:
+        forge: the forge.
+    """
+
+    def __init__(self, forge: Forge) -> None:
+        self.forge = forge
+        self._posted: dict[Marker, _PostedComment] | None = None
+        self._lock = anyio.Lock()
+
+    def __repr__(self) -> str:
+        state = "not read" if self._posted is None else f"{len(self._posted)} comments"
+        return f"<CommentIndex of {self.forge.name!r} {state}>"
+
+    async def post(self, marker: Marker, body: str) -> None:
+        """Write a comment unless it exists."""
+        await self._write(marker, body, edits=False)
+
+    async def upsert(self, marker: Marker, body: str) -> bool:
+        """Write a comment, or edit it in place; return False if it is up to date."""
+        return await self._write(marker, body, edits=True)
+
+    async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
+        async with self._lock:
+            try:
+                return await self._write_locked(marker, body, edits=edits)
+            except BaseException:
+                self._posted = None  # the request may have had an effect
+                raise
+
+    async def _write_locked(self, marker: Marker, body: str, *, edits: bool) -> bool:
+        if self._posted is None:
+            posted: dict[Marker, _PostedComment] = {}
+            for comment in await self.forge.comments():
+                found = find_marker(comment.body) if comment.own else None
+                if found is not None:
+                    posted.setdefault(found, _PostedComment(comment.id, comment.body))
+            self._posted = posted
+        old = self._posted.get(marker)
+        if old is not None and (not edits or is_same_text(old.body, body)):
+            return False
+        if old is None or not await self._try_edit(old.id, body):
+            old = _PostedComment(await self.forge.post(body), body)
+        self._posted[marker] = _PostedComment(old.id, body)
+        return True
+
+    async def _try_edit(self, comment: str, body: str) -> bool:
+        """Edit a comment; return False if it was deleted."""
+        try:
+            await self.forge.edit(comment, body)
+        except ForgeError as error:
+            deleted = error.status in (404, 410) and all(c.id != comment for c in await self.forge.comments())
+            if not deleted:
+                raise
+            return False
+        return True

@@ -1,56 +1,54 @@
-"""What answers of a forge mean: their text, what is wrong, and when to ask again."""
+"""HTTP API of a forge: requests with retries, pages and rate limits, and the meaning of its errors."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import anyio
 import httpx
 
 from replanning import Environment
-from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import ForgeError
-from replanning.http import RequestFailed, RetryPolicy, create_client, read_body, retry_after_seconds, url_problem
+from replanning.http import RequestFailed, RetryPolicy, create_client, read_body, retry_after_seconds
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 
 MAX_EXCERPT_CHARS: Final = 300
-"""Characters of an answer that are shown."""
+"""Characters of a response in error messages."""
 
 _DEFAULT_RATE_LIMIT_WAIT: Final = 60.0
-"""Seconds for which a forge is left alone that is asked too often and does not say until when."""
+"""Seconds to wait after a rate limit that names no time."""
 
 _MAX_HEADER_DIGITS: Final = 15
-"""Of a number in a header; what is longer is none."""
+"""Longest number accepted in a header."""
 
 _RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
 
 _STATUS_REASONS: Final[Mapping[int, str]] = {
-    400: "it does not understand the request",
-    401: "it does not accept the token",
-    403: "it does not let this token do that",
-    404: "there is no such thing there, or this token may not see it",
-    405: "it does not let that be done there",
-    408: "it waited too long for the request",
-    409: "it is busy with something that is in the way",
-    410: "it is gone",
-    422: "it does not take this text",
-    429: "it is asked too often",
+    400: "the request is malformed",
+    401: "the token is not accepted",
+    403: "the token lacks the permission",
+    404: "not found, or the token may not see it",
+    405: "the method is not allowed",
+    408: "the request took too long",
+    409: "the request conflicts with another operation",
+    410: "it was deleted",
+    422: "the text is rejected",
+    429: "rate limit reached",
 }
 
 
 class ApiEndpoint(NamedTuple):
-    """Where a forge is, and as whom it is asked.
+    """Address and credentials of a forge's API.
 
     Attributes:
-        name: of the forge, in messages.
-        url: to which paths are added.
-        token: of whoever asks; empty for nobody.
-        token_variable: where the token is looked for, for messages.
-        headers: sent along.
+        name: name in messages.
+        url: base URL.
+        token: access token; empty for anonymous requests.
+        token_variable: environment variable of the token, for messages.
+        headers: headers of every request.
     """
 
     name: str
@@ -64,7 +62,7 @@ class ApiEndpoint(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One page of a list, with the address of the next."""
+    """One page of a list, with the URL of the next."""
 
     entries: list[JsonObject]
     next_url: str
@@ -72,7 +70,7 @@ class Page(NamedTuple):
 
 
 class ApiResponse(NamedTuple):
-    """What a request came to."""
+    """Response to a request."""
 
     status: int
     headers: httpx.Headers
@@ -80,7 +78,7 @@ class ApiResponse(NamedTuple):
 
 
 def rate_limit_end(answer: ApiResponse, now: float) -> float:
-    """When a forge may be asked again, by what an answer says; 0 where that is at once."""
+    """Return the time before which a response allows no further request; 0 if it names none."""
     headers, until = answer.headers, 0.0
     if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
         until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
@@ -89,76 +87,76 @@ def rate_limit_end(answer: ApiResponse, now: float) -> float:
     return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
 
 
-def response_error(answer: ApiResponse, access: ApiEndpoint, excerpt: Callable[[str], str], quiet: float) -> Exception:
-    """What a refusal means.
+def response_error(answer: ApiResponse, access: ApiEndpoint, excerpt: Callable[[str], str], wait: float) -> Exception:
+    """Return the exception for an error response: `RequestFailed` if a retry may help, else `ForgeError`.
 
     Args:
-        answer: the refusal.
-        access: who was asked.
-        excerpt: shortens texts and takes secrets out of them.
-        quiet: seconds for which the forge wants to be left alone.
+        answer: the response.
+        access: the API.
+        excerpt: cuts texts and removes secrets.
+        wait: seconds until the rate limit allows another request.
     """
     status, headers = answer.status, answer.headers
     request_id = excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
-    limited, said = _is_rate_limited(answer), excerpt(_error_message(answer.data))
-    what = _status_reason(429 if limited else status)
+    limited, message = _is_rate_limited(answer), excerpt(_error_message(answer.data))
+    reason = _status_reason(429 if limited else status)
     if limited or status >= 500 or status in (408, 409):
         return RequestFailed(
-            what,
+            reason,
             status=status,
             request_id=request_id,
-            excerpt=said,
-            retry_after=max(quiet, 0.0),
+            excerpt=message,
+            retry_after=max(wait, 0.0),
             maybe_executed=status >= 500 or status == 408,
         )
     if status in (401, 403, 404):
-        what += f"; look at {access.token_variable}" if access.token else f"; {access.token_variable} is not set"
-    return ForgeError(f"{access.name}: {what}", status=status, final=True, request_id=request_id, excerpt=said)
-
-
-def is_api_of(api: str, page: str) -> bool:
-    """Whether an API belongs to the web site of a page; no token goes to another."""
-    host, site = httpx.URL(api).host, httpx.URL(page).host
-    return host in (site, f"api.{site}")
+        reason += f"; check {access.token_variable}" if access.token else f"; {access.token_variable} is not set"
+    return ForgeError(f"{access.name}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
 
 
 def text_at(value: JsonValue, *path: str) -> str:
-    """The text at a path into objects; empty where there is none."""
+    """Return the text at a path into nested objects; empty if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     text = "" if value is None or isinstance(value, dict | list) else str(value)
-    return text if text.isascii() else text.encode(errors="replace").decode()  # half a character is none
+    return text if text.isascii() else text.encode(errors="replace").decode()  # replaces lone surrogates
+
+
+def as_object(value: JsonValue) -> JsonObject:
+    """Return a JSON value that is an object; else an empty object."""
+    return value if isinstance(value, dict) else {}
 
 
 def objects_in(value: JsonValue) -> list[JsonObject]:
-    """The objects in a list; none where it is no list."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    """Return the objects in a list; empty if it is not a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _status_reason(status: int) -> str:
     if 300 <= status < 400:
-        return "it is elsewhere now, and the token is not sent on"
-    return _STATUS_REASONS.get(status) or ("it fails" if status >= 500 else "it does not take this request")
+        return "redirected to another host, where the token is not sent"
+    return _STATUS_REASONS.get(status) or ("server error" if status >= 500 else "the request is refused")
 
 
 def _is_rate_limited(answer: ApiResponse) -> bool:
-    """Whether a refusal is about how often it is asked, and not about what."""
+    """Return whether an error response is a rate limit."""
     if answer.status != 403:
         return answer.status == 429
     spent = _integer_header(answer.headers, "x-ratelimit-remaining") == 0
-    said = _error_message(answer.data).lower()
-    return spent or "retry-after" in answer.headers or any(words in said for words in _RATE_LIMIT_PHRASES)
+    message = _error_message(answer.data).lower()
+    return spent or "retry-after" in answer.headers or any(phrase in message for phrase in _RATE_LIMIT_PHRASES)
 
 
 def _error_message(body: bytes) -> str:
-    """What an answer says is wrong, in the form of either forge."""
+    """Return the message of an error response of GitHub or GitLab."""
     try:
-        said = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
         return body[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace")
-    found = (said.get("message") or said.get("error") or said) if isinstance(said, dict) else said
-    more = said.get("errors") if isinstance(said, dict) else None
-    return f"{found} {json.dumps(more)}" if more else str(found)
+    if not isinstance(content, dict):
+        return str(content)
+    message, details = content.get("message") or content.get("error") or content, content.get("errors")
+    return f"{message} {json.dumps(details)}" if details else str(message)
 
 
 def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:
@@ -172,10 +170,10 @@ def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:
 T = TypeVar("T")
 
 PAGE_SIZE: Final = 100
-"""Entries of a page; the most that either forge gives."""
+"""Entries of a page; the maximum of both forges."""
 
 _MAX_RATE_LIMIT_WAIT: Final = 3_600.0
-"""Seconds after which limits have passed at the latest, whatever time it is where the forge is."""
+"""Longest wait for a rate limit in seconds, in case the clocks differ."""
 
 _MASK: Final = "[redacted]"
 
@@ -185,14 +183,14 @@ _MAX_REDIRECTS: Final = 3
 
 
 class ForgeClient:
-    """The API of a forge, asked by one call at a time, as forges want it.
+    """Client of a forge's API, with one call at a time, as forges require.
 
     Args:
-        endpoint: where it is.
-        timeout: seconds that a call may take in total, retries included.
-        environment: time and chance.
-        transport: what connects, for tests; by default the network.
-        redact: takes secrets out of what is shown of answers.
+        access: address and credentials.
+        timeout: seconds for a call, retries included.
+        environment: source of time and randomness.
+        transport: HTTP transport, for tests; by default the network.
+        redact: removes secrets from excerpts of responses.
     """
 
     def __init__(
@@ -218,10 +216,10 @@ class ForgeClient:
         return repr(self.endpoint)
 
     async def run(self, work: Callable[[ForgeSession], Awaitable[T]]) -> T:
-        """What comes of requests that belong together, before their one deadline.
+        """Return the result of a call: requests that share one deadline.
 
         Raises:
-            ForgeError: there is no answer, or it is a refusal.
+            ForgeError: a request fails, or the time is up.
         """
         clock = self.environment.clock
         deadline = clock.now() + self.timeout
@@ -239,23 +237,23 @@ class ForgeClient:
             return results[0]
         if failure is not None:
             raise failure
-        raise ForgeError(f"{self.endpoint.name}: no answer came within {self.timeout:g} s")
+        raise ForgeError(f"{self.endpoint.name}: no response within {self.timeout:g} s")
 
     async def aclose(self) -> None:
-        """Close the connections; they are made anew when it is asked again, also by another event loop."""
+        """Close the connections; the next call opens new ones, also in another event loop."""
         client, self._client, self._lock = self._client, None, anyio.Lock()
         if client is not None:
             await client.aclose()
 
     def excerpt(self, text: str) -> str:
-        """The beginning of a text, without secrets."""
+        """Return the beginning of a text, without secrets."""
         text = text[: 4 * MAX_EXCERPT_CHARS]
         if self.endpoint.token:
             text = text.replace(self.endpoint.token, _MASK)
         return (self._redact(text) if self._redact is not None else text)[:MAX_EXCERPT_CHARS]
 
     def redact_token(self, text: str) -> str:
-        """A text that is written where everybody can read it."""
+        """Return a text without the token, to be published."""
         return text.replace(self.endpoint.token, _MASK) if self.endpoint.token else text
 
     async def _cancel_at(self, deadline: float, scope: anyio.CancelScope) -> None:
@@ -270,31 +268,31 @@ class ForgeClient:
 
 
 class ForgeSession:
-    """Requests that belong together.
+    """Requests of one call.
 
     Args:
-        api: who is asked.
-        client: the connections.
-        deadline: by which an answer is of use.
+        api: the client.
+        client: its HTTP connections.
+        deadline: time at which the call ends.
     """
 
     def __init__(self, api: ForgeClient, client: httpx.AsyncClient, deadline: float) -> None:
         self._api, self._client, self._deadline = api, client, deadline
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> JsonValue:
-        """What stands at a path.
+        """Return the JSON value at a path.
 
         Raises:
-            ForgeError: it cannot be had.
+            ForgeError: the request fails.
         """
         url = str(httpx.URL(self._api.endpoint.url + path, params=params))
         return _parse_json(await self._with_retries(lambda: self._send("GET", url)), self._api)
 
     async def get_text(self, path: str, accept: str = "*/*") -> str:
-        """The text that stands at a path.
+        """Return the text at a path.
 
         Raises:
-            ForgeError: it cannot be had.
+            ForgeError: the request fails.
         """
         url = self._api.endpoint.url + path
         answer = await self._with_retries(lambda: self._send("GET", url, headers={"accept": accept}))
@@ -302,34 +300,38 @@ class ForgeSession:
         return data.decode(errors="replace")
 
     async def list_entries(self, path: str, params: Mapping[str, str] | None = None, *, limit: int) -> list[JsonObject]:
-        """A list of several pages; those that have not changed since they were last read cost nothing.
+        """Return the entries of a list of several pages; unchanged pages come from the cache.
 
         Args:
-            path: where it stands.
-            params: how it is wanted.
-            most: how many entries are read at most; what comes after them is left out.
+            path: path of the list.
+            params: query parameters.
+            limit: most entries to return.
 
         Raises:
-            ForgeError: it cannot be had.
+            ForgeError: a request fails.
         """
-        found: list[JsonObject] = []
+        entries: list[JsonObject] = []
         url = self.first_page_url(path, params)
-        while url and len(found) < limit:
+        while url and len(entries) < limit:
             page = await self.get_page(url)
-            found += page.entries
+            entries += page.entries
             url = page.next_url
-        return found[:limit]
+        return entries[:limit]
 
     def first_page_url(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """The address of the first page of a list."""
+        """Return the URL of the first page of a list."""
         return str(httpx.URL(self._api.endpoint.url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)}))
 
     async def get_page(self, url: str, *, once: bool = False) -> Page:
-        """One page, as it is kept where it has not changed.
+        """Return one page, from the cache if it has not changed.
+
+        Args:
+            url: URL of the page.
+            once: do not retry.
 
         Raises:
-            ForgeError: it cannot be had.
-            FailedTry: likewise, where it may be had later, and only one try was wanted.
+            ForgeError: the request fails.
+            RequestFailed: the request fails without retries, but a retry may help.
         """
         kept = self._api.page_cache.get(url)
         headers = {"if-none-match": kept.etag} if kept is not None and kept.etag else {}
@@ -339,15 +341,18 @@ class ForgeSession:
 
         answer = await (ask() if once else self._with_retries(ask))
         if answer.status == 304 and kept is not None:
-            # A page that has become full does not change when another begins: then only asking tells.
+            # A page that was the last stays unchanged when it fills up and a next one begins.
             page = (
                 kept
                 if kept.next_url or len(kept.entries) < PAGE_SIZE
                 else kept._replace(next_url=_following_page_url(url))
             )
         else:
-            said = _parse_json(answer, self._api)
-            page = Page(objects_in(said), self._next_page_url(url, answer.headers), answer.headers.get("etag", ""))
+            page = Page(
+                objects_in(_parse_json(answer, self._api)),
+                self._next_page_url(url, answer.headers),
+                answer.headers.get("etag", ""),
+            )
         self._api.page_cache[url] = page
         return page
 
@@ -360,27 +365,27 @@ class ForgeSession:
         find_existing: Callable[[], Awaitable[JsonObject | None]] | None = None,
         maybe_written: bool = False,
     ) -> JsonObject:
-        """Write something.
+        """Send a request that writes, and return the JSON object in its response.
 
         Args:
-            method: PATCH and PUT may be repeated; POST may not.
-            path: where.
-            body: what.
-            done: finds what was written where it is not known whether it was; None where writing twice does no harm.
-            unsure: whether it may have been written before.
+            method: HTTP method; PATCH and PUT may be repeated, POST may not.
+            path: path of the resource.
+            body: JSON body.
+            find_existing: finds the result of an earlier try that may have succeeded; None if repeating is harmless.
+            maybe_written: true if an earlier call may have succeeded.
 
         Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
+            ForgeError: the request failed, or its effect is unknown.
         """
         access = self._api.endpoint
         if not access.token:
-            problem = f"to write there, {access.token_variable} must be set to a token that may"
+            problem = f"writing needs a token: set {access.token_variable}"
             raise ForgeError(f"{access.name}: {problem}", final=True)
 
         async def ask() -> ApiResponse | JsonObject:
             nonlocal maybe_written
-            if maybe_written and find_existing is not None and (found := await find_existing()) is not None:
-                return found
+            if maybe_written and find_existing is not None and (existing := await find_existing()) is not None:
+                return existing
             try:
                 return await self._send(method, access.url + path, body=body)
             except RequestFailed as failed:
@@ -388,13 +393,10 @@ class ForgeSession:
                 raise
 
         answer = await self._with_retries(ask)
-        if isinstance(answer, dict):
-            return answer
-        said = _parse_json(answer, self._api)
-        return said if isinstance(said, dict) else {}
+        return answer if isinstance(answer, dict) else as_object(_parse_json(answer, self._api))
 
     def _next_page_url(self, url: str, headers: Mapping[str, str]) -> str:
-        """The address of the page after this one, which must be of the same forge; empty where there is none."""
+        """Return the URL of the next page, which must be on the same host; empty if there is none."""
         if number := headers.get("x-next-page", ""):
             return str(httpx.URL(url).copy_merge_params({"page": number}))
         if link := headers.get("link"):
@@ -405,7 +407,7 @@ class ForgeSession:
     # One request
 
     async def _with_retries(self, once: Callable[[], Awaitable[T]]) -> T:
-        """What one try comes to; those that fail are followed by others, as long as there is time."""
+        """Return the result of a request; repeat it after temporary failures until the deadline."""
         return await RetryPolicy(self._api.environment, self._deadline, self._retry_error).call(once)
 
     def _retry_error(self, failed: RequestFailed, why: str) -> ForgeError:
@@ -423,7 +425,7 @@ class ForgeSession:
         now = self._api.environment.clock.now()
         if self._api.rate_limited_until > now:
             raise RequestFailed(
-                "it was asked as often as it lets itself be asked",
+                "rate limit reached",
                 retry_after=self._api.rate_limited_until - now,
                 status=429,
             )
@@ -431,7 +433,7 @@ class ForgeSession:
         answer = await self._send_once(method, url, body, headers or {})
         while answer.status in _REDIRECT_STATUSES and hops < _MAX_REDIRECTS:
             there = _same_origin_url(url, answer.headers.get("location", ""))
-            if not there:  # the token stays with whom it was meant for
+            if not there:  # the token is not sent to another host
                 break
             url, hops = there, hops + 1
             answer = await self._send_once(method, url, body, headers or {})
@@ -446,17 +448,17 @@ class ForgeSession:
         try:
             async with self._client.stream(method, url, json=body, headers=dict(headers)) as response:
                 data, problem = await read_body(response)
-        except (httpx.RequestError, UnicodeError) as error:  # the latter where it sends us to what is no host
+        except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: a redirect to an invalid host
             excerpt = self._api.excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-            what = "the connection was lost" if unsure else "it cannot be reached"
+            what = "the connection was lost" if unsure else "cannot connect"
             raise RequestFailed(f"{httpx.URL(url).host}: {what}", excerpt=excerpt, maybe_executed=unsure) from error
         if problem:
             raise ForgeError(f"{self._api.endpoint.name}: {problem}", status=response.status_code)
         return ApiResponse(response.status_code, response.headers, data)
 
     def _update_rate_limit(self, answer: ApiResponse) -> None:
-        """Ask no more where the forge has said that it was asked often enough."""
+        """Remember the end of a rate limit."""
         now = self._api.environment.clock.now()
         until = min(rate_limit_end(answer, now), now + _MAX_RATE_LIMIT_WAIT)
         self._api.rate_limited_until = max(self._api.rate_limited_until, until)
@@ -464,27 +466,27 @@ class ForgeSession:
 
 def _parse_json(answer: ApiResponse, api: ForgeClient) -> JsonValue:
     try:
-        said: JsonValue = json.loads(answer.data)
+        value: JsonValue = json.loads(answer.data)
     except (ValueError, RecursionError):
         excerpt = api.excerpt(answer.data[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace"))
-        problem = f"{api.endpoint.name}: its answer is no JSON; is {api.endpoint.url} the address of its API?"
+        problem = f"{api.endpoint.name}: the response is not JSON; is {api.endpoint.url} the URL of its API?"
         raise ForgeError(problem, status=answer.status, final=True, excerpt=excerpt) from None
-    return said
+    return value
 
 
 def _following_page_url(url: str) -> str:
-    """The address of the page after a page."""
+    """Return the URL of the page after a page."""
     address = httpx.URL(url)
     number = address.params.get("page", "1")
     return str(address.copy_merge_params({"page": str(int(number) + 1)})) if number.isdecimal() else ""
 
 
 def _same_origin_url(url: str, place: str) -> str:
-    """The address of a place, as an answer names it; empty where it names none, the same, or one of somebody else."""
+    """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
     try:
         there = str(httpx.URL(url).join(place))
         is_ours = _origin(there) == _origin(url)
-    except (httpx.InvalidURL, ValueError):  # the latter for names of hosts that there cannot be
+    except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
         return ""
     return there if is_ours and there != url else ""
 
@@ -492,140 +494,3 @@ def _same_origin_url(url: str, place: str) -> str:
 def _origin(url: str) -> tuple[str, str, int | None]:
     address = httpx.URL(url)
     return address.scheme, address.host, address.port
-
-
-class IssueNaming(NamedTuple):
-    """How the issues of a forge are named.
-
-    Attributes:
-        forge: its name, as people write it.
-        short_pattern: matches a short name; has a group `project`.
-        page_pattern: matches the path of a page, likewise.
-        expected_format: what such names look like, in words.
-        page_description: what has pages, in words.
-        page_example: the address of one.
-        variable: says where its API is.
-        api_example: the address of an API.
-        api_path: of an API on a server of one's own.
-    """
-
-    forge: str
-    short_pattern: re.Pattern[str]
-    page_pattern: re.Pattern[str]
-    expected_format: str
-    page_description: str
-    page_example: str
-    variable: str
-    api_example: str
-    api_path: str
-
-    def parse(self, issue: str, url: str) -> re.Match[str]:
-        """What an issue is called, taken apart.
-
-        Args:
-            issue: as somebody gave it.
-            url: of the API that is asked.
-
-        Raises:
-            SettingsError: it is no issue of this API, or that is no address of one.
-        """
-        if problem := url_problem(url):
-            raise SettingsError([Problem(self.variable, f"{problem}; expected something like {self.api_example}")])
-        text = issue.strip()
-        short = self.short_pattern.fullmatch(text)
-        if short is not None and _is_project_path(short["project"]):
-            return short
-        if url_problem(text.partition("#")[0].partition("?")[0]):
-            expected = f"{self.expected_format}, or the address of the page of {self.page_description}"
-            raise SettingsError([Problem("issue", f"{issue!r} names no issue of {self.forge}; expected {expected}")])
-        return self._parse_page(issue, text, url)
-
-    def _parse_page(self, issue: str, text: str, url: str) -> re.Match[str]:
-        page = httpx.URL(text)
-        found = self.page_pattern.fullmatch(page.path)
-        if found is None or not _is_project_path(found["project"]):
-            problem = f"{issue!r} is no page of {self.page_description}, such as {self.page_example}"
-            raise SettingsError([Problem("issue", problem)])
-        if not is_api_of(url, text):
-            problem = (
-                f"{page.host} is not served by {httpx.URL(url).host}, and no token goes elsewhere; set {self.variable} to"
-                f" its API, such as https://{page.host}{self.api_path}"
-            )
-            raise SettingsError([Problem("issue", problem)])
-        return found
-
-
-def _is_project_path(path: str) -> bool:
-    """Whether a path names a project, and does not lead elsewhere."""
-    return all(part.strip(".") for part in path.split("/"))
-
-
-MAX_FILES: Final = 300
-
-_MAX_FILE_NAMES: Final = 200
-
-_TRUNCATION_NOTE: Final = "… [cut: there are more]"
-
-_MAX_README_CHARS: Final = 4_000
-
-
-async def result_or_none(asked: Awaitable[T]) -> T | None:
-    """What is known of a repository; None where the forge does not give it, which is no reason to do without the rest."""
-    try:
-        return await asked
-    except ForgeError:
-        return None
-
-
-async def list_or_empty(asked: Awaitable[list[JsonObject]]) -> list[JsonObject]:
-    """The same for a list."""
-    return await result_or_none(asked) or []
-
-
-def parse_logins(names: str | Iterable[str]) -> frozenset[str]:
-    """Accounts by their names, in small letters; also of a text with commas between them."""
-    listed = names.split(",") if isinstance(names, str) else names
-    return frozenset(name.strip().removeprefix("@").lower() for name in listed if name.strip())
-
-
-def validated_token(token: str, variable: str) -> str:
-    """A token as it is sent.
-
-    Raises:
-        SettingsError: no token looks like that.
-    """
-    token = token.strip()
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        problem = "it has characters that no token has; was it copied whole, and nothing else?"
-        raise SettingsError([Problem(variable, problem)])
-    return token
-
-
-def as_object(value: JsonValue) -> JsonObject:
-    """An object; an empty one where it is none."""
-    return value if isinstance(value, dict) else {}
-
-
-def file_names(entries: JsonValue) -> list[JsonValue]:
-    """The names of files; those of folders end in a slash."""
-    folders = ("dir", "tree")
-    found = [f"{text_at(one, 'name')}{'/' if text_at(one, 'type') in folders else ''}" for one in objects_in(entries)]
-    return truncated_list(found, _MAX_FILE_NAMES)
-
-
-def truncated_list(entries: Sequence[JsonValue], most: int = MAX_FILES) -> list[JsonValue]:
-    """The first entries of a list, which says where it was cut."""
-    return [*entries[:most], *([_TRUNCATION_NOTE] if len(entries) > most else [])]
-
-
-def readme_excerpt(text: str | None) -> str:
-    """The beginning of a file that introduces a project."""
-    said = (text or "").strip()
-    return (
-        said if len(said) <= _MAX_README_CHARS else f"{said[:_MAX_README_CHARS]}… [cut: {len(said)} characters in all]"
-    )
-
-
-def without_empty(about: JsonObject) -> JsonObject:
-    """What is known, without what is not."""
-    return {name: value for name, value in about.items() if value not in ("", None, [], {})}

@@ -1,24 +1,21 @@
-"""Comments that are written once, and never as a command to the forge."""
+"""One issue of a forge: its name, its request, its comments, and comments that are written exactly once."""
 
 from __future__ import annotations
 
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
-import anyio
 import httpx
 
 from replanning import Environment, Goal
+from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import (
     AUTHORSHIP_MARKER,
-    Forge,
     ForgeComment,
     ForgeError,
-    Marker,
-    find_marker,
     is_same_text,
     parse_time,
     strip_authorship,
@@ -29,201 +26,31 @@ from replanning.exporters._forge_http import (
     ForgeClient,
     ForgeSession,
     as_object,
-    parse_logins,
+    objects_in,
     text_at,
-    validated_token,
 )
+from replanning.http import url_problem
 from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, TaskRequest
 
-OwnCommentsReader = Callable[[ForgeSession], Awaitable[list[JsonObject]]]
-"""Reads the comments of the account that writes, as the forge has them now, with one try."""
-
 MAX_COMMENTS: Final = 5_000
-"""Comments of an issue that are read; GitLab takes no more, and GitHub half as many."""
-
-_MAX_PAGES: Final = MAX_COMMENTS // PAGE_SIZE
+"""Comments of an issue that are read; GitLab allows no more, and GitHub half as many."""
 
 _SLASH_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
 
 _ESCAPED_COMMAND: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 
-
-class CommentWriter:
-    """Writes comments, none of them twice.
-
-    Args:
-        api: of the forge.
-        obeys: whether the forge takes a line that begins with a slash for a command, which nothing that is written here
-            is.
-
-    Attributes:
-        login: of the account that writes, empty where nobody knows it; None before it was looked for.
-    """
-
-    def __init__(self, api: ForgeClient, *, slash_commands: bool = False) -> None:
-        self.login: str | None = None
-        self._api, self._slash_commands = api, slash_commands
-        self._posted_ids: set[str] = set()
-        self._unconfirmed: dict[str, frozenset[str]] = {}
-
-    def __repr__(self) -> str:
-        return f"<Posting to {self._api!r} as {self.login or 'nobody known'}>"
-
-    async def post(self, call: ForgeSession, path: str, body: str, ours: OwnCommentsReader) -> str:
-        """Write a comment, and say its id.
-
-        What may have arrived although there was no answer, now or when the same text was last tried, is looked for
-        among what is new since before that, and sent again only where it is not there.
-
-        Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
-        """
-        text = self._prepare_body(body)
-        unsure = text in self._unconfirmed
-        if not unsure:
-            self._unconfirmed[text] = await self._existing_ids(call, path)
-        before = self._unconfirmed[text]
-
-        async def arrived() -> JsonObject | None:
-            new = [one for one in await ours(call) if text_at(one, "id") not in before | self._posted_ids]
-            return next((one for one in new if is_same_text(text_at(one, "body"), text)), None)
-
-        try:
-            said = await call.write("POST", path, {"body": text}, find_existing=arrived, maybe_written=unsure)
-        except ForgeError as error:
-            if error.final:
-                del self._unconfirmed[text]
-            raise
-        del self._unconfirmed[text]
-        comment = text_at(said, "id")
-        self._posted_ids.add(comment)
-        self.login = self.login or text_at(said, "user", "login") or text_at(said, "author", "username")
-        return comment
-
-    async def edit(self, call: ForgeSession, method: str, path: str, body: str) -> None:
-        """Put another text in the place of a comment's.
-
-        Raises:
-            ForgeError: it was not done.
-        """
-        await call.write(method, path, {"body": self._prepare_body(body)})
-
-    def parse_body(self, body: str) -> tuple[str, bool]:
-        """The text of a comment, and whether it bears the mark of what is written here."""
-        text = body.replace("\r\n", "\n")
-        text = _ESCAPED_COMMAND.sub(r"\1/", text) if self._slash_commands else text
-        return strip_authorship(text)
-
-    async def list_comments(self, call: ForgeSession, path: str) -> list[JsonObject]:
-        """All comments, with one try for each page.
-
-        Raises:
-            ForgeError: they cannot be had.
-            FailedTry: they may be had later.
-        """
-        found: list[JsonObject] = []
-        url = call.first_page_url(path)
-        for _ in range(_MAX_PAGES):
-            page = await call.get_page(url, once=True)
-            found += page.entries
-            url = page.next_url
-            if not url:
-                break
-        return found
-
-    def _prepare_body(self, body: str) -> str:
-        text = self._api.redact_token(body)
-        return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._slash_commands else text) + AUTHORSHIP_MARKER
-
-    async def _existing_ids(self, call: ForgeSession, path: str) -> frozenset[str]:
-        """The comments that were there before one is written, as they were last read."""
-        first = httpx.URL(call.first_page_url(path))
-        kept = [page.entries for url, page in self._api.page_cache.items() if httpx.URL(url).path == first.path]
-        entries = kept or [await call.list_entries(path, limit=MAX_COMMENTS)]
-        return frozenset(text_at(one, "id") for page in entries for one in page)
-
-
-class _PostedComment(NamedTuple):
-    id: str
-    body: str
-
-
-class CommentIndex:
-    """Writes comments, and knows by their marks which are there.
-
-    They are read before the first is written, and again after anything went wrong: whether a request that failed had an
-    effect is not known otherwise. Marks count in comments of our own alone.
-
-    Args:
-        forge: where they are.
-    """
-
-    def __init__(self, forge: Forge) -> None:
-        self.forge = forge
-        self._posted: dict[Marker, _PostedComment] | None = None
-        self._lock = anyio.Lock()
-
-    def __repr__(self) -> str:
-        known = "not read" if self._posted is None else f"{len(self._posted)} comments"
-        return f"<Board on {self.forge.name!r} {known}>"
-
-    async def post(self, marker: Marker, body: str) -> None:
-        """Write a comment, unless it is there."""
-        await self._write(marker, body, edits=False)
-
-    async def upsert(self, marker: Marker, body: str) -> bool:
-        """Write a comment, or edit it in place; whether there was anything to do."""
-        return await self._write(marker, body, edits=True)
-
-    async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
-        async with self._lock:
-            try:
-                return await self._write_locked(marker, body, edits=edits)
-            except BaseException:
-                self._posted = None  # what has become of it is to be seen on the forge
-                raise
-
-    async def _write_locked(self, marker: Marker, body: str, *, edits: bool) -> bool:
-        written = self._posted if self._posted is not None else await self._read_posted()
-        self._posted, old = written, written.get(marker)
-        if old is not None and (not edits or is_same_text(old.body, body)):
-            return False
-        if old is None or not await self._try_edit(old.id, body):
-            old = _PostedComment(await self.forge.post(body), body)
-        written[marker] = _PostedComment(old.id, body)
-        return True
-
-    async def _try_edit(self, comment: str, body: str) -> bool:
-        """Edit a comment; false where somebody has deleted it."""
-        try:
-            await self.forge.edit(comment, body)
-        except ForgeError as error:
-            gone = error.status in (404, 410) and all(one.id != comment for one in await self.forge.comments())
-            if not gone:
-                raise
-            return False
-        return True
-
-    async def _read_posted(self) -> dict[Marker, _PostedComment]:
-        found: dict[Marker, _PostedComment] = {}
-        for one in await self.forge.comments():
-            marker = find_marker(one.body) if one.own else None
-            if marker is not None:
-                found.setdefault(marker, _PostedComment(one.id, one.body))
-        return found
-
-
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class ForgeVariables(NamedTuple):
-    """The variables of the environment that a forge is known by.
+    """Environment variables of a forge.
 
     Attributes:
-        token: as whom it is asked.
-        trusted_users: whose word counts besides.
-        api_urls: where its API is; the first that is set counts.
+        token: variable with the access token.
+        trusted_users: variable with further people who may steer.
+        api_urls: variables with the URL of the API; the first that is set counts.
     """
 
     token: str
@@ -232,13 +59,13 @@ class ForgeVariables(NamedTuple):
 
 
 class IssueLocation(NamedTuple):
-    """Where an issue is.
+    """Location of an issue.
 
     Attributes:
-        short_name: how it is called there.
-        id: how it is called everywhere.
-        path: where the API has it.
-        comments_path: where it has the comments.
+        short_name: its name on its forge.
+        id: its name everywhere.
+        path: its path in the API.
+        comments_path: path of its comments.
     """
 
     short_name: str
@@ -247,30 +74,92 @@ class IssueLocation(NamedTuple):
     comments_path: str
 
 
-class ForgeIssue(ABC):
-    """One issue of a forge: what it wants, what people say below it, and what is told them there.
-
-    What is public can be read without a token; to write, one is needed that may write comments. A comment of which it
-    is not known whether it arrived is looked for before it is sent again.
-
-    Args:
-        issue: its short name, or the address of its page.
-        token: by default the value of the forge's variable.
-        base_url: of the API; by default likewise, or that of the public forge.
-        trusted: names of further people whose word counts; by default likewise, with commas between them.
-        timeout: seconds that a call may take in total, retries included.
-        environment: time and chance.
-        transport: what connects, for tests; by default the network.
-        environ: variables of the environment; by default those of this process.
-        redact: takes secrets out of what errors show of answers.
+class IssueNaming(NamedTuple):
+    """Naming of the issues of a forge.
 
     Attributes:
-        name: of the forge.
-        id: of the issue, with which this can be made again.
-        command: how commands begin that people give us there.
+        forge: name of the forge, for people.
+        short_pattern: pattern of a short name, with a group `project`.
+        page_pattern: pattern of the path of an issue's page, with a group `project`.
+        expected_format: examples of short names.
+        page_description: the kinds of pages.
+        page_example: URL of a page.
+        variable: environment variable of the API's URL.
+        api_example: URL of an API.
+        api_path: path of the API on self-hosted servers.
+    """
+
+    forge: str
+    short_pattern: re.Pattern[str]
+    page_pattern: re.Pattern[str]
+    expected_format: str
+    page_description: str
+    page_example: str
+    variable: str
+    api_example: str
+    api_path: str
+
+    def parse(self, issue: str, url: str) -> re.Match[str]:
+        """Return the match of an issue's short name or page URL.
+
+        Args:
+            issue: the issue, as the user names it.
+            url: URL of the API.
+
+        Raises:
+            SettingsError: it is not an issue of this API, or the URL is invalid.
+        """
+        if problem := url_problem(url):
+            raise SettingsError([Problem(self.variable, f"{problem}; expected something like {self.api_example}")])
+        text = issue.strip()
+        short = self.short_pattern.fullmatch(text)
+        if short is not None and _is_project_path(short["project"]):
+            return short
+        if url_problem(text.partition("#")[0].partition("?")[0]):
+            expected = f"{self.expected_format}, or the URL of the page of {self.page_description}"
+            problem = f"{issue!r} is not an issue of {self.forge}; expected {expected}"
+            raise SettingsError([Problem("issue", problem)])
+        page = httpx.URL(text)
+        match = self.page_pattern.fullmatch(page.path)
+        if match is None or not _is_project_path(match["project"]):
+            problem = f"{issue!r} is not the page of {self.page_description}, such as {self.page_example}"
+            raise SettingsError([Problem("issue", problem)])
+        api_host = httpx.URL(url).host
+        if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
+            problem = f"{page.host} is not served by the API at {api_host}; set {self.variable} to the URL of its API"
+            raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self.api_path}")])
+        return match
+
+
+def _is_project_path(path: str) -> bool:
+    """Return whether a path names a project, without `.` and `..`."""
+    return all(part.strip(".") for part in path.split("/"))
+
+
+class ForgeIssue(ABC):
+    """One issue of a forge: its request, its comments, and the comments that this tool writes.
+
+    Public issues can be read without a token; writing needs one. A comment that may have arrived although its request
+    failed is searched for before it is sent again.
+
+    Args:
+        issue: its short name, or the URL of its page.
+        token: access token; by default from the forge's environment variable.
+        base_url: URL of the API; by default from the environment, or that of the public forge.
+        trusted: logins of further people who may steer; by default from the environment, separated by commas.
+        timeout: seconds for a call, retries included.
+        environment: source of time and randomness.
+        transport: HTTP transport, for tests; by default the network.
+        environ: environment variables; by default those of this process.
+        redact: removes secrets from excerpts of responses.
+
+    Attributes:
+        name: name of the forge.
+        id: id of the issue, accepted as `issue`.
+        command: the character that commands in comments begin with.
 
     Raises:
-        SettingsError: there is no such name of an issue, or the address is none of the API's.
+        SettingsError: it is not an issue of this API, or the URL or the token is invalid.
     """
 
     name: str
@@ -278,11 +167,11 @@ class ForgeIssue(ABC):
     default_url: ClassVar[str]
     _variables: ClassVar[ForgeVariables]
     _author_path: ClassVar[tuple[str, str]]
-    """Where a comment names who wrote it."""
+    """Path of the author's login in a comment."""
     _text_field: ClassVar[str]
-    """What the text of an issue is called."""
+    """Field with the text of an issue."""
     _has_slash_commands: ClassVar[bool] = False
-    """Whether the forge takes a line that begins with a slash for a command."""
+    """True if the forge interprets lines that begin with a slash as commands."""
 
     def __init__(
         self,
@@ -297,102 +186,88 @@ class ForgeIssue(ABC):
         environ: Mapping[str, str] | None = None,
         redact: Callable[[str], str] | None = None,
     ) -> None:
-        known, names = os.environ if environ is None else environ, self._variables
-        addresses = (base_url, *map(known.get, names.api_urls), self.default_url)
-        url = self._api_url(next(one for one in addresses if one).strip().rstrip("/"))
-        place = self._locate(issue, url)
-        secret = validated_token(known.get(names.token, "") if token is None else token, names.token)
-        access = ApiEndpoint(f"{self.name} {place.short_name}", url, secret, names.token, self._headers(secret))
-        self.id, self._path, self._comments_path = place.id, place.path, place.comments_path
-        self._trusted = parse_logins(known.get(names.trusted_users, "") if trusted is None else trusted)
+        variables, names = os.environ if environ is None else environ, self._variables
+        urls = (base_url, *map(variables.get, names.api_urls), self.default_url)
+        url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
+        location = self._locate(issue, url)
+        secret = _validated_token(variables.get(names.token, "") if token is None else token, names.token)
+        access = ApiEndpoint(f"{self.name} {location.short_name}", url, secret, names.token, self._headers(secret))
+        self.id, self._path, self._comments_path = location.id, location.path, location.comments_path
+        self._trusted = _parse_logins(variables.get(names.trusted_users, "") if trusted is None else trusted)
         self._api = ForgeClient(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
-        self._writer = CommentWriter(self._api, slash_commands=self._has_slash_commands)
+        self._own_login: str | None = None  # None until it was asked for, empty if unknown
+        self._posted_ids: set[str] = set()
+        self._unconfirmed: dict[str, frozenset[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self._api!r}>"
 
     @classmethod
     def _api_url(cls, given: str) -> str:
-        """The address of the API, as paths are added to it."""
+        """Return the base URL of the API for the URL that the user gives."""
         return given
 
     @abstractmethod
     def _locate(self, issue: str, url: str) -> IssueLocation:
-        """Where an issue is.
+        """Return the location of an issue.
 
         Raises:
-            SettingsError: there is no such name of an issue, or the address is none of the API's.
+            SettingsError: it is not an issue of this API, or the URL is invalid.
         """
 
     @abstractmethod
     def _headers(self, token: str) -> dict[str, str]:
-        """What is sent along, the token among it."""
-
-    async def comments(self) -> Sequence[ForgeComment]:
-        """All comments of people and programs, oldest first; cheap when nothing has changed.
-
-        Raises:
-            ForgeError: they cannot be had.
-        """
-        return await self._api.run(self._fetch_comments)
-
-    async def post(self, body: str) -> str:
-        """Write a new comment, and say its id.
-
-        Raises:
-            ForgeError: it was not written, or nobody knows whether it was.
-        """
-
-        async def post(call: ForgeSession) -> str:
-            await self._login(call)
-            return await self._writer.post(call, self._comments_path, body, self._own_comments)
-
-        return await self._api.run(post)
-
-    async def edit(self, comment_id: str, body: str) -> None:
-        """Put another text in the place of a comment's.
-
-        Raises:
-            ForgeError: it was not done.
-        """
-
-        async def edit(call: ForgeSession) -> None:
-            await self._writer.edit(call, *self._edit_request(comment_id), body)
-
-        await self._api.run(edit)
-
-    async def issue(self) -> TaskRequest:
-        """What is wanted: the issue with its comments and what is known of the repository, all of it bounded.
-
-        Raises:
-            ForgeError: the issue cannot be read; what is missing of the rest is left out.
-        """
-        return await self._api.run(self._task_request)
+        """Return the headers of requests, with the token."""
 
     @abstractmethod
     async def may_steer(self, comment: ForgeComment) -> bool:
-        """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs.
+        """Return whether the author of a comment may steer the run: a member of the project, and not a program.
 
         Raises:
-            ForgeError: that cannot be found out now.
+            ForgeError: the author's role cannot be read.
         """
 
-    def write_error(self) -> str:
-        """Why nothing can be written there, found without asking; empty where it may be."""
-        access = self._api.endpoint
-        return "" if access.token else f"to write to {self.id}, {access.token_variable} must be set to a token that may"
+    @abstractmethod
+    def _is_bot(self, entry: JsonObject, author: str) -> bool:
+        """Return whether a program wrote a comment."""
 
-    async def aclose(self) -> None:
-        """Close the connections; they are made anew when it is asked again."""
-        await self._api.aclose()
+    @abstractmethod
+    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
+        """Return the comments, oldest first."""
 
-    async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
-        """The issue as the forge has it."""
-        return as_object(await call.get(self._path))
+    @abstractmethod
+    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
+        """Return data about the repository and the issue."""
+
+    @abstractmethod
+    def _edit_request(self, comment_id: str) -> tuple[str, str]:
+        """Return the method and the path for editing a comment."""
+
+    async def _fetch_app_login(self, call: ForgeSession) -> str:
+        """Return the login for a token that does not belong to a user."""
+        return ""
+
+    # Reading
+
+    async def issue(self) -> TaskRequest:
+        """Return the request: the issue, its comments and data about its repository, all bounded in size.
+
+        Raises:
+            ForgeError: the issue cannot be read; other data is left out if it cannot be read.
+        """
+        return await self._api.run(self._task_request)
+
+    async def comments(self) -> Sequence[ForgeComment]:
+        """Return all comments, oldest first; cheap when nothing has changed.
+
+        Raises:
+            ForgeError: the comments cannot be read.
+        """
+        return await self._api.run(self._fetch_comments)
 
     async def _task_request(self, call: ForgeSession) -> TaskRequest:
         entry = await self._fetch_issue(call)
-        comments = [c for c in await self._fetch_comments(call) if not c.notice]
+        comments = [comment for comment in await self._fetch_comments(call) if not comment.notice]
         title = _CONTROL_CHARS.sub(" ", text_at(entry, "title"))
         return TaskRequest(
             goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
@@ -403,20 +278,16 @@ class ForgeIssue(ABC):
             repository=await self._repository_info(call, entry),
         ).truncated()
 
-    async def _own_comments(self, call: ForgeSession) -> list[JsonObject]:
-        """The comments of the account that writes here, as the forge has them; one try."""
-        entries = await self._writer.list_comments(call, self._comments_path)
-        login = self._writer.login
-        return [one for one in entries if not login or text_at(one, *self._author_path) == login]
+    async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
+        return as_object(await call.get(self._path))
 
     async def _login(self, call: ForgeSession) -> str:
-        """The login of whoever the token belongs to; empty where that is not known."""
-        if self._writer.login is None:
-            self._writer.login = await self._fetch_login(call) if self._api.endpoint.token else ""
-        return self._writer.login
+        """Return the login of the token's owner; empty if unknown."""
+        if self._own_login is None:
+            self._own_login = await self._fetch_login(call) if self._api.endpoint.token else ""
+        return self._own_login
 
     async def _fetch_login(self, call: ForgeSession) -> str:
-        """The same, from the forge."""
         try:
             return text_at(await call.get("/user"), self._author_path[-1])
         except ForgeError as error:
@@ -424,21 +295,19 @@ class ForgeIssue(ABC):
                 raise
             return await self._fetch_app_login(call)
 
-    async def _fetch_app_login(self, call: ForgeSession) -> str:
-        """The same of a token that belongs to no user."""
-        return ""
-
     def _parse_comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
-        """A comment as the forge has it.
+        """Return a comment of the forge.
 
         Args:
-            entry: what the forge says of it.
-            login: whose the token is.
-            kind: distinguishes ids where the forge counts several kinds of comments apart.
-            where: stands before its text.
+            entry: its JSON object.
+            login: login of the token's owner.
+            kind: prefix of its id, if the forge numbers several kinds of comments separately.
+            where: prefix of its text.
         """
         author = text_at(entry, *self._author_path)
-        body, marked = self._writer.parse_body(text_at(entry, "body"))
+        text = text_at(entry, "body").replace("\r\n", "\n")
+        text = _ESCAPED_COMMAND.sub(r"\1/", text) if self._has_slash_commands else text
+        body, marked = strip_authorship(text)
         own = bool(login) and author == login
         return ForgeComment(
             id=f"{kind}{text_at(entry, 'id')}",
@@ -451,18 +320,150 @@ class ForgeIssue(ABC):
             role=text_at(entry, "author_association"),
         )
 
-    @abstractmethod
-    def _is_bot(self, entry: JsonObject, author: str) -> bool:
-        """Whether a program wrote a comment."""
+    # Writing
 
-    @abstractmethod
-    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
-        """The comments, oldest first."""
+    def write_error(self) -> str:
+        """Return the reason why nothing can be written, without a request; empty if it can."""
+        access = self._api.endpoint
+        return "" if access.token else f"writing to {self.id} needs a token: set {access.token_variable}"
 
-    @abstractmethod
-    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
-        """What is known of the repository and the issue."""
+    async def post(self, body: str) -> str:
+        """Write a new comment and return its id.
 
-    @abstractmethod
-    def _edit_request(self, comment_id: str) -> tuple[str, str]:
-        """With which method, and where, a comment is edited."""
+        A comment that may have arrived without a response, now or when the same text was last tried, is searched for
+        among the comments that are new since then, and sent again only if it is missing.
+
+        Raises:
+            ForgeError: the comment was not written, or its effect is unknown.
+        """
+        return await self._api.run(lambda call: self._post(call, body))
+
+    async def edit(self, comment_id: str, body: str) -> None:
+        """Replace the text of a comment.
+
+        Raises:
+            ForgeError: the comment was not changed.
+        """
+        method, path = self._edit_request(comment_id)
+        await self._api.run(lambda call: call.write(method, path, {"body": self._prepared(body)}))
+
+    async def aclose(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        await self._api.aclose()
+
+    async def _post(self, call: ForgeSession, body: str) -> str:
+        await self._login(call)
+        text = self._prepared(body)
+        maybe_written = text in self._unconfirmed
+        if not maybe_written:
+            self._unconfirmed[text] = await self._existing_ids(call)
+        earlier = self._unconfirmed[text]
+
+        async def find_existing() -> JsonObject | None:
+            for entry in await self._own_comments(call):
+                is_new = text_at(entry, "id") not in earlier | self._posted_ids
+                if is_new and is_same_text(text_at(entry, "body"), text):
+                    return entry
+            return None
+
+        try:
+            entry = await call.write(
+                "POST", self._comments_path, {"body": text}, find_existing=find_existing, maybe_written=maybe_written
+            )
+        except ForgeError as error:
+            if error.final:
+                del self._unconfirmed[text]
+            raise
+        del self._unconfirmed[text]
+        comment = text_at(entry, "id")
+        self._posted_ids.add(comment)
+        self._own_login = self._own_login or text_at(entry, *self._author_path)
+        return comment
+
+    def _prepared(self, body: str) -> str:
+        """Return a text to publish: without the token and without commands to the forge, marked as our own."""
+        text = self._api.redact_token(body)
+        return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text) + AUTHORSHIP_MARKER
+
+    async def _existing_ids(self, call: ForgeSession) -> frozenset[str]:
+        """Return the ids of the comments as last read."""
+        path = httpx.URL(call.first_page_url(self._comments_path)).path
+        cached = [page.entries for url, page in self._api.page_cache.items() if httpx.URL(url).path == path]
+        pages = cached or [await call.list_entries(self._comments_path, limit=MAX_COMMENTS)]
+        return frozenset(text_at(entry, "id") for page in pages for entry in page)
+
+    async def _own_comments(self, call: ForgeSession) -> list[JsonObject]:
+        """Return the comments of the token's owner, with one try for each page."""
+        entries: list[JsonObject] = []
+        url = call.first_page_url(self._comments_path)
+        for _ in range(MAX_COMMENTS // PAGE_SIZE):
+            page = await call.get_page(url, once=True)
+            entries += page.entries
+            url = page.next_url
+            if not url:
+                break
+        login = self._own_login
+        return [entry for entry in entries if not login or text_at(entry, *self._author_path) == login]
+
+
+def _parse_logins(names: str | Iterable[str]) -> frozenset[str]:
+    """Return logins in lower case; a text may hold several, separated by commas."""
+    logins = names.split(",") if isinstance(names, str) else names
+    return frozenset(login.strip().removeprefix("@").lower() for login in logins if login.strip())
+
+
+def _validated_token(token: str, variable: str) -> str:
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        problem = "the token has characters that are not allowed in tokens; copy exactly the token"
+        raise SettingsError([Problem(variable, problem)])
+    return token
+
+
+# Data about a repository
+
+MAX_FILES: Final = 300
+
+_MAX_FILE_NAMES: Final = 200
+
+_MAX_README_CHARS: Final = 4_000
+
+_Result = TypeVar("_Result")
+
+
+async def result_or_none(request: Awaitable[_Result]) -> _Result | None:
+    """Return the result of a request for optional data; None if it fails."""
+    try:
+        return await request
+    except ForgeError:
+        return None
+
+
+async def list_or_empty(request: Awaitable[list[JsonObject]]) -> list[JsonObject]:
+    """Return the result of a request for an optional list; empty if it fails."""
+    return await result_or_none(request) or []
+
+
+def file_names(entries: JsonValue) -> list[JsonValue]:
+    """Return the names of files and folders; those of folders end in a slash."""
+    folders = ("dir", "tree")
+    names = [f"{text_at(e, 'name')}{'/' if text_at(e, 'type') in folders else ''}" for e in objects_in(entries)]
+    return truncated_list(names, _MAX_FILE_NAMES)
+
+
+def truncated_list(entries: Sequence[JsonValue], most: int = MAX_FILES) -> list[JsonValue]:
+    """Return the first entries of a list, with a note if there are more."""
+    return [*entries[:most], *(["… [cut: there are more]"] if len(entries) > most else [])]
+
+
+def readme_excerpt(text: str | None) -> str:
+    """Return the beginning of a README."""
+    text = (text or "").strip()
+    if len(text) <= _MAX_README_CHARS:
+        return text
+    return f"{text[:_MAX_README_CHARS]}… [cut: {len(text)} characters in all]"
+
+
+def without_empty(info: JsonObject) -> JsonObject:
+    """Return an object without its empty fields."""
+    return {name: value for name, value in info.items() if value not in ("", None, [], {})}

@@ -1,4 +1,4 @@
-"""Text of models, tools and people as Markdown that is that text and nothing else. Pure."""
+"""Notices about a run, and Markdown that shows foreign text literally, without links, mentions or commands. Pure."""
 
 from __future__ import annotations
 
@@ -21,82 +21,79 @@ from replanning.planning.manager import Consideration, DecisionRecord, ReplanNot
 from replanning.planning.state import PlanningProgress
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
-"""Stands, unseen, where forges would otherwise make something else of what is before and behind it: a link, a picture, a
-call of somebody."""
+"""Invisible separator that keeps forges from creating links, emoji and mentions."""
 
 _REFERENCES: Final = re.compile(
-    r"@|(?<=:)(?=//)"  # somebody; an address
+    r"@|(?<=:)(?=//)"  # mentions; URLs
     r"|[#!%~&$^](?=[\w\"{])"  # issues, merge requests, milestones, labels, epics, snippets, alerts
     r"|\b(?:GH-(?=\d)|www(?=\.))"
-    r"|:(?=[a-z+-][\w+-]*:)",  # pictures that stand for words
+    r"|:(?=[a-z+-][\w+-]*:)",  # emoji
     re.IGNORECASE,
 )
 
 _EMPHASIS: Final = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 
 _BLOCK_START: Final = re.compile(r"(\d{1,9}(?=[.)])|(?=[-+=#/]))")
-"""What is a list, a heading or a command to the forge, where a line begins with it."""
+"""Beginnings of lines that make a list, a heading or a command to the forge."""
 
 _ESCAPES: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*[]|~$"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 _ZERO_WIDTH_JOINERS: Final = "\u200c\u200d"
-"""Invisible, and part of how some scripts are written."""
+"""Invisible characters that some scripts need."""
 
 _MAX_LIST_ITEMS: Final = 20
-"""Points of one list that are shown."""
+"""Items of one list that are shown."""
 
 _TEXT_LIMITS: Final = (2_000, 400, 100, 20)
-"""How much of each text is shown, until everything fits."""
+"""Lengths to which texts are cut, one after another, until the comment fits."""
 
 _redactor: Final = Redactor()
 
 
 def plain_line(text: str, limit: int) -> str:
-    """A text on one line, without secrets and without what is not seen, cut where it is long."""
+    """Return a text on one line, without secrets and invisible characters, cut to `limit`."""
     words = " ".join(_redactor.text(text[: 20 * limit]).split())
-    seen = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
-    return seen if len(seen) <= limit and len(text) <= 20 * limit else f"{seen[: limit - 1]}…"
+    visible = "".join(c for c in words if c.isprintable() or c in _ZERO_WIDTH_JOINERS)
+    return visible if len(visible) <= limit and len(text) <= 20 * limit else f"{visible[: limit - 1]}…"
 
 
 @lru_cache(1024)
 def markdown_line(text: str, limit: int) -> str:
-    """Markdown that shows this text on one line; it links to nothing, and calls nobody."""
+    """Return Markdown that shows a text literally on one line, without links and mentions."""
     apart = _REFERENCES.sub(lambda match: f"{match[0]}{_ZERO_WIDTH_SPACE}", plain_line(text, limit))
     marked = _EMPHASIS.sub(r"\\_", apart.translate(_ESCAPES))
     return _BLOCK_START.sub(lambda match: f"{match[0]}\\", marked, count=1) if _BLOCK_START.match(marked) else marked
 
 
 def markdown_field(name: str, text: str, limit: int) -> str:
-    """A name with what it is; what is not known is a dash."""
+    """Return a name with its value, or a dash if that is empty."""
     return f"**{name}**: {markdown_line(text, limit) or '—'}"
 
 
 def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "", numbered: bool = False) -> str:
-    """A name with several points; `none` where there are none.
+    """Return a name with a list of items, or `none`.
 
     Args:
-        name: what they are.
-        texts: the points.
-        limit: characters of each.
-        after: stands, as it is, between the name and the points.
-        numbered: whether they are counted.
+        name: name of the list.
+        texts: the items.
+        limit: longest item in characters.
+        after: Markdown between the name and the list.
+        numbered: number the items.
     """
     lines = [shown for text in texts if (shown := markdown_line(text, limit))]
     if not lines:
         return f"**{name}**{after}: none"
     more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
-    listed = (
-        f"{f'{number}.' if numbered else '-'} {one}" for number, one in enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
-    )
-    return "\n".join([f"**{name}**{after}:", *listed])
+    items = enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
+    return "\n".join([f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)])
 
 
 def fit_text(build: Callable[[int], str], room: int = MAX_COMMENT_CHARS) -> str:
-    """What is built with the longest texts that still fit.
+    """Return a comment with the longest texts that fit.
 
     Args:
-        build: makes the whole of texts of at most so many characters.
-        room: characters that there are.
+        build: returns the comment with texts cut to a number of characters.
+        room: longest comment in characters.
     """
     text = ""
     for limit in _TEXT_LIMITS:
@@ -107,12 +104,12 @@ def fit_text(build: Callable[[int], str], room: int = MAX_COMMENT_CHARS) -> str:
 
 
 def format_time(at: float) -> str:
-    """A point in time, in UTC."""
+    """Return a time in UTC as text."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class NoticeKind(StrEnum):
-    """What a notice tells."""
+    """Kind of a notice."""
 
     DECIDED = "decided"
     STARTED = "started"
@@ -136,24 +133,24 @@ HEADINGS: Final = MappingProxyType(
         NoticeKind.ENDED: "⛔ Execution Ended without Success",
     }
 )
-"""The heading of each kind."""
+"""Heading of each kind of notice."""
 
 Paragraphs = Sequence[str]
 
 ParagraphBuilder = Callable[[int], Paragraphs]
-"""Makes the paragraphs of a notice of texts of at most so many characters."""
+"""Returns the paragraphs of a notice with texts cut to a number of characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A comment to be made once.
+    """Notice about a run, to be posted once.
 
     Attributes:
-        kind: what it tells.
-        subject: of what in the run: a replan, a question, the record with which the run ended.
-        at: when that was, in seconds since the epoch.
-        summary: the gist of it, for a single line.
-        build: makes its paragraphs.
+        kind: its kind.
+        subject: id of the replan, question or final record that it is about.
+        at: time of the event, in seconds since the epoch.
+        summary: summary for a single line.
+        build: returns its paragraphs.
     """
 
     kind: NoticeKind
@@ -164,19 +161,19 @@ class Notice:
 
     @property
     def heading(self) -> str:
-        """What it is called."""
+        """Heading of its kind."""
         return HEADINGS[self.kind]
 
     def marker(self, run: str) -> Marker:
-        """By which it is known again."""
+        """Return its marker."""
         return Marker(self.kind.value, run, self.subject)
 
     def body(self, run: str, hint: str = "") -> str:
-        """The comment, with its mark.
+        """Return the comment, with its marker.
 
         Args:
-            run: whose it is.
-            hint: how people answer, in Markdown; stands below what they are asked.
+            run: id of the run.
+            hint: instructions for answering, in Markdown; shown below questions.
         """
         asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
         end = [hint] * (asks and bool(hint)) + [f"*{format_time(self.at)}*", str(self.marker(run))]
@@ -187,16 +184,16 @@ class Notice:
         return fit_text(build, MAX_COMMENT_CHARS)
 
     def line(self) -> str:
-        """The same on a single line, without secrets."""
+        """Return the notice on a single line, without secrets."""
         return plain_line(f"{self.heading}: {self.summary}", 240)
 
 
 def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notice]:
-    """What is to be told of a record.
+    """Return the notices about a record.
 
     Args:
-        record: what happened.
-        progress: how things stand after it.
+        record: the record.
+        progress: progress of the run after it.
     """
     body = record.body
     if isinstance(body, PlanningNoted) and body.type == "replan":
@@ -209,7 +206,7 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 
 # Replans
 def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
-    """What a step of a replan tells."""
+    """Return the notices about a step of a replan."""
     considered, record = note.considered, note.record
     if record is not None:
         yield from _result_notices(record, considered, at)
@@ -221,7 +218,7 @@ def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
 
         def build(limit: int) -> Paragraphs:
             if kind is NoticeKind.STARTED:
-                return (*_revision_paragraphs(considered, decision), _count_field("Replans so far", note.counts.total))
+                return (*_revision_paragraphs(considered, decision), f"**Replans so far**: {note.counts.total}")
             return (*_decision_paragraphs(considered, decision, limit), *_caution_paragraphs(considered, limit))
 
         text = f"{decision.replan_type} after {considered.phase}, {_percent(decision.confidence)}: {decision.reasoning}"
@@ -229,15 +226,15 @@ def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
 
 
 def _result_notices(record: DecisionRecord, considered: Consideration | None, at: float) -> Iterator[Notice]:
-    """What came of a replan."""
+    """Return the notice about the outcome of a replan."""
     decision = considered.decision if considered is not None else None
     if considered is None or decision is None or decision.replan_type is ReplanType.NONE:
         return
     if not record.executed:
         if record.override_reason is None:
             return
-        asked = considered.ruling.kind == "ask"
-        why = f"{record.reason}; a person was asked, and did not agree" if asked else record.reason
+        declined = considered.ruling.kind == "ask"
+        why = f"{record.reason}; a person was asked and declined" if declined else record.reason
 
         def overridden(limit: int) -> Paragraphs:
             rule = (
@@ -261,7 +258,7 @@ def _result_notices(record: DecisionRecord, considered: Consideration | None, at
 
 
 def _is_clarification(decision: ReplanDecision) -> bool:
-    """Whether what is done is asking people, of which the questions themselves tell."""
+    """Return whether a replan asks people, so that the notice of the question covers it."""
     return decision.replan_type is ReplanType.CLARIFICATION_REQUEST
 
 
@@ -287,7 +284,7 @@ def _revision_field(decision: ReplanDecision) -> str:
 
 
 def _caution_paragraphs(considered: Consideration, limit: int) -> Paragraphs:
-    """What stands in the way of a decision, if anything does."""
+    """Return a warning, or the approval that a decision waits for."""
     match considered.ruling.kind:
         case "execute_with_warning":
             return (markdown_field("Warning", considered.ruling.reason, limit),)
@@ -298,10 +295,6 @@ def _caution_paragraphs(considered: Consideration, limit: int) -> Paragraphs:
 
 def _percent(confidence: float) -> str:
     return f"{100 * confidence:.0f} %"
-
-
-def _count_field(name: str, count: int) -> str:
-    return f"**{name}**: {count}"
 
 
 # People
@@ -358,17 +351,16 @@ def _run_ended_notice(body: RunEnded, record: Record, state: PlanningState) -> N
 
 
 def _stop_summary(completion: JsonObject | None) -> tuple[str, ...]:
-    """Where things stand when a person must look after them, then what is recommended; nothing if it is not so."""
+    """Return the state and the recommendations of a run that needs a person; empty for other runs."""
     summary = (completion or {}).get("summary")
     if not isinstance(summary, dict) or not isinstance(state := summary.get("current_state"), str):
         return ()
-    wanted: JsonValue = summary.get("recommendations")
-    return (state, *map(str, wanted if isinstance(wanted, list) else ()))
+    recommendations: JsonValue = summary.get("recommendations")
+    return (state, *map(str, recommendations if isinstance(recommendations, list) else ()))
 
 
 def _summary_paragraphs(texts: Sequence[str], limit: int) -> Paragraphs:
-    """The same as paragraphs."""
     if not texts:
         return ()
-    wanted = [markdown_list("Recommended Actions", texts[1:], limit)] if texts[1:] else []
-    return (markdown_field("Where things stand", texts[0], limit), *wanted)
+    recommended = [markdown_list("Recommended Actions", texts[1:], limit)] if texts[1:] else []
+    return (markdown_field("Where things stand", texts[0], limit), *recommended)

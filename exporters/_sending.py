@@ -1,4 +1,4 @@
-"""Sends spans and metrics, and counts what was not taken. Imported only where OTLP is wanted: it is an extra."""
+"""OTLP transport that counts losses; imported only by `otlp`, because it needs an extra."""
 
 from __future__ import annotations
 
@@ -19,88 +19,88 @@ _MAX_REASON_CHARS: Final = 300
 
 
 class LossCounter:
-    """What a collector did not take, and why.
+    """Counter of the data that a collector did not accept.
 
-    The SDK logs each try that fails, which would bury what a program has to say; while this counts, the first
-    such message is kept as the reason instead.
+    The SDK logs each failed try, which would bury the program's own output; while batches are tracked, the first
+    message is kept as the reason instead.
     """
 
     def __init__(self) -> None:
         self._lost: dict[str, int] = {}
         self._reason = ""
-        # On the two loggers, but for messages from our own sending alone: others' exporters keep theirs.
+        # The filter affects only messages from tracked batches; those of other exporters are logged.
         for module in (trace_exporter, metric_exporter):
             logging.getLogger(module.__name__).addFilter(_capture_log)
 
     def problem(self, endpoint: str) -> str:
-        """What was lost, in a sentence; empty when nothing was."""
+        """Return the losses in a sentence; empty if there are none."""
         if not self._lost:
             return ""
-        what = " and ".join(f"{count} {kind}" for kind, count in self._lost.items())
-        return f"{what} could not be sent to {endpoint}; is a collector listening there? ({self._reason})"
+        lost = " and ".join(f"{count} {kind}" for kind, count in self._lost.items())
+        return f"{lost} could not be sent to {endpoint}; is a collector listening there? ({self._reason})"
 
     @contextmanager
     def track(self, kind: str, count: int) -> Iterator[BatchOutcome]:
-        """Count a batch as lost unless it is said to be taken; what the sender raises goes no further."""
-        counted = BatchOutcome()
+        """Count a batch as lost unless it is marked as accepted; exceptions of the sender are suppressed."""
+        outcome = BatchOutcome()
         messages: list[str] = []
         _thread_state.messages = messages
         try:
-            yield counted
+            yield outcome
         except Exception as error:  # noqa: BLE001 - a failing collector must not end the thread that sends
             messages.append(repr(error))
         finally:
             _thread_state.messages = None
-        if not counted.accepted:
+        if not outcome.accepted:
             self._lost[kind] = self._lost.get(kind, 0) + count
-            self._reason = (messages or ["no reason is known"])[0][:_MAX_REASON_CHARS]
+            self._reason = (messages or ["unknown reason"])[0][:_MAX_REASON_CHARS]
 
 
 class BatchOutcome:
-    """Whether a batch was taken."""
+    """Outcome of a batch."""
 
     accepted = False
 
 
 class SpanSender(OTLPSpanExporter):
-    """Sends spans.
+    """Span exporter that counts losses.
 
     Args:
-        url: where to.
-        headers: sent along.
-        timeout: seconds for one request with its repetitions.
-        tally: counts what is not taken.
+        url: URL of the collector.
+        headers: headers of every request.
+        timeout: seconds for one request, retries included.
+        losses: counter of losses.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None, timeout: float, tally: LossCounter) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] | None, timeout: float, losses: LossCounter) -> None:
         # The SDK takes fractions of a second, whatever older versions declare.
         super().__init__(endpoint=url, headers=dict(headers or {}), timeout=timeout)  # type: ignore[arg-type,unused-ignore]
-        self._losses = tally
+        self._losses = losses
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
         result = SpanExportResult.FAILURE
-        with self._losses.track("spans", len(spans)) as counted:
+        with self._losses.track("spans", len(spans)) as outcome:
             result = super().export(spans)
-            counted.accepted = result is SpanExportResult.SUCCESS
+            outcome.accepted = result is SpanExportResult.SUCCESS
         return result
 
 
 class MetricSender(OTLPMetricExporter):
-    """Sends metrics; the arguments are those of `SpanSender`."""
+    """Metric exporter that counts losses, with the arguments of `SpanSender`."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None, timeout: float, tally: LossCounter) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] | None, timeout: float, losses: LossCounter) -> None:
         super().__init__(endpoint=url, headers=dict(headers or {}), timeout=timeout)  # type: ignore[arg-type,unused-ignore]
-        self._losses = tally
+        self._losses = losses
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
         """Send a batch."""
         result = MetricExportResult.FAILURE
-        with self._losses.track("batches of metrics", 1) as counted:
+        with self._losses.track("batches of metrics", 1) as outcome:
             result = super().export(metrics_data, timeout_millis, **kwargs)
-            counted.accepted = result is MetricExportResult.SUCCESS
+            outcome.accepted = result is MetricExportResult.SUCCESS
         return result
 
 
@@ -112,7 +112,7 @@ _thread_state = _ThreadState()
 
 
 def _capture_log(record: logging.LogRecord) -> bool:
-    """Let a message through unless it is about a batch that is being counted in this thread."""
+    """Filter a log message: keep it as a reason if this thread tracks a batch, else log it."""
     if _thread_state.messages is None:
         return True
     _thread_state.messages.append(record.getMessage())

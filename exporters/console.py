@@ -1,4 +1,4 @@
-"""Prints what happens in runs, one line for each record."""
+"""Exporter that prints one line for each record of a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from replanning.journal import (
 from replanning.telemetry import Exporter
 
 MAX_LINE_CHARS: Final = 240
-"""Characters after which a line is cut."""
+"""Longest line in characters."""
 
-# What a record is about, in the order in which the fields are shown.
+# Fields that are printed, in their order.
 _SUBJECT_FIELDS: Final = (
     "attempt",
     "question",
@@ -41,14 +41,14 @@ _SUBJECT_FIELDS: Final = (
 
 
 class ConsoleExporter(Exporter):
-    """Prints time, run, number and kind of each record, and what it is about.
+    """Exporter that prints time, run, number, kind and subject of each record.
 
     For example::
 
         14:02:07.310 20260714-140207-3fa9c1 4 attempt-failed build#1 FileNotFoundError: no such tool
 
     Args:
-        stream: where to: `stderr`, `stdout` or an open text file.
+        stream: `stderr`, `stdout` or an open text file.
 
     Raises:
         SettingsError: it is another word.
@@ -58,12 +58,12 @@ class ConsoleExporter(Exporter):
 
     def __init__(self, stream: TextIO | Literal["stderr", "stdout"] = "stderr") -> None:
         if isinstance(stream, str) and stream not in ("stderr", "stdout"):
-            raise SettingsError([Problem("console", f"{stream!r} is no place to print to; expected stderr or stdout")])
+            raise SettingsError([Problem("console", f"{stream!r} is not a stream; expected stderr or stdout")])
         self._stream = stream
 
     @classmethod
     def from_target(cls, target: str) -> ConsoleExporter:
-        """The exporter for what stands behind `console=` on the command line: `stderr` or `stdout`.
+        """Return the exporter for a stream named on the command line: `stderr` or `stdout`.
 
         Raises:
             SettingsError: it is another word.
@@ -81,7 +81,7 @@ class ConsoleExporter(Exporter):
 
 
 def format_record(run: str, record: Record) -> str:
-    """A record as one line, without control characters, cut where it is long."""
+    """Return a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
     when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
     words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
     line = "".join(character if character.isprintable() else "�" for character in " ".join(words))

@@ -1,4 +1,4 @@
-"""An issue or pull request of GitHub: what it wants, what people say below it, and what is told them there."""
+"""Issue or pull request of GitHub: its request, its comments, and notices below it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import (
+from replanning.exporters._forge_http import ForgeSession, as_object, objects_in, text_at
+from replanning.exporters._forge_issue import (
+    MAX_COMMENTS,
     MAX_FILES,
-    ForgeSession,
+    ForgeIssue,
+    ForgeVariables,
+    IssueLocation,
     IssueNaming,
-    as_object,
     file_names,
     list_or_empty,
-    objects_in,
     readme_excerpt,
     result_or_none,
-    text_at,
     truncated_list,
     without_empty,
 )
-from replanning.exporters._forge_issue import MAX_COMMENTS, ForgeIssue, ForgeVariables, IssueLocation
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 
@@ -38,11 +38,11 @@ _ISSUE_NAMING: Final = IssueNaming(
     api_path="/api/v3",
 )
 _MEMBER_ROLES: Final = ("OWNER", "MEMBER", "COLLABORATOR")
-"""Who may say how work goes on, by what GitHub says that they are to the project."""
+"""Author associations of GitHub that may steer a run."""
 
 
 class GitHubIssue(ForgeIssue):
-    """One issue or pull request of GitHub: `owner/repo#12`, or the address of its page.
+    """One issue or pull request of GitHub: `owner/repo#12`, or the URL of its page.
 
     ::
 
@@ -50,11 +50,11 @@ class GitHubIssue(ForgeIssue):
         request = await forge.issue()
         await forge.post("I have begun.")
 
-    Token, address of the API and further people whose word counts stand in GITHUB_TOKEN, GITHUB_API_URL and
-    GITHUB_TRUSTED_USERS, if they are not given as arguments, which are those of every forge.
+    The token, the URL of the API and further people who may steer are read from GITHUB_TOKEN, GITHUB_API_URL and
+    GITHUB_TRUSTED_USERS unless they are passed as arguments, which are the same for every forge.
 
     Raises:
-        SettingsError: there is no such name of an issue, or the address is none of the API's.
+        SettingsError: it is not an issue of this API, or the URL or the token is invalid.
     """
 
     name = "github"
@@ -66,21 +66,22 @@ class GitHubIssue(ForgeIssue):
     _is_pull_request: bool | None = None
 
     def _locate(self, issue: str, url: str) -> IssueLocation:
-        found = _ISSUE_NAMING.parse(issue, url)
-        project, number = found["project"], found["number"]
+        match = _ISSUE_NAMING.parse(issue, url)
+        project, number = match["project"], match["number"]
         self._repository_path = f"/repos/{project}"
         self._pull_path = f"{self._repository_path}/pulls/{number}"
-        called, path = f"{project}#{number}", f"{self._repository_path}/issues/{number}"
-        return IssueLocation(called, called, path, f"{path}/comments")
+        name, path = f"{project}#{number}", f"{self._repository_path}/issues/{number}"
+        return IssueLocation(name, name, path, f"{path}/comments")
 
     def _headers(self, token: str) -> dict[str, str]:
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
         return {**headers, "authorization": f"Bearer {token}"} if token else headers
 
     async def may_steer(self, comment: ForgeComment) -> bool:
-        """Whether whoever wrote a comment may say how work goes on: the project's own people, and no programs."""
-        person = not comment.bot and not comment.notice
-        return person and (comment.own or comment.role in _MEMBER_ROLES or comment.author.lower() in self._trusted)
+        """Return whether the author of a comment may steer the run: a member of the project, and not a program."""
+        if comment.bot or comment.notice:
+            return False
+        return comment.own or comment.role in _MEMBER_ROLES or comment.author.lower() in self._trusted
 
     async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
         entry = await super()._fetch_issue(call)
@@ -88,15 +89,16 @@ class GitHubIssue(ForgeIssue):
         return entry
 
     async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
-        found = as_object(await result_or_none(call.get(self._repository_path)))
-        about: JsonObject = {
+        repository = as_object(await result_or_none(call.get(self._repository_path)))
+        fields = ("description", "default_branch", "language", "topics")
+        info: JsonObject = {
             "forge": self.name,
             "url": text_at(entry, "html_url"),
             "name": self.id.partition("#")[0],
             "state": text_at(entry, "state"),
             "author": text_at(entry, "user", "login"),
-            "labels": [text_at(one, "name") for one in objects_in(entry.get("labels"))],
-            **{name: found[name] for name in ("description", "default_branch", "language", "topics") if name in found},
+            "labels": [text_at(label, "name") for label in objects_in(entry.get("labels"))],
+            **{name: repository[name] for name in fields if name in repository},
             "files": file_names(await result_or_none(call.get(f"{self._repository_path}/contents/"))),
             "readme": readme_excerpt(
                 await result_or_none(
@@ -107,34 +109,33 @@ class GitHubIssue(ForgeIssue):
         if self._is_pull_request:
             pull = as_object(await result_or_none(call.get(self._pull_path)))
             changed = await list_or_empty(call.list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
-            about["pull_request"] = {
+            info["pull_request"] = {
                 "base": text_at(pull, "base", "ref"),
                 "head": text_at(pull, "head", "ref"),
-                "changed_files": truncated_list([_changed_file(one) for one in changed]),
+                "changed_files": truncated_list([_changed_file(file) for file in changed]),
             }
-        return without_empty(about)
+        return without_empty(info)
 
     # Comments
 
     async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
-        """The comments, of a pull request also reviews and what they say about lines."""
+        """Return the comments; for a pull request, also reviews and their comments on lines."""
         login = await self._login(call)
         if self._is_pull_request is None:
             await self._fetch_issue(call)
-        found = [
-            self._parse_comment(one, login) for one in await call.list_entries(self._comments_path, limit=MAX_COMMENTS)
-        ]
+        entries = await call.list_entries(self._comments_path, limit=MAX_COMMENTS)
+        comments = [self._parse_comment(entry, login) for entry in entries]
         if self._is_pull_request:
-            about = await list_or_empty(call.list_entries(f"{self._pull_path}/comments", limit=MAX_COMMENTS))
-            found += [self._parse_comment(one, login, kind="r", where=_line_prefix(one)) for one in about]
+            on_lines = await list_or_empty(call.list_entries(f"{self._pull_path}/comments", limit=MAX_COMMENTS))
+            comments += [self._parse_comment(entry, login, kind="r", where=_line_prefix(entry)) for entry in on_lines]
             reviews = await list_or_empty(call.list_entries(f"{self._pull_path}/reviews", limit=MAX_COMMENTS))
-            found += [
-                self._parse_comment(one, login, kind="v", where=_review_prefix(one))
-                for one in reviews
-                if _has_content(one)
+            comments += [
+                self._parse_comment(entry, login, kind="v", where=_review_prefix(entry))
+                for entry in reviews
+                if _has_content(entry)
             ]
-            found.sort(key=lambda comment: comment.at)
-        return found
+            comments.sort(key=lambda comment: comment.at)
+        return comments
 
     def _is_bot(self, entry: JsonObject, author: str) -> bool:
         return text_at(entry, "user", "type") == "Bot" or author.endswith("[bot]")
@@ -143,12 +144,12 @@ class GitHubIssue(ForgeIssue):
         return "PATCH", f"{self._repository_path}/issues/comments/{comment_id}"
 
     async def _fetch_app_login(self, call: ForgeSession) -> str:
-        """The same of the token of an app, as in GitHub Actions, which may ask this."""
+        """Return the login of an app's token, as in GitHub Actions."""
         try:
-            said = await call.write("POST", "/graphql", {"query": "query{viewer{login}}"})
+            response = await call.write("POST", "/graphql", {"query": "query{viewer{login}}"})
         except ForgeError:
             return ""
-        return text_at(said, "data", "viewer", "login")
+        return text_at(response, "data", "viewer", "login")
 
 
 def _changed_file(entry: JsonObject) -> JsonValue:
@@ -166,6 +167,6 @@ def _review_prefix(entry: JsonObject) -> str:
 
 
 def _has_content(entry: JsonObject) -> bool:
-    """Whether a review says more than that there was one; one that is not handed in is its author's own."""
+    """Return whether a review is submitted and has a text or requests changes."""
     state = text_at(entry, "state").upper()
     return state != "PENDING" and (bool(text_at(entry, "body").strip()) or state == "CHANGES_REQUESTED")

@@ -1,4 +1,4 @@
-"""An issue or merge request of GitLab: what it wants, what people say below it, and what is told them there."""
+"""Issue or merge request of GitLab: its request, its comments, and notices below it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import (
+from replanning.exporters._forge_http import ForgeSession, as_object, text_at
+from replanning.exporters._forge_issue import (
+    MAX_COMMENTS,
     MAX_FILES,
-    ForgeSession,
+    ForgeIssue,
+    ForgeVariables,
+    IssueLocation,
     IssueNaming,
-    as_object,
     file_names,
     list_or_empty,
     readme_excerpt,
     result_or_none,
-    text_at,
     truncated_list,
     without_empty,
 )
-from replanning.exporters._forge_issue import MAX_COMMENTS, ForgeIssue, ForgeVariables, IssueLocation
 from replanning.http import url_problem
 from replanning.plan import JsonObject
 
@@ -40,21 +41,21 @@ _ISSUE_NAMING: Final = IssueNaming(
     api_path="/api/v4",
 )
 _DEVELOPER_LEVEL: Final = 30
-"""The access level from which on members may push code, and so say how work goes on."""
+"""Lowest access level of members who may push code, and so steer a run."""
 
 _BOT_LOGIN: Final = re.compile(r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gitlab-.*bot.*", re.IGNORECASE)
 _OLDEST_FIRST: Final = {"sort": "asc", "order_by": "created_at"}
 
 
 class GitLabIssue(ForgeIssue):
-    """One issue (`group/project#12`) or merge request (`group/project!7`) of GitLab, or the address of its page.
+    """One issue (`group/project#12`) or merge request (`group/project!7`) of GitLab, or the URL of its page.
 
-    Token (of the scope `api`), address of the API and further people whose word counts stand in GITLAB_TOKEN,
-    GITLAB_API_URL or CI_API_V4_URL, and GITLAB_TRUSTED_USERS, if they are not given as arguments, which are those of
-    every forge. Commands begin with an exclamation mark: `/approve` GitLab would keep for itself.
+    The token (with scope `api`), the URL of the API and further people who may steer are read from GITLAB_TOKEN,
+    GITLAB_API_URL or CI_API_V4_URL, and GITLAB_TRUSTED_USERS unless they are passed as arguments, which are the same for
+    every forge. Commands begin with an exclamation mark, because GitLab interprets `/approve` itself.
 
     Raises:
-        SettingsError: there is no such name of an issue, or the address is none of the API's.
+        SettingsError: it is not an issue of this API, or the URL or the token is invalid.
     """
 
     name = "gitlab"
@@ -67,28 +68,28 @@ class GitLabIssue(ForgeIssue):
 
     @classmethod
     def _api_url(cls, given: str) -> str:
-        """The address of the API where that of the site was given."""
+        """Return the URL of the API, also for the URL of the site."""
         site = not url_problem(given) and httpx.URL(given).path in ("", "/")
         return f"{given}/api/v4" if site else given
 
     def _locate(self, issue: str, url: str) -> IssueLocation:
-        found = _ISSUE_NAMING.parse(issue, url)
-        self._is_merge_request = found["kind"] in ("!", "merge_requests")
-        self._project_path = f"/projects/{quote(found['project'], safe='')}"
+        match = _ISSUE_NAMING.parse(issue, url)
+        self._is_merge_request = match["kind"] in ("!", "merge_requests")
+        self._project_path = f"/projects/{quote(match['project'], safe='')}"
         self._user_ids: dict[str, str] = {}
         self._membership: dict[str, bool] = {}
-        called = f"{found['project']}{'!' if self._is_merge_request else '#'}{found['number']}"
-        path = f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{found['number']}"
-        return IssueLocation(called, f"gitlab:{called}", path, f"{path}/notes")
+        name = f"{match['project']}{'!' if self._is_merge_request else '#'}{match['number']}"
+        path = f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{match['number']}"
+        return IssueLocation(name, f"gitlab:{name}", path, f"{path}/notes")
 
     def _headers(self, token: str) -> dict[str, str]:
         return {"private-token": token} if token else {}
 
     async def may_steer(self, comment: ForgeComment) -> bool:
-        """Whether whoever wrote a comment may say how work goes on: members from Developer on, and no programs.
+        """Return whether the author of a comment may steer the run: a Developer or higher, and not a program.
 
         Raises:
-            ForgeError: that cannot be found out now.
+            ForgeError: the author's role cannot be read.
         """
         if comment.bot or comment.notice:
             return False
@@ -105,25 +106,25 @@ class GitLabIssue(ForgeIssue):
         try:
             member = as_object(await call.get(f"{self._project_path}/members/all/{person}"))
         except ForgeError as error:
-            if error.status != 404:  # GitLab says of strangers that there are none such
+            if error.status != 404:  # GitLab reports strangers as not found
                 raise
             return False
         level = member.get("access_level")
         return isinstance(level, int) and level >= _DEVELOPER_LEVEL and text_at(member, "state") in ("", "active")
 
     async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
-        found = as_object(await result_or_none(call.get(self._project_path)))
-        name = text_at(found, "readme_url").rpartition("/")[2] or "README.md"
+        project = as_object(await result_or_none(call.get(self._project_path)))
+        name = text_at(project, "readme_url").rpartition("/")[2] or "README.md"
         file = f"{self._project_path}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
         labels = entry.get("labels")
-        about: JsonObject = {
+        info: JsonObject = {
             "forge": self.name,
             "url": text_at(entry, "web_url"),
-            "name": text_at(found, "path_with_namespace"),
+            "name": text_at(project, "path_with_namespace"),
             "state": text_at(entry, "state"),
             "author": text_at(entry, "author", "username"),
-            "labels": [str(one) for one in labels] if isinstance(labels, list) else [],
-            **{name: found[name] for name in ("description", "default_branch", "topics") if name in found},
+            "labels": [str(label) for label in labels] if isinstance(labels, list) else [],
+            **{field: project[field] for field in ("description", "default_branch", "topics") if field in project},
             "files": file_names(
                 [*await list_or_empty(call.list_entries(f"{self._project_path}/repository/tree", limit=MAX_FILES))]
             ),
@@ -131,19 +132,19 @@ class GitLabIssue(ForgeIssue):
         }
         if self._is_merge_request:
             changed = await list_or_empty(call.list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1))
-            about["merge_request"] = {
+            info["merge_request"] = {
                 "base": text_at(entry, "target_branch"),
                 "head": text_at(entry, "source_branch"),
                 "changed_files": truncated_list(
-                    [{"path": text_at(one, "new_path"), "status": _change_status(one)} for one in changed]
+                    [{"path": text_at(file, "new_path"), "status": _change_status(file)} for file in changed]
                 ),
             }
-        return without_empty(about)
+        return without_empty(info)
 
     # Notes
 
     async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
-        """The notes of people and programs; what GitLab itself notes down is left out."""
+        """Return the notes of people and programs, without the system notes of GitLab."""
         login = await self._login(call)
         notes = await call.list_entries(self._comments_path, _OLDEST_FIRST, limit=MAX_COMMENTS)
         for note in notes:
@@ -167,7 +168,7 @@ def _change_status(entry: JsonObject) -> str:
 
 
 def _line_prefix(note: JsonObject) -> str:
-    """Which line a note is about, where it is about one."""
+    """Return the file and line of a note as a prefix of its text; empty if it has none."""
     path = text_at(note, "position", "new_path") or text_at(note, "position", "old_path")
     line = text_at(note, "position", "new_line") or text_at(note, "position", "old_line")
     return f"{path}{':' if line else ''}{line}: " if path else ""

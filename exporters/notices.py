@@ -1,4 +1,4 @@
-"""A Markdown file as a forge: for everybody who follows runs without one."""
+"""Exporters that report runs of planning mode to people: on a forge, in a Markdown file, or on the console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
-from typing import ClassVar, Final, NamedTuple, Self, TextIO, TypeGuard
+from typing import ClassVar, Final, NamedTuple, Self, TextIO
 from urllib.parse import quote
 
 import anyio
@@ -23,8 +23,7 @@ from replanning import Environment
 from replanning.environment import Clock
 from replanning.errors import UnknownRun
 from replanning.exporters._checklist import CHECKLIST_KIND, RunNotices
-from replanning.exporters._forge import Forge, ForgeComment, ForgeError, Marker, parse_time
-from replanning.exporters._forge_issue import CommentIndex
+from replanning.exporters._forge import CommentIndex, Forge, ForgeComment, ForgeError, Marker, parse_time
 from replanning.journal import Record
 from replanning.plan import RunId
 from replanning.planning.history import RunJournals
@@ -53,14 +52,14 @@ class _StoredComment(NamedTuple):
 
 
 class FileForge:
-    """The comments of one file, one below the other; lines that Markdown does not show stand around each.
+    """Markdown file as a forge: the comments follow one another, each between two hidden lines.
 
-    The file is read anew each time, and put into its place as a whole, so that a crash leaves it as it was. What people
-    write around the comments stays. One process at a time may write to the file.
+    The file is read anew each time and replaced atomically, so that a crash cannot damage it. Text that people write
+    around the comments is kept. Only one process at a time may write to the file.
 
     Args:
-        path: of the file; it is made, with its folders, when the first comment is written.
-        clock: time.
+        path: path of the file, created with its folders when the first comment is written.
+        clock: source of time.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
@@ -72,46 +71,50 @@ class FileForge:
         return f"<FileForge {str(self.path)!r}>"
 
     async def comments(self) -> Sequence[ForgeComment]:
-        """All comments, oldest first; all of them are our own.
+        """Return all comments, oldest first; all of them are the tool's own.
 
         Raises:
             ForgeError: the file cannot be read.
         """
         with self._translated_errors("read"):
-            found = _stored_comments(self._read())
-        return [
-            ForgeComment(str(one.number), "replanning", one.body, parse_time(one.at), own=True, notice=True)
-            for one in found
-        ]
+            return [
+                ForgeComment(
+                    str(stored.number), "replanning", stored.body, parse_time(stored.at), own=True, notice=True
+                )
+                for stored in _stored_comments(self._read())
+            ]
 
     async def post(self, body: str) -> str:
-        """Write a comment below the others.
+        """Append a comment and return its number.
 
         Raises:
             ForgeError: the file cannot be written.
         """
         with self._translated_errors("written"):
             pieces = self._read()
-            number = 1 + max((one.number for one in _stored_comments(pieces)), default=0)
+            number = 1 + max((stored.number for stored in _stored_comments(pieces)), default=0)
             at = datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="seconds")
-            apart = "" if not pieces or str(pieces[-1]).endswith("\n\n") else "\n"
-            self._write([*pieces, apart, _StoredComment(number, at, body)])
+            separator = "" if not pieces or str(pieces[-1]).endswith("\n\n") else "\n"
+            self._write([*pieces, separator, _StoredComment(number, at, body)])
         return str(number)
 
     async def edit(self, comment_id: str, body: str) -> None:
-        """Put another text in the place of a comment's.
+        """Replace the text of a comment.
 
         Raises:
             ForgeError: there is no such comment, or the file cannot be written.
         """
         with self._translated_errors("written"):
             pieces = self._read()
-            if all(str(one.number) != comment_id for one in _stored_comments(pieces)):
-                raise ForgeError(f"{self.path} has no comment {comment_id}", status=404)
-            self._write([one._replace(body=body) if _has_id(one, comment_id) else one for one in pieces])
+            for index, piece in enumerate(pieces):
+                if isinstance(piece, _StoredComment) and str(piece.number) == comment_id:
+                    pieces[index] = piece._replace(body=body)
+                    self._write(pieces)
+                    return
+            raise ForgeError(f"{self.path} has no comment {comment_id}", status=404)
 
     def write_error(self) -> str:
-        """Why the file cannot be written, found by trying; empty where it can be."""
+        """Return the reason why the file cannot be written, found by trying; empty if it can."""
         try:
             with self._translated_errors("written"):
                 self._read()
@@ -125,17 +128,17 @@ class FileForge:
         """Nothing is held open."""
 
     def _read(self) -> list[str | _StoredComment]:
-        """The comments, and whatever else stands before, between and after them."""
+        """Return the comments and the texts around them, in their order."""
         try:
-            if not S_ISREG(self.path.stat().st_mode):  # to read a pipe would take for ever
-                raise OSError(errno.EINVAL, "it is no file")
+            if not S_ISREG(self.path.stat().st_mode):  # reading a pipe would block
+                raise OSError(errno.EINVAL, "not a regular file")
         except FileNotFoundError:
             return []
         text, end, pieces = self.path.read_text(encoding="utf-8-sig"), 0, list[str | _StoredComment]()
-        for found in _COMMENT_PATTERN.finditer(text):
-            pieces += [text[end : found.start()]] if found.start() > end else []
-            pieces.append(_StoredComment(int(found["number"]), found["at"], found["body"].strip("\n")))
-            end = found.end()
+        for match in _COMMENT_PATTERN.finditer(text):
+            pieces += [text[end : match.start()]] if match.start() > end else []
+            pieces.append(_StoredComment(int(match["number"]), match["at"], match["body"].strip("\n")))
+            end = match.end()
         return [*pieces, text[end:]] if text[end:] else pieces
 
     def _write(self, pieces: Sequence[str | _StoredComment]) -> None:
@@ -145,7 +148,7 @@ class FileForge:
 
     @contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """An empty file beside this one, with its permissions, which may take its place; else it is gone afterwards."""
+        """Yield a new file with the permissions of this one, to replace it; it is deleted if it does not."""
         path = self.path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -153,7 +156,7 @@ class FileForge:
             new.write_text("")
             if path.exists():
                 shutil.copymode(path, new)
-                new.open("a").close()  # nor is a file written to that may only be read
+                new.open("a").close()  # fails if the file is read-only
             yield new
         finally:
             new.unlink(missing_ok=True)
@@ -167,62 +170,58 @@ class FileForge:
 
 
 def _stored_comments(pieces: Sequence[str | _StoredComment]) -> list[_StoredComment]:
-    return [one for one in pieces if isinstance(one, _StoredComment)]
-
-
-def _has_id(piece: str | _StoredComment, comment_id: str) -> TypeGuard[_StoredComment]:
-    return isinstance(piece, _StoredComment) and str(piece.number) == comment_id
+    return [piece for piece in pieces if isinstance(piece, _StoredComment)]
 
 
 def _escape_delimiters(body: str) -> str:
-    """A text none of whose lines is taken for the beginning or the end of a comment."""
-    lines = body.replace("\r\n", "\n").replace("\r", "\n")  # as whoever reads the file gets them
+    """Return a text without lines that would begin or end a comment."""
+    lines = body.replace("\r\n", "\n").replace("\r", "\n")  # line ends as reading the file converts them
     return _COMMENT_DELIMITER.sub("<!--", lines)
 
 
 EDIT_INTERVAL: Final = 3.0
-"""Seconds between edits of a checklist: what finishes meanwhile becomes one edit."""
+"""Shortest interval between edits of a checklist in seconds; changes in between become one edit."""
 
 _POLL_INTERVAL: Final = 0.5
-"""Seconds between looks at what has happened meanwhile."""
+"""Seconds between reads of new records during a wait."""
 
 _INITIAL_BACKOFF: Final = 10.0
 
 _MAX_BACKOFF: Final = 300.0
-"""Seconds for which a forge that failed is left alone at first, and at most."""
+"""First and longest pause after failures of a forge, in seconds."""
 
 _FINAL_RETRY_DELAYS: Final = (0.0, 0.5, 1.0)
-"""Seconds before each of the last tries."""
+"""Seconds before each of the last tries, on closing."""
 
 _FINAL_RESPONSE_TIMEOUT: Final = 3.0
-"""Seconds after which a forge that has not answered when the run ends is not asked again."""
+"""Seconds of silence after which a forge is not asked again at the end of a run."""
 
 _TEXT_REJECTED_STATUSES: Final = (400, 413, 422)
-"""Refusals that are about one text, or for GitHub about too many in a short time, and not about the place."""
+"""Statuses that reject one text (or, on GitHub, too many in a short time), and not the issue as a whole."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Notifier(Exporter):
-    """Posts what is decided about replans, what people are asked, and the plan as a checklist that is ticked.
+    """Exporter that posts decisions, questions to people, and the plan as a checklist on a forge.
 
     ::
 
         notifier = Notifier(GitHubIssue("owner/repo#12"))
         planning = PlanningCoordinator(settings, model, tools, task, store=store, exporters=[notifier])
 
-    Every notice is posted once, also when the run is resumed elsewhere: comments carry a mark that nobody sees, and are
-    read before anything is written. The checklist is one comment, edited in place. A forge that fails harms nobody: it
-    is reported once, and what it did not take is posted later, at the latest when this is closed or the run is resumed.
-    One that does not answer at all when the run ends is not waited for a second time.
+    Every notice is posted once, also if the run is resumed elsewhere: comments carry hidden markers, and are read before
+    anything is written. The checklist is one comment, edited in place. A failing forge does not harm the run: it is
+    reported once, and unsent notices are posted later, at the latest when this is closed or the run is resumed. A forge
+    that does not respond at the end of a run is not waited for again.
 
     Args:
-        forge: where to.
-        every: seconds between edits of the checklist.
-        hint: how people answer what they are asked, in Markdown.
+        forge: the forge.
+        edit_interval: shortest interval between edits of the checklist, in seconds.
+        hint: instructions for answering questions, in Markdown.
 
     Attributes:
-        endpoint: where people find the comments.
+        endpoint: place of the comments, for people.
     """
 
     name: ClassVar[str] = "notices"
@@ -236,11 +235,10 @@ class Notifier(Exporter):
         self._runs: dict[RunId, RunNotices] = {}
         self._last_edit = -math.inf
         self._failures = 0
-        self._backoff_until = (
-            self._blocked_until
-        ) = -math.inf  # until when the forge is left alone: by ourselves, as it has said
+        self._backoff_until = -math.inf  # pause after failures
+        self._blocked_until = -math.inf  # pause that the forge demands
         self._problem = ""
-        self._request_started = math.inf  # since when it owes an answer
+        self._request_started = math.inf
         self._unresponsive = False
 
     def __repr__(self) -> str:
@@ -248,61 +246,61 @@ class Notifier(Exporter):
 
     @property
     def forge(self) -> Forge:
-        """Where the comments are."""
+        """The forge with the comments."""
         return self._index.forge
 
     @property
     def problem(self) -> str:
-        """What is not posted, and why; empty when everything is."""
-        unsent, why = self._unsent_summary(), self._problem or "it did not answer in time"
+        """The unsent notices with the reason; empty if everything is posted."""
+        unsent, why = self._unsent_summary(), self._problem or "no response in time"
         return f"{unsent} could not be posted to {self.endpoint}: {why}" if unsent else ""
 
     def write_error(self) -> str:
-        """Why nothing can be posted there, as far as that is known before anything is; empty where it can be."""
-        asked = getattr(self.forge, "write_error", None)
-        return str(asked()) if asked is not None else ""
+        """Return the reason why nothing can be posted, as far as it is known in advance; empty if none is known."""
+        write_error = getattr(self.forge, "write_error", None)
+        return str(write_error()) if write_error is not None else ""
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Read the past of resumed runs from this store, and take the time from this clock."""
+        """Read the journals of resumed runs from the engine's store, and the time from its clock."""
         self._journals.add_store(exporter_context.store)
         self._clock = exporter_context.clock
 
     async def export(self, run: RunId, record: Record) -> None:
-        """Post what follows from a record.
+        """Post the notices that result from a record.
 
         Raises:
-            ForgeError: the forge has ceased to take anything; it is tried again later.
-            StoreError: the beginning of the run cannot be read.
+            ForgeError: the forge has begun to fail; it is tried again later.
+            StoreError: the journal of the run cannot be read.
         """
-        account = self._runs.setdefault(run, RunNotices(run))
-        if record.seq > account.seq + 1:  # the run is resumed
-            self._read_ahead(account)
-        account.fold(record)
-        while (account.pending or account.checklist_changed) and self._clock.now() >= max(
+        notices = self._runs.setdefault(run, RunNotices(run))
+        if record.seq > notices.seq + 1:  # the run is resumed
+            self._read_ahead(notices)
+        notices.fold(record)
+        while (notices.pending or notices.checklist_changed) and self._clock.now() >= max(
             self._backoff_until, self._blocked_until
         ):
-            self._read_ahead(account)
-            await self._send(account)
-            await self._wait_for_edit(account)
-        if account.is_finished:
-            self._runs.pop(run, None)  # if it goes on all the same, everything is read again
+            self._read_ahead(notices)
+            await self._send(notices)
+            await self._wait_for_edit(notices)
+        if notices.is_finished:
+            self._runs.pop(run, None)  # if the run is resumed, its journal is read again
 
     async def aclose(self) -> None:
-        """Post what is left, and let go of connections.
+        """Post the unsent notices, and close the connections.
 
         Raises:
-            ForgeError: something is left that could not be posted.
-            StoreError: the rest of a run cannot be read.
+            ForgeError: some notices could not be posted.
+            StoreError: the journal of a run cannot be read.
         """
-        self._last_edit = -math.inf  # nothing comes after this
+        self._last_edit = -math.inf  # no later edit will follow
         try:
-            for account in list(self._runs.values()):
-                if not account.end_status:  # it was not told everything
-                    self._read_ahead(account)
-                account.pending.extend(account.rejected)
-                account.rejected.clear()
+            for notices in list(self._runs.values()):
+                if not notices.end_status:  # records may be missing
+                    self._read_ahead(notices)
+                notices.pending.extend(notices.rejected)
+                notices.rejected.clear()
                 if not self._unresponsive:
-                    await self._flush(account)
+                    await self._flush(notices)
         except anyio.get_cancelled_exc_class():
             if unsent := self._unsent_summary():
                 _log.warning("%s could not be posted to %s in time", unsent, self.endpoint)
@@ -312,122 +310,118 @@ class Notifier(Exporter):
         if self.problem:
             raise ForgeError(self.problem)
 
-    async def _flush(self, account: RunNotices) -> None:
-        """Send what is left, with as many tries as there is time for."""
+    async def _flush(self, notices: RunNotices) -> None:
+        """Send the unsent notices, with a few tries."""
         for wait in _FINAL_RETRY_DELAYS:
-            barred = self._blocked_until - self._clock.now()
-            if not (account.pending or account.checklist_changed) or barred > _POLL_INTERVAL:
+            blocked = self._blocked_until - self._clock.now()
+            if not (notices.pending or notices.checklist_changed) or blocked > _POLL_INTERVAL:
                 return
-            await self._clock.sleep(max(wait, barred))
-            with suppress(Exception):  # whoever closes this is told of everything that is left
-                await self._send(account)
+            await self._clock.sleep(max(wait, blocked))
+            with suppress(Exception):  # `aclose` reports the unsent notices
+                await self._send(notices)
 
     def _unsent_summary(self) -> str:
-        """What is not posted, in words; empty when everything is."""
-        notices = sum(len(account.pending) + len(account.rejected) for account in self._runs.values())
-        what = [f"{notices} notice{'s' * (notices != 1)}"] if notices else []
-        what += ["the latest checklist"] if any(account.checklist_changed for account in self._runs.values()) else []
-        return " and ".join(what)
+        """Return the unsent notices in words; empty if everything is posted."""
+        count = sum(len(notices.pending) + len(notices.rejected) for notices in self._runs.values())
+        unsent = [f"{count} notice{'s' * (count != 1)}"] if count else []
+        unsent += ["the latest checklist"] if any(notices.checklist_changed for notices in self._runs.values()) else []
+        return " and ".join(unsent)
 
-    async def _wait_for_edit(self, account: RunNotices) -> None:
-        """Wait until the checklist may be edited again, unless something else is to be told, or the run ends."""
+    async def _wait_for_edit(self, notices: RunNotices) -> None:
+        """Wait until the checklist may be edited again, a notice is pending, or the run ends."""
         while (
-            account.checklist_changed
-            and not (account.pending or account.end_status)
-            and (left := self._seconds_until_edit()) > 0
+            notices.checklist_changed
+            and not (notices.pending or notices.end_status)
+            and (left := self._last_edit + self._edit_interval - self._clock.now()) > 0
         ):
             await self._clock.sleep(min(left, _POLL_INTERVAL))
-            self._read_ahead(account)
-
-    def _seconds_until_edit(self) -> float:
-        """Seconds before the checklist may be edited again."""
-        return self._last_edit + self._edit_interval - self._clock.now()
+            self._read_ahead(notices)
 
     def _index_for(self, run: RunId) -> CommentIndex:
-        """Where the comments about a run are."""
+        """Return the index of the comments about a run."""
         return self._index
 
-    def _read_ahead(self, account: RunNotices) -> None:
-        """Take in what was recorded meanwhile: then a burst is told of at once."""
+    def _read_ahead(self, notices: RunNotices) -> None:
+        """Fold the records written meanwhile, so that a burst becomes one post."""
         with suppress(UnknownRun):
-            for one in self._journals.records_after(account.run, account.seq):
-                account.fold(one)
+            for record in self._journals.records_after(notices.run, notices.seq):
+                notices.fold(record)
 
-    async def _send(self, account: RunNotices) -> None:
+    async def _send(self, notices: RunNotices) -> None:
         try:
-            await self._post_pending(account)
+            await self._post_pending(notices)
         except anyio.get_cancelled_exc_class():
             self._unresponsive = self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
             raise
-        except Exception as error:  # law 7: whatever a forge raises, the rest is tried later
-            known = bool(self._problem)
+        except Exception as error:  # the forge may raise anything; the rest is tried later
+            is_reported = bool(self._problem)
             self._back_off(error)
-            if not known:  # what goes on is not reported again
+            if not is_reported:
                 raise
         else:
             self._failures, self._unresponsive = 0, False
-            if not account.rejected:
+            if not notices.rejected:
                 self._problem = ""
 
-    async def _post_pending(self, account: RunNotices) -> None:
-        if account.end_status:  # there may be little time: the last state goes first
-            await self._update_checklist(account)
-        while account.pending:
-            notice = account.pending[0]
+    async def _post_pending(self, notices: RunNotices) -> None:
+        if notices.end_status:  # there may be little time left
+            await self._update_checklist(notices)
+        while notices.pending:
+            notice = notices.pending[0]
             self._request_started = self._clock.now()
             try:
-                await self._index_for(account.run).post(notice.marker(account.run), notice.body(account.run, self.hint))
+                await self._index_for(notices.run).post(notice.marker(notices.run), notice.body(notices.run, self.hint))
             except ForgeError as error:
                 if error.status in _TEXT_REJECTED_STATUSES:
-                    account.rejected.append(account.pending.popleft())  # it keeps no other away
+                    notices.rejected.append(notices.pending.popleft())  # the others can still be posted
                 raise
-            if account.pending and account.pending[0] is notice:
-                account.pending.popleft()
-        if self._seconds_until_edit() <= 0:
-            await self._update_checklist(account)
+            if notices.pending and notices.pending[0] is notice:
+                notices.pending.popleft()
+        if self._clock.now() >= self._last_edit + self._edit_interval:
+            await self._update_checklist(notices)
 
-    async def _update_checklist(self, account: RunNotices) -> None:
-        """Bring the checklist up to date."""
-        if not account.checklist_changed:
+    async def _update_checklist(self, notices: RunNotices) -> None:
+        """Write or edit the checklist if it has changed."""
+        if not notices.checklist_changed:
             return
-        account.checklist_changed = False
+        notices.checklist_changed = False
         self._request_started = self._clock.now()
         try:
-            text = account.checklist()
-            if text is not None and await self._index_for(account.run).upsert(
-                Marker(CHECKLIST_KIND, account.run), text
+            text = notices.checklist()
+            if text is not None and await self._index_for(notices.run).upsert(
+                Marker(CHECKLIST_KIND, notices.run), text
             ):
                 self._last_edit = self._clock.now()
         except BaseException:
-            account.checklist_changed = True
+            notices.checklist_changed = True
             raise
 
     def _back_off(self, error: Exception) -> None:
-        """Leave the forge alone for a while: as long as it says, else longer each time."""
+        """Pause for as long as the forge demands, else longer after each failure."""
         self._problem = str(error) or repr(error)
-        said, now = getattr(error, "retry_after", None), self._clock.now()
+        retry_after, now = getattr(error, "retry_after", None), self._clock.now()
         if getattr(error, "final", False) and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES:
             self._blocked_until = math.inf
-        elif said is not None:
-            self._blocked_until = now + max(said, _POLL_INTERVAL)
+        elif retry_after is not None:
+            self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
         else:
             self._backoff_until = now + min(_INITIAL_BACKOFF * 2**self._failures, _MAX_BACKOFF)
             self._failures += 1
 
 
 ANSWER_HINT = "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
-"""How people answer who have no forge to answer on."""
+"""Instructions for answering questions on the command line."""
 
 
 class FileNotifier(Notifier):
-    """Keeps notices and checklist in a Markdown file, or in a folder with a file for each run.
+    """Exporter that writes notices and checklist into a Markdown file, or a folder with a file for each run.
 
     ::
 
         exporters=[FileNotifier("notices.md")]
 
     Args:
-        path: the file; or the folder, when there is one of this name, or when it ends in a slash.
+        path: the file; a folder if one exists at this path, or if the path ends in a slash.
     """
 
     name: ClassVar[str] = "notices"
@@ -439,16 +433,16 @@ class FileNotifier(Notifier):
 
     @classmethod
     def from_target(cls, target: str) -> Self:
-        """The exporter for what stands behind `notices=` on the command line: a file or a folder."""
+        """Return the exporter for a file or folder named on the command line."""
         return cls(target)
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Do as every notifier does, and date comments by this clock."""
+        """Attach to an engine, and date comments by its clock."""
         super().attach(exporter_context)
         self._index = CommentIndex(FileForge(self.endpoint, clock=exporter_context.clock))
 
     def write_error(self) -> str:
-        """Why nothing can be written there, found by trying; empty where it can be."""
+        """Return the reason why nothing can be written, found by trying; empty if it can."""
         return FileForge(self.endpoint if self._folder is None else self._folder / "notices.md").write_error()
 
     def _index_for(self, run: RunId) -> CommentIndex:
@@ -460,12 +454,12 @@ class FileNotifier(Notifier):
 
 
 class ConsoleNotifier(Exporter):
-    """Prints each notice as a line on standard error, and how far the plan has come whenever that changes.
+    """Exporter that prints each notice as a line, and the progress of the plan whenever it changes.
 
-    What happened before a run was resumed is not told again.
+    Events from before a resume are not printed again.
 
     Args:
-        stream: where to instead.
+        stream: output stream; by default standard error.
     """
 
     name: ClassVar[str] = "notices-console"
@@ -480,38 +474,38 @@ class ConsoleNotifier(Exporter):
         return f"<ConsoleNotifier runs={len(self._runs)}>"
 
     def attach(self, exporter_context: ExporterContext) -> None:
-        """Read the past of resumed runs from this store."""
+        """Read the journals of resumed runs from the engine's store."""
         self._journals.add_store(exporter_context.store)
 
     async def export(self, run: RunId, record: Record) -> None:
-        """Print what follows from a record.
+        """Print the notices that result from a record.
 
         Raises:
-            StoreError: the beginning of the run cannot be read.
+            StoreError: the journal of the run cannot be read.
         """
-        account = self._runs.get(run) or self._replay(run, record)
-        for one in self._journals.records_until(run, account.seq, record):
-            account.fold(one)
-        lines = [notice.line() for notice in account.pending]
-        account.pending.clear()
-        progress = account.progress() if account.checklist_changed else ""
-        account.checklist_changed = False
+        notices = self._runs.get(run) or self._replay(run, record)
+        for past in self._journals.records_until(run, notices.seq, record):
+            notices.fold(past)
+        lines = [notice.line() for notice in notices.pending]
+        notices.pending.clear()
+        progress = notices.progress() if notices.checklist_changed else ""
+        notices.checklist_changed = False
         if progress and progress != self._progress.get(run):
             self._progress[run] = progress
             lines.append(f"📋 {progress}")
-        if account.is_finished:
+        if notices.is_finished:
             del self._runs[run]  # if it goes on all the same, everything is read again
         stream = self._stream if self._stream is not None else sys.stderr
         stream.writelines(f"{line}\n" for line in lines)
         stream.flush()
 
     def _replay(self, run: RunId, record: Record) -> RunNotices:
-        """What is known of a run before a record, without anything that is still to be told."""
-        account = self._runs[run] = RunNotices(run)
-        for one in self._journals.records_until(run, 0, record):
-            if one is not record:
-                account.fold(one)
-        account.pending.clear()
-        account.checklist_changed = False
-        self._progress[run] = account.progress()
-        return account
+        """Return the state of a run before a record, with nothing left to print."""
+        notices = self._runs[run] = RunNotices(run)
+        for past in self._journals.records_until(run, 0, record):
+            if past is not record:
+                notices.fold(past)
+        notices.pending.clear()
+        notices.checklist_changed = False
+        self._progress[run] = notices.progress()
+        return notices

@@ -1,4 +1,4 @@
-"""Tells people how a run of planning mode goes on, below an issue of GitHub or GitLab."""
+"""Notices about runs of planning mode as comments on an issue of GitHub or GitLab."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from replanning.exporters.notices import ANSWER_HINT, Notifier
 
 
 class _IssueNotifier(Notifier):
-    """Keeps notices and checklist below an issue.
+    """Writes notices and the checklist as comments on an issue.
 
     Args:
-        issue: its short name, or the address of its page.
+        issue: its short name, or the URL of its page.
 
     Raises:
-        SettingsError: that is no name of an issue.
+        SettingsError: it is not an issue of this forge.
     """
 
     _issue_type: ClassVar[type[ForgeIssue]]
@@ -27,17 +27,17 @@ class _IssueNotifier(Notifier):
     def __init__(self, issue: str = "") -> None:
         if not issue:
             example = f"{self.name}={self._example}"
-            raise SettingsError([Problem(self.name, f"name the issue below which notices are to stand: {example}")])
+            raise SettingsError([Problem(self.name, f"no issue is named; expected one such as {example}")])
         super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
     @classmethod
     def from_target(cls, target: str) -> Self:
-        """The exporter for what stands behind its name and `=` on the command line: an issue."""
+        """Return the exporter for an issue named on the command line."""
         return cls(target)
 
 
 class GitHubNotifier(_IssueNotifier):
-    """Keeps notices and checklist below an issue or pull request of GitHub, such as `owner/repo#12`."""
+    """Writes notices and the checklist on an issue or pull request of GitHub, such as `owner/repo#12`."""
 
     name: ClassVar[str] = "github"
     _issue_type = GitHubIssue
@@ -45,7 +45,7 @@ class GitHubNotifier(_IssueNotifier):
 
 
 class GitLabNotifier(_IssueNotifier):
-    """Keeps notices and checklist below an issue of GitLab, `group/project#12`, or a merge request, `group/project!7`."""
+    """Writes notices and the checklist on an issue (`group/project#12`) or merge request (`!7`) of GitLab."""
 
     name: ClassVar[str] = "gitlab"
     _issue_type = GitLabIssue

@@ -1,4 +1,4 @@
-"""Sends the spans of runs to a collector, over OTLP/HTTP: Jaeger, Tempo, Honeycomb, an OpenTelemetry Collector."""
+"""Exporter of spans and metrics over OTLP/HTTP, to Jaeger, Tempo, Honeycomb or an OpenTelemetry Collector."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE_SIZE: Final = 16_384
-"""Spans that wait to be sent; when more wait, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
+"""Longest queue of unsent spans; beyond, the oldest are dropped. OTEL_BSP_MAX_QUEUE_SIZE overrides it."""
 
 REFUSED_CLOSE_LIMIT: Final = 0.2
-"""The same where nothing listens, which trying again for seconds would hardly change."""
+"""Longest wait on closing, in seconds, if no collector listens."""
 
 _log = logging.getLogger(__name__)
 
 
 class OtlpExporter(Exporter):
-    """Sends spans, and metrics if wanted, to a collector in the background.
+    """Exporter that sends spans, and optionally metrics, to a collector in the background.
 
-    It is given to an engine and closed after the last run::
+    Pass it to an engine, which closes it after the last run::
 
         exporter = OtlpExporter("http://localhost:4318")
         engine = ReplanningEngine(exporters=[exporter])
         ...
         await engine.aclose()
 
-    Runs never wait for the collector. Whatever it does not take is counted, and reported once, as a warning of
-    this module's logger and in `problem`, when the exporter is closed.
+    Runs never wait for the collector. Lost data is counted, and reported once when the exporter is closed: as a
+    warning of this module's logger and in `problem`.
 
     Args:
-        endpoint: address of the collector, without a path for the kind of signal: `http://localhost:4318`. When
-            left out, `OTEL_EXPORTER_OTLP_ENDPOINT`, or the port 4318 of this machine.
-        headers: sent with every request, such as a key that the collector wants.
-        metrics: whether metrics are sent, too; Jaeger does not take them.
-        timeout: seconds for one request with its repetitions.
-        close_limit: seconds for which sending what is left may hold up the end of a program.
-        service_name: under which the collector shows the spans; `OTEL_SERVICE_NAME` or `replanning` when left out.
+        endpoint: URL of the collector without the path of a signal, such as `http://localhost:4318`; by default
+            `OTEL_EXPORTER_OTLP_ENDPOINT`, or port 4318 of this machine.
+        headers: headers of every request, such as an API key.
+        metrics: send metrics, too; Jaeger does not accept them.
+        timeout: seconds for one request, retries included.
+        close_limit: seconds that sending the rest may delay the end of a program.
+        service_name: service name of the spans; by default `OTEL_SERVICE_NAME` or `replanning`.
 
     Raises:
-        SettingsError: the endpoint is no address of a collector.
-        PluginError: the optional part of the package that this needs is not installed.
+        SettingsError: the endpoint is not a URL of a collector.
+        PluginError: the extra `otlp` is not installed.
     """
 
     name: ClassVar[str] = "otlp"
@@ -101,11 +101,11 @@ class OtlpExporter(Exporter):
 
     @classmethod
     def from_target(cls, target: str) -> Self:
-        """The exporter for what stands behind `otlp=` on the command line: `http://localhost:4318`.
+        """Return the exporter for an endpoint named on the command line.
 
         Raises:
-            SettingsError: it is no address of a collector.
-            PluginError: the optional part of the package that this needs is not installed.
+            SettingsError: the endpoint is not a URL of a collector.
+            PluginError: the extra `otlp` is not installed.
         """
         return cls(target)
 
@@ -114,19 +114,19 @@ class OtlpExporter(Exporter):
 
     @property
     def problem(self) -> str:
-        """What went wrong so far, in a sentence; empty when everything sent was taken."""
+        """The losses so far, in a sentence; empty if there are none."""
         return self._problem or self._losses.problem(self.endpoint)
 
     def tracer_provider(self) -> TracerProvider:
-        """Where the engine's spans go, and where spans of one's own may go as well."""
+        """Return the provider of the engine's tracer, also for spans of the program itself."""
         return self._tracer_provider
 
     def meter_provider(self) -> MeterProvider | None:
-        """Where the engine's metrics go, if they are wanted."""
+        """Return the provider of the engine's meter; None without metrics."""
         return self._meter_provider
 
     async def aclose(self) -> None:
-        """Send what is left, within the limit, and let go of connections."""
+        """Send the rest within `close_limit`, and close the connections."""
         await anyio.to_thread.run_sync(self._shut_down, abandon_on_cancel=True)
 
     def _shut_down(self) -> None:
@@ -158,13 +158,13 @@ def _import_sender() -> ModuleType:
         from replanning.exporters import _sending
     except ImportError as error:
         raise PluginError(
-            f"the exporter 'otlp' needs a part that is not installed ({error}): pip install 'replanning[otlp]'"
+            f"exporter 'otlp' needs an extra that is not installed ({error}): pip install 'replanning[otlp]'"
         ) from error
     return _sending
 
 
 def _base_url(endpoint: str) -> str:
-    """The address without a path for the kind of signal."""
+    """Return the URL without the path of a signal."""
     text = endpoint.strip() if "://" in endpoint else f"http://{endpoint.strip()}"
     try:
         parts = urlsplit(text)
@@ -173,13 +173,13 @@ def _base_url(endpoint: str) -> str:
         fits = False
     if not fits or any(character.isspace() for character in text):
         raise SettingsError(
-            [Problem("otlp", f"{endpoint!r} is no address of a collector; expected one such as {DEFAULT_ENDPOINT}")]
+            [Problem("otlp", f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}")]
         )
     return text.rstrip("/").removesuffix("/v1/traces")
 
 
 def _refuses_connection(address: str) -> bool:
-    """Whether nothing listens at an address."""
+    """Return whether an address refuses connections."""
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -187,12 +187,12 @@ def _refuses_connection(address: str) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        return False  # perhaps it is reached through a proxy
+        return False  # it may be reachable through a proxy
     return False
 
 
 def _without_password(address: str) -> str:
-    """The address as people see it: without a password."""
+    """Return a URL without user name and password."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 

@@ -162,20 +162,20 @@ def test_a_dry_run_writes_nothing(folder: Path, kind: type[FakeForge], issue: st
 @pytest.mark.parametrize(
     ("issue", "token", "fault", "told"),
     [
-        ("octo/repo#12", "", None, "GITHUB_TOKEN must be set to a token that may; to only read the issue, use --no-c"),
+        ("octo/repo#12", "", None, "needs a token: set GITHUB_TOKEN; to only read the issue, use --no-c"),
         (
             "group/project!7",
             "",
             None,
-            "GITLAB_TOKEN must be set to a token that may; to only read the issue, use --no-",
+            "needs a token: set GITLAB_TOKEN; to only read the issue, use --no-",
         ),
-        ("octo/repo#12", "wrong", None, "it does not accept the token; look at GITHUB_TOKEN (HTTP 401"),
-        ("group/project!7", "wrong", None, "it does not accept the token; look at GITLAB_TOKEN (HTTP 401"),
-        ("octo/repo#99", TOKEN, None, "octo/repo#99: there is no such thing there, or this token may not see it"),
-        ("gitlab:group/project#9", TOKEN, None, "group/project#9: there is no such thing there, or this token may"),
-        ("octo/repo#12", TOKEN, Fault("GET", 403, path="/issues/"), "it does not let this token do that"),
+        ("octo/repo#12", "wrong", None, "the token is not accepted; check GITHUB_TOKEN (HTTP 401"),
+        ("group/project!7", "wrong", None, "the token is not accepted; check GITLAB_TOKEN (HTTP 401"),
+        ("octo/repo#99", TOKEN, None, "octo/repo#99: not found, or the token may not see it"),
+        ("gitlab:group/project#9", TOKEN, None, "group/project#9: not found, or the token may"),
+        ("octo/repo#12", TOKEN, Fault("GET", 403, path="/issues/"), "the token lacks the permission"),
         ("octo/repo#12", TOKEN, Fault("GET", 410, path="/issues/"), "it is gone (HTTP 410, request F00D): no"),
-        ("octo/repo#12", TOKEN, Fault("GET", 429, {"retry-after": "900"}), "it is asked too often"),
+        ("octo/repo#12", TOKEN, Fault("GET", 429, {"retry-after": "900"}), "rate limit reached"),
     ],
 )
 def test_an_issue_that_cannot_be_read(folder: Path, issue: str, token: str, fault: Fault | None, told: str) -> None:
@@ -195,9 +195,9 @@ def test_an_issue_that_cannot_be_read(folder: Path, issue: str, token: str, faul
     ("arguments", "told"),
     [
         (("--issue", "octo/repo#12", "--goal", "x"), "leave out --goal"),
-        (("--issue", "octo/repo"), "names no issue of GitHub; expected owner/repo#12"),
-        (("--issue", "gitlab:octo"), "names no issue of GitLab; expected group/project#12"),
-        (("--issue", "https://evil.example/o/r/issues/1"), "evil.example is not served by api.github.com"),
+        (("--issue", "octo/repo"), "is not an issue of GitHub; expected owner/repo#12"),
+        (("--issue", "gitlab:octo"), "is not an issue of GitLab; expected group/project#12"),
+        (("--issue", "https://evil.example/o/r/issues/1"), "evil.example is not served by the API at api.github.com"),
     ],
 )
 def test_no_issue(folder: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -254,7 +254,7 @@ def test_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
         (("--goal", "x", "--tools", "bad.yaml"), "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
         (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
         (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is no forge"),
-        (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' names no issue"),
+        (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' is not an issue"),
     ],
 )
 def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -248,7 +248,7 @@ async def test_console_places(place: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_console_elsewhere() -> None:
     """Another word is no place, and the message says which are."""
-    with pytest.raises(SettingsError, match="'printer' is no place to print to; expected stderr or stdout"):
+    with pytest.raises(SettingsError, match="'printer' is not a stream; expected stderr or stdout"):
         ConsoleExporter.from_target("printer")
 
 

@@ -23,7 +23,7 @@ from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, PlanningHistoryStore
 from replanning.testing import ScriptedGate, VirtualClock
 from replanning.tools import ToolExecutor
-from tests.planning.test_forges_steering import Scene
+from tests.exporters.test_forges_steering import Scene
 from tests.support.forges import FakeGitHub, FakeGitLab, on
 from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, replan, revision
 

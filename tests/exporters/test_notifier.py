@@ -304,7 +304,7 @@ async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.Log
         assert await planning.execute_with_planning(RUN)
         await planning.engine.aclose()
         assert clock.elapsed == 5
-    assert "the latest checklist could not be posted to fake: it did not answer in time" in caplog.text
+    assert "the latest checklist could not be posted to fake: no response in time" in caplog.text
 
 
 async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:

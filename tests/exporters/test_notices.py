@@ -156,7 +156,7 @@ def replanned(decision: JsonObject, **record: object) -> Record:
         "replan_id": "p1",
         "phase": "execution",
         "cause": {"action": "write"},
-        "said": decision["replan_decision"],
+        "llm_decision": decision["replan_decision"],
         "ruling": {"kind": "execute", "reason": "its confidence is 0.9"},
         "timestamp": "2026-01-01T00:00:00Z",
     }
