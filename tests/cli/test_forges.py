@@ -174,7 +174,7 @@ def test_a_dry_run_writes_nothing(folder: Path, kind: type[FakeForge], issue: st
         ("octo/repo#99", TOKEN, None, "octo/repo#99: not found, or the token may not see it"),
         ("gitlab:group/project#9", TOKEN, None, "group/project#9: not found, or the token may"),
         ("octo/repo#12", TOKEN, Fault("GET", 403, path="/issues/"), "the token lacks the permission"),
-        ("octo/repo#12", TOKEN, Fault("GET", 410, path="/issues/"), "it is gone (HTTP 410, request F00D): no"),
+        ("octo/repo#12", TOKEN, Fault("GET", 410, path="/issues/"), "it was deleted (HTTP 410, request F00D): no"),
         ("octo/repo#12", TOKEN, Fault("GET", 429, {"retry-after": "900"}), "rate limit reached"),
     ],
 )
