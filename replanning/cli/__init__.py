@@ -19,7 +19,7 @@ def main() -> None:
         prepare_streams()
         app()
     except KeyboardInterrupt:
-        # Ctrl-C before a command has begun, while the program is still being read; nothing is there yet to say it with.
+        # Ctrl-C before a command has begun, while the program is still being imported.
         if sys.stderr is not None:
             sys.stderr.write("error: interrupted\n")
         raise SystemExit(_INTERRUPTED) from None

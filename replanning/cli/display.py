@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: a live picture on a terminal, else a line for each event."""
+"""Progress of a run on standard error, and questions on the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
@@ -17,8 +17,9 @@ import anyio
 from replanning import Answer, PlanRun, Question, ReplanningError, StoreGate, TaskState
 from replanning.changes import PlanChange, parse_changes
 from replanning.cli.lookup import user_name
-from replanning.cli.narrator import Line, Narrator, format_score, only_continues_planning
-from replanning.cli.output import console, escape_control
+from replanning.cli.narrator import Line, Narrator, format_score, only_continues_planning, usage_words
+from replanning.cli.options import AskMode
+from replanning.cli.output import DIFF_STYLES, console, escape_control
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
@@ -26,21 +27,20 @@ from replanning.journal import AttemptStarted, QuestionAsked, QuestionReminded
 from replanning.plan.tasks import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console, Group
     from rich.live import Live
 
-    from replanning.cli.options import AskMode
     from replanning.decision import HumanGate
-    from replanning.journal import RunStore, Usage
-
+    from replanning.journal import RunStore
 
 REFRESH_INTERVAL: Final = 0.1
 """Seconds between two pictures."""
 
 MAX_RUNNING_SHOWN: Final = 12
-"""How many running tasks are listed by name."""
+"""Running tasks that are listed by name."""
+
+MAX_TASKS_LISTED: Final = 5_000
+"""Tasks of a plan that is searched for running ones ten times a second."""
 
 _WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
@@ -48,119 +48,108 @@ _FAILED_STATES = (TaskState.FAILED, TaskState.BLOCKED)
 
 
 class Display:
-    """Shows nothing; what the others are made from.
+    """Display that shows nothing; base class of the others.
 
     Args:
-        clock: tells how long things take.
+        clock: measures time.
+        budget: of runs whose plan has none.
 
     Attributes:
-        questions_on_terminal: whether questions are put on the same terminal, and need not be told.
-        replan_models: the language models that see the plan where something goes wrong, in words.
-        judge_model: the language model that sees what tasks come to, likewise.
-        budget: what a run may spend whose plan does not say it.
+        questions_on_terminal: questions are asked on the same terminal, and need no line.
+        replan_models: labels of the language models that see the plan when it must change.
+        judge_model: label of the language model that judges results; empty where none does.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, budget: Budget) -> None:
         self.clock = clock
+        self.budget = budget
         self.started_at = clock.now()
         self.questions_on_terminal = False
         self.replan_models: Sequence[str] = ()
         self.judge_model = ""
-        self.budget = Budget()
-        self._run: PlanRun | None = None
-        self._narrator: Narrator | None = None
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the display was made."""
+        """Return the seconds since the display was created."""
         return self.clock.now() - self.started_at
 
     def watch(self, run: PlanRun) -> None:
         """Begin to show a run; the engine's monitor passes its events to `on_event`."""
-        self._run = run
-        self._narrator = Narrator(lambda: run.view)
-        count = sum(run.live.counts.values())
-        about = escape_control(run.live.goal.objective)
-        with self._stop_on_output_error():
-            self.show_line(Line("●", f"run {run.id}: {about} ({count} task{'s' * (count != 1)})", "bold"))
-            for model in self.replan_models:
-                told = f"if the plan must change, it is shown to {escape_control(model)}; --replan-provider repair asks no model"
-                self.show_line(Line("●", told, "dim"))
-            if self.judge_model:
-                self.show_line(
-                    Line(
-                        "●",
-                        f"what tasks come to is shown to {escape_control(self.judge_model)}, which judges it",
-                        "dim",
-                    )
-                )
 
     def on_event(self, event: object) -> None:
-        """Show an event; that nobody can be shown anything any more is no reason to stop a run."""
-        with self._stop_on_output_error():
-            self._show_event(event)
-
-    @contextmanager
-    def _stop_on_output_error(self) -> Iterator[None]:
-        """Show nothing more when the reader has gone away, as in `| head`, the terminal has, or the disk is full."""
-        try:
-            yield
-        except OSError:
-            self._narrator = None
+        """Show an event."""
 
     def show_note(self, line: Line) -> None:
-        """Show a line that is about no event, as long as it can be seen."""
-        with self._stop_on_output_error():
-            if self._narrator is not None:
-                self.show_line(line)
-
-    def _show_event(self, event: object) -> None:
-        line = self._narrator.line_for(event) if self._narrator is not None else None
-        if line is not None and not (
-            self.questions_on_terminal and isinstance(event, QuestionAsked | QuestionReminded)
-        ):
-            self.show_line(line)
-
-    def show_line(self, line: Line) -> None:
-        """Show a line."""
+        """Show a line that belongs to no event."""
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Leave the terminal to somebody else."""
+        """Leave the terminal to the body."""
         yield
 
     @asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
-        """Show what is to be shown while the body runs."""
+        """Show the progress while the body runs."""
         yield
 
 
 class LogDisplay(Display):
-    """A line for each event, for files and pipes."""
+    """Display with a line for each event, for files and pipes."""
+
+    _run: PlanRun | None = None
+    _narrator: Narrator | None = None
+
+    def watch(self, run: PlanRun) -> None:
+        """Show the run's goal, and which language models see it."""
+        self._run = run
+        self._narrator = Narrator(lambda: run.view)
+        count = pluralise(sum(run.live.counts.values()), "task")
+        self.show_note(Line("●", f"run {run.id}: {run.live.goal.objective} ({count})", "bold"))
+        for model in self.replan_models:
+            shown = f"if the plan must change, it is shown to {model}; --replan-provider repair asks no model"
+            self.show_note(Line("●", shown, "dim"))
+        if self.judge_model:
+            shown = f"the results of tasks are shown to {self.judge_model}, which judges them"
+            self.show_note(Line("●", shown, "dim"))
+
+    def on_event(self, event: object) -> None:
+        """Show the line for an event."""
+        line = self._narrator.line_for(event) if self._narrator is not None else None
+        asked_here = self.questions_on_terminal and isinstance(event, QuestionAsked | QuestionReminded)
+        if line is not None and not asked_here:
+            self.show_note(line)
+
+    def show_note(self, line: Line) -> None:
+        """Show a line; nothing more when the reader or the terminal is gone, or the disk is full: the run continues."""
+        if self._narrator is not None:
+            try:
+                self.show_line(line._replace(text=escape_control(line.text)))
+            except OSError:
+                self._narrator = None
 
     def show_line(self, line: Line) -> None:
-        """Print the line with the time since the start."""
+        """Print a line with the time since the start."""
         sys.stderr.write(f"{self.elapsed:7.1f}s {line.symbol} {line.text}\n")
         sys.stderr.flush()
 
 
-class LiveDisplay(Display):
-    """Events as they happen, and below them how the run stands now."""
+class LiveDisplay(LogDisplay):
+    """Display with a line for each event, and below them a picture of the current state."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, budget: Budget) -> None:
+        super().__init__(clock, budget)
         self._console: Console = console(error=True)
         self._live: Live | None = None
         self._suspend_count = 0
         self._deferred_lines: deque[Line] = deque()
 
     def on_event(self, event: object) -> None:
-        """Show an event; that something started is seen below already."""
+        """Show an event; the picture already shows that an attempt started."""
         if not isinstance(event, AttemptStarted):
             super().on_event(event)
 
     def show_line(self, line: Line) -> None:
-        """Print the line above the picture, or later while somebody else has the terminal."""
+        """Print the line above the picture; later, while the display is suspended."""
         if self._suspend_count:
             self._deferred_lines.append(line)
         else:
@@ -174,7 +163,7 @@ class LiveDisplay(Display):
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Take the picture away while somebody else has the terminal."""
+        """Remove the picture and defer lines while the body has the terminal."""
         self._suspend_count += 1
         if self._live is not None:
             self._live.stop()
@@ -190,7 +179,7 @@ class LiveDisplay(Display):
 
     @asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
-        """Draw the picture again and again while the body runs."""
+        """Redraw the picture while the body runs."""
         from rich.live import Live
 
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -216,22 +205,21 @@ class LiveDisplay(Display):
 
         table = Table.grid(padding=(0, 2))
         now = self.clock.now()
-        running = [entry for entry in run.live if entry.state is TaskState.RUNNING] if _is_small_plan(run) else []
+        small = sum(run.live.counts.values()) <= MAX_TASKS_LISTED
+        running = [entry for entry in run.live if entry.state is TaskState.RUNNING] if small else []
         for entry in running[:MAX_RUNNING_SHOWN]:
             limit = f" of {entry.deadline - entry.started_at:g}" if entry.deadline is not None else ""
             took = f"{max(0.0, now - entry.started_at):.1f}{limit} s"
-            table.add_row(
-                Text("  ▶", "bold blue"),
-                escape_control(entry.id),
-                Text(escape_control(entry.task.tool or ""), "dim"),
-                took,
-            )
+            tool = Text(escape_control(entry.task.tool or ""), "dim")
+            table.add_row(Text("  ▶", "bold blue"), escape_control(entry.id), tool, took)
         if len(running) > MAX_RUNNING_SHOWN:
             table.add_row("", f"and {len(running) - MAX_RUNNING_SHOWN} more")
         lines = [Text(self._status_line(run), "bold")]
         if run.spent.calls:
             budget = self.budget if run.live.plan.budget is None else run.live.plan.budget
-            lines.append(Text(f"  {_usage_text(run.spent, budget)}", "dim"))
+            limit = "" if budget.money is None else f" of {budget.money:g}"
+            spent = [*usage_words(run.spent, budget), f"{run.spent.money:.4g}{limit} money"]
+            lines.append(Text(f"  {' · '.join(spent)}", "dim"))
         return Group(table, *lines)
 
     def _status_line(self, run: PlanRun) -> str:
@@ -248,42 +236,27 @@ class LiveDisplay(Display):
         return f"  {' · '.join(parts)} · revision {run.live.revision} · {self.elapsed:.1f} s"
 
 
-def _usage_text(spent: Usage, budget: Budget) -> str:
-    """What was spent, and of how much."""
-    parts = [("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens)]
-    words = [pluralise(used, name) if most is None else f"{used} of {most} {name}s" for name, used, most in parts]
-    return " · ".join([*words, f"{spent.money:.4g}{'' if budget.money is None else f' of {budget.money:g}'} money"])
-
-
-def _is_small_plan(run: PlanRun) -> bool:
-    """Whether looking at every task, ten times a second, takes no time worth speaking of."""
-    return sum(run.live.counts.values()) <= 5_000
-
-
-def create_display(clock: Clock, *, quiet: bool) -> Display:
-    """The display that fits where standard error goes."""
+def create_display(clock: Clock, budget: Budget, *, quiet: bool) -> Display:
+    """Return the display that fits standard error: a picture on a terminal, otherwise a line for each event."""
     if quiet:
-        return Display(clock)
-    return LiveDisplay(clock) if console(error=True).is_terminal else LogDisplay(clock)
-
-
-_DIFF_STYLES: Final = {"+": "green", "-": "red"}
+        return Display(clock, budget)
+    return LiveDisplay(clock, budget) if console(error=True).is_terminal else LogDisplay(clock, budget)
 
 
 def create_gate(
     ask: AskMode | None, store: RunStore, display: Display, *, default_to_terminal: bool, remote_answers: bool = False
 ) -> HumanGate | None:
-    """Through what a person is asked; None where nobody is.
+    """Return the gate through which a person is asked; None where no person is asked.
 
     Args:
-        ask: who is to be asked, where that is said.
-        store: where the run is kept.
-        display: of the run, which makes room for questions on the terminal.
-        terminal: whether whoever sits at the terminal is asked where nothing is said.
-        heard: whether people answer elsewhere as well.
+        ask: the place where a person is asked; None for the default.
+        store: of the run.
+        display: of the run, which leaves the terminal to questions.
+        default_to_terminal: ask at the terminal where `ask` is None.
+        remote_answers: people can answer elsewhere as well, such as on an issue.
 
     Raises:
-        SettingsError: whoever is to be asked cannot be.
+        SettingsError: no person can be asked there.
     """
     at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
@@ -301,23 +274,23 @@ def create_gate(
 
 
 class ConsoleGate:
-    """Puts questions on the terminal and reads the answers there, one question after another.
+    """Gate that asks questions on the terminal, one after another.
 
     Args:
-        clock: tells how much time is left.
-        aside: keeps others from writing to the terminal while somebody is asked.
-        by: who answers.
+        clock: measures the time that is left.
+        suspend_display: keeps the display from writing to the terminal while a question is asked.
+        by: the name of the person who answers.
     """
 
-    def __init__(self, clock: Clock, aside: Callable[[], AbstractContextManager[None]], by: str) -> None:
+    def __init__(self, clock: Clock, suspend_display: Callable[[], AbstractContextManager[None]], by: str) -> None:
         self._clock = clock
-        self._suspend_display = aside
+        self._suspend_display = suspend_display
         self._by = by
         self._lock = anyio.Lock()
         self._console = console(error=True)
 
     async def ask(self, question: Question) -> Answer:
-        """Show the question and wait for the answer."""
+        """Show a question and return the answer."""
         async with self._lock:
             with self._suspend_display():
                 self._show_question(question)
@@ -327,7 +300,7 @@ class ConsoleGate:
                         return answer
 
     async def remind(self, question: Question) -> None:
-        """Say how much time is left."""
+        """Print a reminder with the time that is left."""
         self._console.print(f"\nQuestion {question.id} is still open{self._time_left(question)}.", style="bold yellow")
 
     def _show_question(self, question: Question) -> None:
@@ -346,26 +319,26 @@ class ConsoleGate:
             if candidate.score is not None:
                 out.print(f"     {format_score(candidate.score)}", style="dim")
             for line in question.diffs[number - 1].splitlines() if number <= len(question.diffs) else ():
-                out.print(f"     {escape_control(line)}", style=_DIFF_STYLES.get(line[:1], ""))
+                out.print(f"     {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""))
         if not question.candidates:
-            out.print("\n  Nobody knows a way on.")
+            out.print("\n  No provider has proposed an alternative.")
 
     async def _read_answer(self, question: Question) -> Answer | None:
-        """One answer; None where it was none and must be asked for again."""
+        """Read one answer; return None where it is not valid."""
         count = len(question.candidates)
         numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
         ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
         self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
         line = (await self._read_line()).strip()
-        said, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
-        if said in ("r", "reject"):
+        word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
+        if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
-        if said in ("m", "modify"):
+        if word in ("m", "modify"):
             return await self._read_changes(question)
-        if said.isdecimal() and 1 <= int(said) <= count:
-            return Answer("approve", self._by, choice=int(said) - 1, comment=comment)
-        hint = f"; what is meant stands behind 1, such as: 1 {escape_control(line)}" if line and count else ""
-        self._console.print(f"{said!r} is no answer{hint}", style="red")
+        if word.isdecimal() and 1 <= int(word) <= count:
+            return Answer("approve", self._by, choice=int(word) - 1, comment=comment)
+        hint = f"; put a number before your words, such as: 1 {escape_control(line)}" if line and count else ""
+        self._console.print(f"{word!r} is not an answer{hint}", style="red")
         return None
 
     async def _read_line(self) -> str:
@@ -384,10 +357,10 @@ class ConsoleGate:
         )
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         try:
-            said = await self._run_editor(editor, text) if editor else await self._prompt_for_changes(text)
-            changes = parse_changes(json.loads(said))
+            edited = await self._run_editor(editor, text) if editor else await self._prompt_for_changes(text)
+            changes = parse_changes(json.loads(edited))
         except (ReplanningError, ValueError, OSError) as error:
-            self._console.print(f"That cannot be taken: {escape_control(str(error))}", style="red")
+            self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
             return None
         return Answer("modify", self._by, changes=changes)
 

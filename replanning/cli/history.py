@@ -1,14 +1,26 @@
-"""Shows what was replanned in a run, why, and what it made of the plan."""
+"""The history of a run: the commands `history`, `why`, `diff` and `history prune`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Final, NoReturn, get_args
+from enum import StrEnum
+from typing import Annotated, Final, get_args
 
-from replanning.cli.lookup import command_line, existing_store, find_run, refuse, split_run
-from replanning.cli.options import fail
-from replanning.cli.output import console, print_json, print_message
+import typer
+
+from replanning.cli.lookup import command_line, existing_store, find_run, split_run
+from replanning.cli.options import DEFAULT_STORE, JsonOption, Program, SettingsOption, StoreOption, paragraphs
+from replanning.cli.output import (
+    DIFF_STYLES,
+    console,
+    escape_control,
+    fail,
+    print_json,
+    print_message,
+    print_result,
+    refuse,
+)
 from replanning.errors import JournalCorrupt
 from replanning.history import (
     Calibration,
@@ -32,90 +44,96 @@ from replanning.journal.triggers import TriggerKind
 from replanning.plan.messages import did_you_mean
 from replanning.plan.types import JsonObject
 
+commands = Program()
+
 MAX_REPLANS: Final = 1_000_000
-"""How many replans a command keeps in mind: it ends soon."""
+"""Largest number of replans that a command keeps in memory."""
 
-_PREDICTIONS: Final[tuple[Prediction, ...]] = get_args(Prediction)
-
-_DIFF_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "*": "yellow"}
+_REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
 
-def show_history(place: str, run: str | None, form: str, *, trigger: str | None, decision: str | None) -> None:
-    """Print the history of a run in a format, or the part of it that is asked for."""
-    _check_option("trigger", trigger, get_args(TriggerKind))
-    _check_option("decision", decision, get_args(DecisionKind))
-    with existing_store(place) as store:
-        history = _load_history(store, run)
-        filtered = trigger is not None or decision is not None
-        events = history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
-        if form == "json":
-            print_json(summary_json(history, events) if filtered else history_json(history))
-        elif form == "mermaid":
-            _print_report(mermaid(history.replay(min(1, history.revision), before=True), history.replay()))
-        else:
-            only = events if filtered else None
-            _print_report(markdown_report(history, only) if form == "markdown" else text_report(history, only))
+class HistoryFormat(StrEnum):
+    """Format in which a history is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    MERMAID = "mermaid"
 
 
-def show_calibration(place: str, run: str | None, *, trigger: str | None, decision: str | None, as_json: bool) -> None:
-    """Print how far confidence could be trusted, in a run or in all of them, and what each source claims."""
-    _check_option("trigger", trigger, get_args(TriggerKind))
-    _check_option("decision", decision, get_args(DecisionKind))
-    with existing_store(place) as store:
-        histories = [_load_history(store, run)] if run is not None else list(_readable_histories(store))
-    wanted: list[ReplanEvent] = []
-    for history in histories:
-        wanted += history.filter(trigger=trigger, decision=decision)  # type: ignore[arg-type] # it was checked
-    parts = {of: calibrate(wanted, of=of) for of in _PREDICTIONS}
-    sources = calibrate_sources(wanted)
+def _epilog(*examples: str) -> str:
+    codes = "0 done · 1 there is no such run, revision or replan · 2 wrong usage or store"
+    lines = [f"replanning {example}" for example in examples]
+    return paragraphs("[bold]Examples[/bold]", *lines, "[bold]Exit codes[/bold]", codes)
+
+
+@commands.command(
+    epilog=_epilog(
+        "history",
+        "history 20250131 --trigger task-failed --decision execute",
+        "history --format markdown > history.md",
+        "history --calibration    how well confidence predicted success, over all runs",
+    )
+)
+def history(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
+        ),
+    ] = None,
+    *,
+    form: Annotated[HistoryFormat, typer.Option("--format", help="The format to print.")] = HistoryFormat.TEXT,
+    trigger: Annotated[
+        str | None, typer.Option("--trigger", metavar="KIND", help="Only replans with this trigger, as task-failed.")
+    ] = None,
+    decision: Annotated[
+        str | None, typer.Option("--decision", metavar="KIND", help="Only replans with this decision, as execute.")
+    ] = None,
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration",
+            help="Show how well confidence predicted success instead: in RUN, or in all runs where none is named.",
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the replans of a run, each with cause, decision, changes and outcome, and the edits by hand.
+
+    As JSON and without a filter it is an export, which ReplanHistory.from_json imports.
+    """
+    _check_kind("trigger", trigger, get_args(TriggerKind))
+    _check_kind("decision", decision, get_args(DecisionKind))
     if as_json:
-        by_part, by_source = (
-            {name: _calibration_json(found) for name, found in some.items()} for some in (parts, sources)
-        )
-        print_json({"runs": len(histories), "calibration": by_part, "sources": by_source})
-        return
-    tables = [calibration_lines(parts["total"])]
-    tables += [
-        calibration_lines(found, f"what {source or 'a nameless source'} claims") for source, found in sources.items()
-    ]
-    where = f"run {histories[0].run}" if run is not None else pluralise(len(histories), "run")
-    _print_report("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
-
-
-def show_explanation(place: str, words: Sequence[str], *, as_json: bool) -> None:
-    """Print why a revision was made, or why a replan made none."""
-    with existing_store(place) as store:
-        run, rest = split_run(words, store)
-        if len(rest) > 1:
-            fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
-        history = _load_history(store, run)
-        entry = _find_entry(history, rest[0]) if rest else _last_entry(history, place)
-        if as_json:
-            shown = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
-            effect = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
-            print_json({"run": history.run, **shown, "diff": effect.splitlines()})
-        else:
-            _print_report(why_report(history, entry))
-
-
-def show_diff(place: str, words: Sequence[str], *, as_json: bool) -> None:
-    """Print what differs between two revisions."""
-    with existing_store(place) as store:
-        run, rest = split_run(words, store)
-        if len(rest) > 2:
-            fail(f"expected a run and two revisions, got {len(words)} words: {' '.join(words)}")
-        history = _load_history(store, run)
-        numbers = [_parse_revision(history, word) for word in rest]
-        before, after = numbers if len(numbers) == 2 else (max(0, numbers[0] - 1), numbers[0]) if numbers else (0, None)
-        found = history.diff(before, history.revision if after is None else after)
-        if as_json:
-            print_json({"run": history.run, **found.to_json()})
+        form = HistoryFormat.JSON
+    with existing_store(store) as opened:
+        over_all_runs = calibration and run is None
+        loaded = list(_readable_histories(opened)) if over_all_runs else [_load_history(opened, run)]
+        filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
+        if calibration:
+            where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
+            events = [event for found in filtered for event in found]
+            _print_calibration(events, where, len(loaded), as_json=form is HistoryFormat.JSON)
             return
-        _print_report(f"run {history.run}: revision {found.before} → {found.after}\n{str(found) or 'no difference'}\n")
+        only = filtered[0] if trigger is not None or decision is not None else None
+        _print_history(loaded[0], only, form)
+
+
+def _check_kind(option: str, kind: str | None, kinds: Sequence[str]) -> None:
+    if kind is not None and kind not in kinds:
+        hint = did_you_mean(kind, kinds)
+        expected = f"{hint} " if hint else ""
+        fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(kinds)}")
+
+
+def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
+    return ReplanHistory.of(store, find_run(store, run).run, max_events=MAX_REPLANS)
 
 
 def _readable_histories(store: RunStore) -> Iterator[ReplanHistory]:
-    """The histories of all runs; one that cannot be read is said to be left out."""
+    """Yield the histories of all runs; print a message for each damaged one."""
     for info in store.runs():
         try:
             if info.records:
@@ -124,63 +142,195 @@ def _readable_histories(store: RunStore) -> Iterator[ReplanHistory]:
             print_message(f"run {info.run!r} is left out: {error}")
 
 
-def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
-    return ReplanHistory.of(store, find_run(store, run).run, max_events=MAX_REPLANS)
+def _print_history(history: ReplanHistory, only: Sequence[ReplanEvent] | None, form: HistoryFormat) -> None:
+    """Print a history in a format, or only some of its replans."""
+    match form:
+        case HistoryFormat.JSON:
+            print_json(history_json(history) if only is None else summary_json(history, only))
+        case HistoryFormat.MERMAID:
+            first = history.replay(min(1, history.revision), before=True)
+            _print_report(mermaid(first, history.replay()))
+        case HistoryFormat.MARKDOWN:
+            _print_report(markdown_report(history, only))
+        case HistoryFormat.TEXT:
+            _print_report(text_report(history, only))
 
 
-def _check_option(option: str, value: str | None, known: Sequence[str]) -> None:
-    if value is not None and value not in known:
-        hint = did_you_mean(value, known)
-        fail(
-            f"--{option}: there is no {option} {value!r}; {f'{hint} ' if hint else ''}expected one of {', '.join(known)}"
-        )
-
-
-def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
-    if word.startswith("r"):
-        found = next((event for event in history.events if event.replan == word), None)
-        if found is None:
-            have = ", ".join(event.replan for event in history.events[-8:]) or "none"
-            refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {have}")
-        return found
-    number = _parse_revision(history, word)
-    entry = history.entry(number)
-    if entry is None:
-        refuse(f"revision 0 is the plan as it was given; run {history.run!r} has revisions 0 to {history.revision}")
-    return entry
-
-
-def _parse_revision(history: ReplanHistory, word: str) -> int:
-    if not word.isdecimal():
-        fail(f"{word!r} is no revision; expected a number from 0 to {history.revision}")
-    if int(word) > history.revision:
-        refuse(f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}")
-    return int(word)
-
-
-def _last_entry(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
-    if not history.entries:
-        _refuse_without_replans(history, place)
-    return history.entries[-1]
-
-
-def _refuse_without_replans(history: ReplanHistory, place: str) -> NoReturn:
-    stands = f"{history.status}: {history.reason}" if history.reason else history.status
-    count = len(history.dropped_triggers)
-    dropped = (
-        f"; {count} trigger{'s' * (count != 1)} dropped: {command_line(place, 'history', history.run)}" if count else ""
-    )
-    refuse(f"nothing was replanned in run {history.run!r}, which is {stands}{dropped}")
+def _print_calibration(events: Sequence[ReplanEvent], where: str, runs: int, *, as_json: bool) -> None:
+    """Print how well confidence, its parts, and the claims of each source predicted success."""
+    parts = {part: calibrate(events, of=part) for part in get_args(Prediction)}
+    sources = calibrate_sources(events)
+    if as_json:
+        by_part = {part: _calibration_json(found) for part, found in parts.items()}
+        by_source = {source: _calibration_json(found) for source, found in sources.items()}
+        print_json({"runs": runs, "calibration": by_part, "sources": by_source})
+        return
+    tables = [calibration_lines(parts["total"])]
+    for source, found in sources.items():
+        tables.append(calibration_lines(found, f"what {source or 'a nameless source'} claims"))
+    _print_report("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
 
 
 def _calibration_json(found: Calibration) -> JsonObject:
     return {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
 
 
+@commands.command(
+    epilog=_epilog("why    the last replan of the newest run", "why 20250131 2    the reasons for revision 2", "why r3")
+)
+def why(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN REVISION",
+            show_default=False,
+            help="The run, by default the newest; and a revision such as 2, or a replan such as r2, by default the last.",
+        ),
+    ] = None,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a revision on one screen: cause, candidates with scores, rejected ones, the rule, and the difference."""
+    words = what or []
+    with existing_store(store) as opened:
+        run, rest = split_run(words, opened)
+        if len(rest) > 1:
+            fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
+        history = _load_history(opened, run)
+        entry = _find_entry(history, rest[0]) if rest else _last_entry(history, store)
+        if as_json:
+            found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
+            diff = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
+            print_json({"run": history.run, **found, "diff": diff.splitlines()})
+        else:
+            _print_report(why_report(history, entry))
+
+
+def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
+    if word.startswith("r"):
+        event = next((event for event in history.events if event.replan == word), None)
+        if event is None:
+            last = ", ".join(event.replan for event in history.events[-8:]) or "none"
+            refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
+        return event
+    entry = history.entry(_parse_revision(history, word))
+    if entry is None:
+        refuse(f"revision 0 is the original plan; run {history.run!r} has revisions 0 to {history.revision}")
+    return entry
+
+
+def _last_entry(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
+    if not history.entries:
+        status = f"{history.status}: {history.reason}" if history.reason else history.status
+        count = len(history.dropped_triggers)
+        see = command_line(place, "history", history.run)
+        dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
+        refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
+    return history.entries[-1]
+
+
+def _parse_revision(history: ReplanHistory, word: str) -> int:
+    if not word.isdecimal():
+        fail(f"{word!r} is not a revision; expected a number from 0 to {history.revision}")
+    if int(word) > history.revision:
+        refuse(f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}")
+    return int(word)
+
+
+@commands.command(
+    epilog=_epilog(
+        "diff    the original plan and the current one",
+        "diff 2    the changes of revision 2",
+        "diff 20250131 1 3",
+    )
+)
+def diff(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN A B",
+            show_default=False,
+            help="The run, by default the newest; and two revisions, or one to see its changes; by default the first"
+            " and the last.",
+        ),
+    ] = None,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the differences between two revisions of a run's plan."""
+    words = what or []
+    with existing_store(store) as opened:
+        run, rest = split_run(words, opened)
+        if len(rest) > 2:
+            fail(f"expected a run and two revisions, got {len(words)} words: {' '.join(words)}")
+        history = _load_history(opened, run)
+        match [_parse_revision(history, word) for word in rest]:
+            case [before, after]:
+                pass
+            case [after]:
+                before = max(0, after - 1)
+            case _:
+                before, after = 0, history.revision
+        difference = history.diff(before, after)
+        if as_json:
+            print_json({"run": history.run, **difference.to_json()})
+            return
+        heading = f"run {history.run}: revision {difference.before} → {difference.after}"
+        _print_report(f"{heading}\n{str(difference) or 'no difference'}\n")
+
+
 def _print_report(text: str) -> None:
-    """Print a report as it is; what is gone red and what is new green, where there are colours."""
+    """Print a report; on a terminal, removed lines are red and new ones green."""
     out = console()
     for line in text.rstrip("\n").split("\n"):
-        out.print(
-            line, style=_DIFF_STYLES.get(line.strip()[:1], "") if line[2:3].strip() in ("", *_DIFF_STYLES) else ""
-        )
+        marked = line[2:3].strip() in ("", *_REPORT_STYLES)
+        out.print(line, style=_REPORT_STYLES.get(line.strip()[:1], "") if marked else "")
+
+
+@commands.command(
+    "history prune",
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning history prune --dry-run",
+        "replanning history prune --days 30 --json",
+        "The setting planning.history.archive_directory names the folder to which they are moved.",
+        "A run whose id is prune is shown by: replanning history -- prune",
+    ),
+)
+def history_prune(
+    *,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            "--days", metavar="N", min=0, help="Keep finished runs so long; by default as the settings say (90)."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs; move and remove nothing.")] = False,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move the planning history of runs that finished long ago into the archive, or remove it where there is none.
+
+    It is kept in the folder planning_history, one file for each run; the store is not changed. Unfinished runs stay,
+    however old they are.
+    """
+    from replanning.cli.setup import read_settings  # the other commands of this module need neither
+    from replanning.planning import PlanningHistoryStore
+
+    place = read_settings(settings, quiet=as_json).planning.history
+    kept_days = place.retention_days if days is None else days
+    pruned = PlanningHistoryStore(place.directory).prune(kept_days, place.archive_directory, dry_run=dry_run)
+    if as_json:
+        folders = {"directory": place.directory, "archive_directory": place.archive_directory}
+        print_json({**folders, "days": kept_days, "dry_run": dry_run, "pruned": [asdict(task) for task in pruned]})
+        return
+    for task in pruned:
+        issue = f" of {task.issue_id}" if task.issue_id else ""
+        archived = f": {task.archived}" if task.archived else ""
+        print_result(escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}"))
+    done = "moved" if place.archive_directory else "removed"
+    result = f"would be {done}" if dry_run else done
+    count = pluralise(len(pruned), "run")
+    print_message(f"{place.directory}: {count} finished more than {kept_days:g} days ago {result}")

@@ -1,4 +1,4 @@
-"""Finds what a command is about: the store, the run, the question, the revision; and says it when it is not there."""
+"""Lookup of the things that a command names: its store, its run, its question, its revisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
-from replanning.cli.options import DEFAULT_STORE, ExitCode, fail
+from replanning.cli.options import DEFAULT_STORE
+from replanning.cli.output import fail, refuse
 from replanning.decision.answers import closed_error
 from replanning.errors import (
     ChangeRejected,
@@ -21,7 +22,7 @@ from replanning.errors import (
     UnknownRun,
     UnknownTask,
 )
-from replanning.history.status import replay_records
+from replanning.history.status import open_questions, replay_records
 from replanning.plan.messages import did_you_mean
 from replanning.plan.types import QuestionId
 from replanning.plugins import installed_plugins, load_plugin
@@ -30,39 +31,52 @@ if TYPE_CHECKING:
     from replanning.decision import Question
     from replanning.journal import RunInfo, RunStore
 
+LATEST: Final = "latest"
+"""Names the newest run."""
+
+FINISHED_STATUSES: Final = ("succeeded", "failed", "aborted")
+"""Statuses of runs in which no task will run again, unless they are resumed."""
+
+NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another store with --store"
 
 _BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
 
+_REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
+
+_QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
+
+_LOOKUP_ERRORS: Final = (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected)
+
 
 def open_store(place: str, *, must_exist: bool = False) -> RunStore:
-    """The store at a place.
+    """Return the store at a place.
 
     Args:
         place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
             `PLUGIN:PLACE` for an installed store of that name.
-        must_exist: whether to refuse a place where nothing is kept yet, instead of making it.
+        must_exist: refuse a place without a store, instead of creating one.
 
     Raises:
-        StoreError: the place cannot be used, or nothing is kept there.
+        StoreError: the place cannot be used, or has no store.
     """
     name, path = _parse_place(place)
     if name in _BUILTIN_STORES and bool(path) == (name == "memory"):
         expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
-        raise StoreError(f"{place!r} is no place for runs; {expected} (--store says where runs are kept)")
+        raise StoreError(f"{place!r} cannot be a store; {expected} (--store names the store)")
     if must_exist and not _path_may_exist(name, path):
-        what = "memory of this process" if name == "memory" else repr(path)
-        raise StoreError(f"there are no runs in {what}; run a plan first, or say with --store where they are kept")
+        what = "the memory of this process" if name == "memory" else repr(path)
+        raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
     try:
-        made: RunStore = load_plugin("stores", name)(*([path] if path else []))
+        store: RunStore = load_plugin("stores", name)(*([path] if path else []))
     except StoreError as error:
         if type(error) is not StoreError:
             raise
-        raise StoreError(f"{error} (--store says where runs are kept)") from error
-    return made
+        raise StoreError(f"{error} (--store names the store)") from error
+    return store
 
 
 def store_may_exist(place: str) -> bool:
-    """Whether runs may be kept at a place already; asking makes no store there.
+    """Return whether a place may already hold a store, without creating one.
 
     Raises:
         StoreError: the place cannot be used.
@@ -75,17 +89,18 @@ def _path_may_exist(name: str, path: str) -> bool:
 
 
 def _parse_place(place: str) -> tuple[str, str]:
-    """The name of the store plugin and its place.
+    """Split a place into the name of a store plugin and the place that it is given.
 
     Raises:
-        StoreError: it looks like the name of a plugin, and none is installed under it.
+        StoreError: it looks like the name of a plugin that is not installed.
     """
     name, colon, rest = place.partition(":")
     if colon and name in installed_plugins("stores"):
         return name, rest
     if len(name) > 1 and name.replace("-", "_").isidentifier() and rest:  # one letter may be a drive
-        known = ", ".join(installed_plugins("stores"))
-        raise StoreError(f"no store {name!r} is installed; installed are: {known}; for a file write {'./' + place!r}")
+        installed = ", ".join(installed_plugins("stores"))
+        hint = f"installed are: {installed}; for a file write {'./' + place!r}"
+        raise StoreError(f"no store {name!r} is installed; {hint}")
     if place == "memory":
         return "memory", ""
     if place.endswith((".jsonl", "/")) or Path(place).is_dir():
@@ -93,24 +108,9 @@ def _parse_place(place: str) -> tuple[str, str]:
     return "sqlite", place
 
 
-LATEST: Final = "latest"
-"""Names the newest run."""
-
-_REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
-
-_QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
-
-_LOOKUP_ERRORS: Final = (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected)
-
-
-def refuse(message: str) -> NoReturn:
-    """Say that what was asked about is not there, or cannot be done, and end."""
-    fail(message, ExitCode.FAILED)
-
-
 @contextmanager
 def existing_store(place: str) -> Iterator[RunStore]:
-    """The store at a place, which must exist; what is not in it ends the command with a sentence."""
+    """Open a store that must exist; end the command with code 1 when the body looks up something it does not hold."""
     store = open_store(place, must_exist=True)
     try:
         yield store
@@ -120,73 +120,89 @@ def existing_store(place: str) -> Iterator[RunStore]:
         store.close()
 
 
-def find_run(store: RunStore, wanted: str | None) -> RunInfo:
-    """The run with an id, or whose id begins so; the newest when none is named."""
+def find_run(store: RunStore, name: str | None) -> RunInfo:
+    """Return the run with an id, or the only one whose id begins so; the newest for None and `latest`.
+
+    Raises:
+        UnknownRun: there is no such run, or there are several.
+    """
     runs = store.runs()
     if not runs:
-        refuse("no run is kept here yet; run a plan first, or say with --store where runs are kept")
-    if wanted is None or wanted == LATEST:
+        raise UnknownRun(name or LATEST, NO_RUNS)
+    if name is None or name == LATEST:
         return runs[0]
-    exact = [info for info in runs if info.run == wanted]
-    found = exact or [info for info in runs if info.run.startswith(wanted)]
-    if len(found) > 1:
-        shown = ", ".join(info.run for info in found[:5]) + (", …" if len(found) > 5 else "")
-        refuse(f"{wanted!r} begins the ids of {len(found)} runs: {shown}; give more of it")
-    if not found:
-        hint = did_you_mean(wanted, [info.run for info in runs]) or "replanning status lists the runs"
-        raise UnknownRun(wanted, hint)
-    return found[0]
+    matches = [info for info in runs if info.run == name] or [info for info in runs if info.run.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(info.run for info in matches[:5]) + (", …" if len(matches) > 5 else "")
+        raise UnknownRun(name, f"{len(matches)} ids begin with it: {ids}; give more of the id")
+    raise UnknownRun(name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs")
 
 
 def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[str]]:
-    """The run and the revisions that words name; the run may be left out."""
+    """Split arguments into the run, which may be left out, and the revisions."""
     if not words or (_REVISION_PATTERN.fullmatch(words[0]) and all(info.run != words[0] for info in store.runs())):
         return None, list(words)
     return words[0], list(words[1:])
 
 
-def find_question(store: RunStore, wanted: str | None) -> Question:
-    """The open question with an id, or of a run that has only one; when none is named, the only one there is."""
-    named = _QUESTION_PATTERN.fullmatch(wanted) if wanted is not None else None
-    if wanted is None:
-        found = [question for _, questions in open_questions_by_run(store, None) for question in questions]
-        where = "no run has an open question"
+def find_question(store: RunStore, name: str | None) -> Question:
+    """Return the open question with an id, or the only one of a run; for None, the only one of the store.
+
+    Raises:
+        UnknownRun: there is no such run.
+        UnknownQuestion: the run has no such question, or it is closed.
+    """
+    if name is None:
+        questions = [question for _, open_ in open_questions_by_run(store, None) for question in open_]
+        if not questions:
+            refuse("no run has an open question")
     else:
-        info = find_run(store, named[1] if named else wanted)
-        found = [question for _, questions in open_questions_by_run(store, info.run) for question in questions]
-        where = f"run {info.run!r} has no open question"
-        if named is not None:
-            asked = QuestionId(f"{info.run}.{named[2]}")
-            found = [question for question in found if question.id == asked]
-            if not found:
-                raise closed_error(asked, replay_records(store.read(info.run)).ledger)
-    if not found:
-        refuse(where)
-    if len(found) > 1:
-        refuse(f"{len(found)} questions are open: {', '.join(question.id for question in found[:8])}; say which one")
-    return found[0]
+        match = _QUESTION_PATTERN.fullmatch(name)
+        run = find_run(store, match[1] if match else name).run
+        questions = [question for _, open_ in open_questions_by_run(store, run) for question in open_]
+        if match is not None:
+            question_id = QuestionId(f"{run}.{match[2]}")
+            questions = [question for question in questions if question.id == question_id]
+            if not questions:
+                raise closed_error(question_id, replay_records(store.read(run)).ledger)
+        if not questions:
+            refuse(f"run {run!r} has no open question")
+    if len(questions) > 1:
+        ids = ", ".join(question.id for question in questions[:8])
+        refuse(f"{len(questions)} questions are open: {ids}; name one of them")
+    return questions[0]
 
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[tuple[RunInfo, list[Question]]]:
-    """The runs, or the one, that may have open questions, with these."""
-    from replanning.history import open_questions
-
+    """Yield each unfinished run, or only the one named, with its open questions."""
     for info in store.runs():
-        if (run is None or info.run == run) and info.status not in ("succeeded", "failed", "aborted"):
+        if (run is None or info.run == run) and info.status not in FINISHED_STATUSES:
             yield info, open_questions(store.read(info.run))
 
 
+def validate_run_id(run_id: str | None) -> str | None:
+    """Return the id for a new run; refuse one that later commands could not name."""
+    if run_id is None:
+        return None
+    problems = {"": "is empty", LATEST: "means the newest run"}
+    if problem := "would be read as an option" if run_id.startswith("-") else problems.get(run_id, ""):
+        fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
+    return run_id
+
+
 def command_line(place: str, *words: str) -> str:
-    """A command line to be copied, for the store that is used."""
-    where = [] if place == DEFAULT_STORE else ["--store", place]
-    return shlex.join(["replanning", *words, *where])
+    """Return a command line for the user to copy, with `--store` where the store is not the default one."""
+    store = [] if place == DEFAULT_STORE else ["--store", place]
+    return shlex.join(["replanning", *words, *store])
 
 
 def user_name(name: str | None) -> str:
-    """Who decides: the name given, or whoever is logged in."""
+    """Return the name of the person who decides; by default that of the current user."""
     if name is not None:
         return name
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may know no name for its user
+    except (KeyError, OSError):  # in a container the user may have no name
         return "somebody"

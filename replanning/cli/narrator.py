@@ -1,4 +1,4 @@
-"""Tells what happens in a run, one line for each event that a person wants to know of."""
+"""Events of a run in words: one line for each event that matters to a person."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from replanning import Task, TaskState
 from replanning.changes import Alternative, ReplaceTask
-from replanning.cli.output import escape_control
-from replanning.history.wording import edit_author, goal_line
+from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, goal_line, pluralise
 from replanning.journal import (
     AlternativesConsidered,
     AnswerRefused,
@@ -26,79 +25,93 @@ from replanning.journal import (
     ErrorContained,
     FactsObserved,
     GoalChanged,
+    PlanningNoted,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
     ReplanRequested,
     ResourceUpdated,
-    RunEnded,
     RunPaused,
     RunResumed,
     Score,
     TriggerDropped,
     TriggerEvent,
+    Usage,
 )
 from replanning.live import PlanView
-from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import PLANNING_KEY
+from replanning.plan.messages import brief_repr, one_line
+from replanning.plan.tasks import PLANNING_KEY, Budget
+from replanning.plan.types import JsonObject, JsonValue
+
+_MAX_TEXT_CHARS: Final = 300
+"""Longest text of a tool, a person or an error in one line, in characters."""
+
+_SIGNAL_REASONS: Final = frozenset(
+    f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+)
 
 
 class Line(NamedTuple):
-    """One line for people: a mark, what happened, how it is coloured, and whether it is only routine."""
+    """One line for people: a symbol, a text, and its style."""
 
     symbol: str
     text: str
     style: str = ""
-    routine: bool = False
 
 
 def only_continues_planning(alternative: Alternative) -> bool:
-    """Whether all that is asked about is to go on planning: what that does to the phases tells people nothing."""
+    """Return whether an alternative only continues planning, so that its changes mean nothing to a person."""
     return all(
-        isinstance(change, ReplaceTask) and all(map(_is_phase_task, change.tasks)) for change in alternative.changes
+        isinstance(change, ReplaceTask) and all(map(is_phase_task, change.tasks)) for change in alternative.changes
     )
 
 
-def _is_phase_task(task: Task) -> bool:
-    about = task.metadata.get(PLANNING_KEY)
-    return isinstance(about, dict) and "phase" in about
+def is_phase_task(task: Task) -> bool:
+    """Return whether a task is a phase of planning mode."""
+    metadata = task.metadata.get(PLANNING_KEY)
+    return isinstance(metadata, dict) and "phase" in metadata
 
 
 class Narrator:
-    """Turns events of one run into lines.
+    """Turns the events of one run into lines.
 
     Args:
-        view: the plan now, asked for each time it is needed.
+        view: returns the current plan; called for each event that needs it.
     """
 
     def __init__(self, view: Callable[[], PlanView]) -> None:
         self._view = view
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
+        self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
     def line_for(self, event: object) -> Line | None:
-        """The line for an event; None for what is not worth one."""
+        """Return the line for an event; None for events that need no line."""
         if isinstance(event, TriggerEvent):
-            return Line("!", f"{event.kind}: {escape_control(_trigger_cause(event))}", "yellow")
-        teller = _EVENT_HANDLERS.get(type(event))
-        line = teller(self, event) if teller is not None else None
-        return None if line is None else line._replace(text=escape_control(line.text))
+            if event.kind == "task-failed" and self._held.issuperset(event.tasks):
+                return None
+            return Line("!", f"{event.kind}: {_trigger_cause(event)}", "yellow")
+        handler = _EVENT_HANDLERS.get(type(event))
+        return handler(self, event) if handler is not None else None
 
     def _on_attempt_started(self, event: AttemptStarted) -> Line:
         tool = self._view().task(event.task).task.tool
         again = f", attempt {event.number}" if event.number > 1 else ""
-        return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}", "", routine=True)
+        return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}")
 
     def _on_attempt_succeeded(self, event: AttemptSucceeded) -> Line:
         took = self._view().task(event.task).duration
         return Line("✓", f"{event.task} done in {took:.1f} s", "green")
 
-    def _on_attempt_failed(self, event: AttemptFailed) -> Line:
-        said = _one_line(event.failure.message)
+    def _on_attempt_failed(self, event: AttemptFailed) -> Line | None:
+        if event.failure.type == HELD_FAILURE_TYPE:
+            self._held.add(event.task)
+            return None
+        error = _one_line(event.failure.message)
         if event.failure.kind == "unfinished":
-            return Line("↻", f"{event.task} is not finished and is run again: {said}", "yellow")
+            return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
         again = "; it is tried again" if event.retry_at is not None else ""
-        return Line("✗", f"{event.task} failed: {said}{again}", "red")
+        return Line("✗", f"{event.task} failed: {error}{again}", "red")
 
     def _on_attempt_timed_out(self, event: AttemptTimedOut) -> Line:
         again = "; it is tried again" if event.retry_at is not None else ""
@@ -150,7 +163,7 @@ class Narrator:
         if not event.notes and len(good) == len(event.candidates) == 1:
             return None  # the revision says it
         rejected = len(event.candidates) - len(good)
-        text = f"{len(good)} way{'s' * (len(good) != 1)} on{f', {rejected} rejected' if rejected else ''}"
+        text = pluralise(len(good), "alternative") + (f", {rejected} rejected" if rejected else "")
         return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
 
     def _on_decided(self, event: DecisionMade) -> Line | None:
@@ -188,24 +201,22 @@ class Narrator:
 
     def _on_run_paused(self, event: RunPaused) -> Line:
         running = self._view().counts[TaskState.RUNNING]
-        waits = f"; waiting for {running} task{'s' * (running != 1)} to finish" if running else ""
-        once_more = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
-        return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{once_more}", "yellow")
+        waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""
+        again = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
+        return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
 
     def _on_run_resumed(self, event: RunResumed) -> Line:
         return Line("▶", "the run goes on", "cyan")
 
-    def _on_run_ended(self, event: RunEnded) -> None:
-        """The summary tells that."""
-
     def _on_contained(self, event: ErrorContained) -> Line:
-        what = "" if event.where.startswith(("the plan", "the arguments of")) else " failed, the run goes on"
-        return Line("!" if not what else "✗", f"{event.where}{what}: {_one_line(event.error)}", "yellow")
+        if event.where.startswith(("the plan", "the arguments of")):
+            return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
+        return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
 
+    def _on_planning_noted(self, event: PlanningNoted) -> Line | None:
+        text = _planning_text(event.type, event.data)
+        return Line("◆", text, "cyan") if text else None
 
-_SIGNAL_REASONS: Final = frozenset(
-    f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-)
 
 _EVENT_HANDLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
     AttemptStarted: Narrator._on_attempt_started,
@@ -230,13 +241,13 @@ _EVENT_HANDLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
     AnswerRefused: Narrator._on_answer_refused,
     RunPaused: Narrator._on_run_paused,
     RunResumed: Narrator._on_run_resumed,
-    RunEnded: Narrator._on_run_ended,
     ErrorContained: Narrator._on_contained,
+    PlanningNoted: Narrator._on_planning_noted,
 }
 
 
 def format_score(score: Score) -> str:
-    """A confidence with the parts it is made of."""
+    """Return a confidence score with its parts."""
     parts = (
         f"self-assessment {score.self_assessment:.2f}",
         f"past success {score.past_success:.2f}",
@@ -246,14 +257,81 @@ def format_score(score: Score) -> str:
     return f"confidence {score.total:.2f} ({', '.join(parts)})"
 
 
+def usage_words(spent: Usage, budget: Budget) -> list[str]:
+    """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
+    used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
+    return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]
+
+
 def _trigger_cause(trigger: TriggerEvent) -> str:
-    """Why a trigger fired; the line before has told already how a task failed."""
+    """Return the cause of a trigger; the line before has already shown how a task failed."""
     if trigger.kind in ("task-failed", "timeout") and trigger.tasks:
         return f"looking for another way to do {', '.join(trigger.tasks)}"
     return _one_line(trigger.reason)
 
 
-def _one_line(text: str, limit: int = 300) -> str:
-    """A text on one line of bearable length."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+def _one_line(text: str) -> str:
+    return one_line(text, _MAX_TEXT_CHARS)
+
+
+def _planning_text(kind: str, data: JsonObject) -> str:
+    """Return a note of planning mode in words; empty for notes that need no line."""
+    value, record = data.get("value"), data.get("record")
+    match kind:
+        case "output" if isinstance(value, dict):
+            return _phase_outcome(str(data.get("phase")), value)
+        case "replan" if isinstance(record, dict):
+            if record.get("replan_type") == "none":
+                return _kept_plan_text(record)
+            outcome = _replan_outcome(record, data.get("considered"))
+            return f"{record.get('phase')}: {record.get('replan_type')} {outcome}"
+        case "assumed":
+            assumptions = data.get("assumptions")
+            return f"assumed: {'; '.join(map(str, assumptions))}" if isinstance(assumptions, list) else ""
+        case "held":
+            return f"waits for a person: {' '.join(str(data.get('text')).split())}"
+    return ""
+
+
+def _replan_outcome(record: JsonObject, considered: JsonValue) -> str:
+    if record.get("result") == "failure":
+        return f"failed ({_one_line(str(record.get('error')))})"
+    if not record.get("executed"):
+        return f"decided, not executed ({record.get('reason')})"
+    ruling = considered.get("ruling") if isinstance(considered, dict) else None
+    warned = isinstance(ruling, dict) and ruling.get("kind") == "execute_with_warning"
+    return f"decided, executed with a warning ({record.get('reason')})" if warned else "decided, executed"
+
+
+def _kept_plan_text(record: JsonObject) -> str:
+    """Return the reason why a person's comment changes nothing; empty where no person wrote one."""
+    cause, decision = as_object(record.get("cause")), as_object(record.get("llm_decision"))
+    if not cause.get("error") or cause.get("action"):
+        return ""
+    reason = decision.get("reasoning") or record.get("reason")
+    return f"{record.get('phase')}: the plan stays as it is ({_one_line(str(cause['error']))}): {reason}"
+
+
+def _phase_outcome(phase: str, value: JsonObject) -> str:
+    actions, subtasks = as_object(value.get("action_plan")).get("actions"), value.get("subtasks")
+    if isinstance(actions, list):
+        return f"{phase}: {pluralise(len(actions), 'action')}"
+    if isinstance(subtasks, list):
+        return f"{phase}: {pluralise(len(subtasks), 'subtask')}"
+    call = value.get("function_call")
+    if isinstance(call, dict):  # without planning, where no plan names the tool
+        comment = f"{value['comment']}: " if value.get("comment") else ""
+        return f"{phase}: {comment}{call.get('name')} {brief_repr(call.get('arguments'))}"
+    return f"{phase}: {value.get('main_objective') or value.get('comment') or _goal_outcome(value)}"
+
+
+def _goal_outcome(value: JsonObject) -> str:
+    summary = value.get("summary")
+    if isinstance(summary, dict):
+        return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
+    return "it could not be judged" if "not_judged" in value else "done"
+
+
+def as_object(value: JsonValue) -> JsonObject:
+    """Return a value that is an object; an empty object for any other."""
+    return value if isinstance(value, dict) else {}

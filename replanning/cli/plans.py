@@ -1,113 +1,138 @@
-"""Looks at plan files without running them."""
+"""Plan files, without running them: the commands `validate`, `tools`, `schema` and `simulate`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
+import typer
 from pydantic import BaseModel, ValidationError
 
 from replanning import Goal, Plan, PlanError, Task, ToolSpec
-from replanning.cli.options import ExitCode
-from replanning.cli.output import escape_control, print_json, print_message, print_result, problems_json
-from replanning.errors import Problem
+from replanning.cli.options import (
+    ConcurrencyOption,
+    JsonOption,
+    PlanArgument,
+    Program,
+    SequentialOption,
+    SettingsOption,
+    concurrency,
+    paragraphs,
+)
+from replanning.cli.output import (
+    ExitCode,
+    console,
+    escape_control,
+    print_json,
+    print_message,
+    print_result,
+    problems_json,
+)
+from replanning.errors import Problem, SettingsError
+from replanning.history.wording import pluralise
 from replanning.plan.document import plan_schema
-from replanning.plan.messages import did_you_mean, format_path, parse_path
+from replanning.plan.messages import did_you_mean, format_path, parse_path, truncate
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_unused_arguments
 from replanning.tools.danger import danger_reason
 
+if TYPE_CHECKING:
+    from replanning.testing import Distribution, SimulationReport
+
+commands = Program()
+
+MAX_DESCRIPTION_CHARS = 100
+"""Longest description of a tool that is shown in full, in characters."""
+
+_TOOL_SECTIONS = ("tools", "resources", "objects", "mcp")
+"""The sections that are read from a file of tools; others, as a plan file has them, are ignored."""
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning validate plan.yaml",
+        "replanning validate plan.yaml --json",
+        "[bold]Exit codes[/bold]",
+        "0 the plan is valid · 2 it is not, or cannot be read",
+    ),
+)
+def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
+    """Check a plan file, and list every problem with its place.
+
+    Programs that this machine lacks are noted, too; they do not make a plan invalid.
+    """
+    path = str(plan)
+    document: Plan | None = None
+    notes: list[Problem] = []
+    try:
+        document = read_plan(path)
+        problems = locate_problems(check_tools(document), path)
+        notes = [*check_unused_arguments(document), *check_machine(document)]
+    except PlanError as error:
+        problems = [*error.problems, *_tool_problems(path, error.problems)]
+    if as_json:
+        found = {"problems": problems_json(problems), "notes": problems_json(notes)}
+        print_json({"plan": path, "valid": not problems, **found})
+    elif document is None or problems:
+        print_message(f"error: {PlanError(problems)}")
+    else:
+        counts = f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
+        print_result(f"{path} is valid: {counts}")
+        for note in notes:
+            print_result(f"note: {escape_control(note.message)}")
+    raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
 def read_plan(path: str) -> Plan:
-    """The plan in a file.
+    """Load a plan file.
 
     Raises:
-        PlanError: it is not valid; where it is a file of tools, that says which commands take those.
+        PlanError: it is not valid; for a file of tools, the message names the commands that take one.
     """
     try:
         return Plan.load(path)
     except PlanError as error:
-        if not _is_tools_file(path):
+        sections = _load_document(path).keys()
+        if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
             raise
         name = shlex.quote(path)
-        what = "this is a file of tools, and no plan: it has neither a goal nor tasks"
-        ways = (
-            f"replanning solve --goal TEXT --tools {name} reaches a goal with them, replanning tools {name} lists them"
-        )
+        what = "this is a file of tools, not a plan: it has neither a goal nor tasks"
+        solve = f"replanning solve --goal TEXT --tools {name} achieves a goal with them"
         others = (problem for problem in error.problems if problem.place != f"{path} goal")
-        raise PlanError([Problem(path, f"{what}; {ways}"), *others]) from None
+        raise PlanError([Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]) from None
 
 
-def validate_plan(path: str, *, as_json: bool) -> int:
-    """Say what is wrong with a plan file; returns the exit code."""
-    plan, problems, notes = _check_plan_file(path)
-    if as_json:
-        print_json(
-            {
-                "plan": path,
-                "valid": not problems,
-                "problems": problems_json(problems),
-                "notes": problems_json(notes),
-            }
-        )
-    elif plan is None or problems:
-        print_message(f"error: {PlanError(problems)}")
-    else:
-        count = len(plan.tasks)
-        print_result(
-            f"{path} is valid: {count} task{'s' * (count != 1)}, {len(plan.tools)} tool{'s' * (len(plan.tools) != 1)}"
-        )
-        for note in notes:
-            print_result(f"note: {escape_control(note.message)}")
-    return int(ExitCode.USAGE if problems else ExitCode.OK)
-
-
-def print_schema() -> None:
-    """Print the JSON Schema of plan files."""
-    print_json(plan_schema())
-
-
-def _check_plan_file(path: str) -> tuple[Plan | None, list[Problem], list[Problem]]:
-    try:
-        plan = read_plan(path)
-    except PlanError as error:
-        return None, [*error.problems, *_partial_tool_problems(path, error.problems)], []
-    return plan, locate_problems(check_tools(plan), path), [*check_unused_arguments(plan), *check_machine(plan)]
-
-
-def _partial_tool_problems(path: str, told: Sequence[Problem]) -> list[Problem]:
-    """What is wrong with tools of a plan that is not valid, where nothing is told of them yet."""
+def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
+    """Check the tools of a plan that is not valid; return the problems with parts that have none reported yet."""
     document = _load_document(path)
     tools, tasks = _valid_parts(document, "tools", ToolSpec), _valid_parts(document, "tasks", Task)
-    # Only to be looked at: as a whole it is wrong, and its positions are not those of the file.
+    # This plan is not valid as a whole, and its positions are not those of the file.
     plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
     numbers = {"tools": list(tools), "tasks": list(tasks)}
-    found = []
+    problems = []
     for problem in check_tools(plan):
         match parse_path(problem.place):
             case (("tools" | "tasks") as group, int(index), *rest):
                 at = (group, numbers[group][index])
-                if not any(_is_about_part(one, format_path(at)) for one in told):
-                    found.append(Problem(format_path((*at, *rest)), problem.message))
-    return locate_problems(found, path)
-
-
-def _is_tools_file(path: str) -> bool:
-    keys = _load_document(path).keys()
-    return not keys.isdisjoint({"tools", "mcp"}) and keys.isdisjoint({"goal", "tasks"})
+                part = re.compile(rf"(?:^|\s){re.escape(format_path(at))}(?![0-9])")
+                if not any(part.search(other.place) for other in reported):
+                    problems.append(Problem(format_path((*at, *rest)), problem.message))
+    return locate_problems(problems, path)
 
 
 def _load_document(path: str) -> JsonObject:
-    """What stands in a file; nothing where it is no plan by any measure."""
+    """Read a file; return an empty object where it is not a mapping in YAML or JSON."""
     try:
         document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=format_of(path))
     except (OSError, UnicodeDecodeError, PlanError):
@@ -116,94 +141,168 @@ def _load_document(path: str) -> JsonObject:
 
 
 def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[int, ModelT]:
-    """The parts of a plan that are right by themselves, unknown fields aside, by their number."""
-    found: dict[int, ModelT] = {}
+    """Return the parts of a plan that are valid by themselves, without unknown fields, by their number."""
+    valid: dict[int, ModelT] = {}
     parts = document.get(group)
     for number, part in enumerate(parts if isinstance(parts, list) else ()):
         if isinstance(part, dict):
             with suppress(ValidationError, PlanError):
-                found[number] = model.model_validate({name: part[name] for name in part if name in model.model_fields})
-    return found
+                valid[number] = model.model_validate({name: part[name] for name in part if name in model.model_fields})
+    return valid
 
 
-def _is_about_part(problem: Problem, part: str) -> bool:
-    return re.search(rf"(?:^|\s){re.escape(part)}(?![0-9])", problem.place) is not None
+@commands.command(epilog=paragraphs("[bold]Example[/bold]", "replanning schema > plan.schema.json"))
+def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON either way
+    """Print the JSON Schema of plan files, for editors and for programs that write plans."""
+    print_json(plan_schema())
 
 
-_MAX_DESCRIPTION_CHARS = 100
-"""Characters of a description that are shown."""
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning tools plan.yaml",
+        "replanning tools tools.yaml --json",
+        "[bold]Exit codes[/bold]",
+        "0 done · 2 wrong usage, file or tools",
+    ),
+)
+def tools(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tools of a plan or of a file of tools, with those of its MCP servers.
+
+    The servers are started to ask for their tools, and stopped again; no tool is used.
+    """
+    described = read_tools(file, "FILE", planning=False)
+    plan, unavailable = anyio.run(_discover_and_close, described)
+    missing = _missing_requirements(plan)
+    reasons = {tool.name: _unavailable_reason(tool, plan, described, unavailable) for tool in plan.tools}
+    rows = [_tool_json(tool, plan, missing.get(tool.name) or reasons[tool.name]) for tool in plan.tools]
+    if as_json:
+        servers = {name: {"available": name not in unavailable, "why": unavailable.get(name, "")} for name in plan.mcp}
+        print_json({"tools": rows, "servers": servers})
+        return
+    for row in rows:
+        _print_tool(row)
 
 
-def list_tools(plan: Plan, *, as_json: bool) -> int:
-    """Print the tools; returns the exit code.
+class _InvalidTools(PlanError):
+    """A file of tools is not valid; it need not be a plan."""
+
+    summary = "the tools are not valid"
+
+
+def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) -> Plan:
+    """Read a file of tools, and return a plan without tasks.
+
+    Args:
+        path: the file.
+        argument: the name that it has on the command line.
+        planning: whether a model plans with the tools, so that those that may do harm are marked dangerous unless the
+            file says otherwise; otherwise this is done only for files without tasks.
 
     Raises:
-        ReplanningError: the tools do not fit together, or the servers cannot be asked.
+        SettingsError: it cannot be read.
+        PlanError: its tools are not valid.
     """
-    found, absent = anyio.run(_discover_tools, plan)
-    lacking = _missing_requirements(found)
-    stated = {tool.name for tool in plan.tools if not tool.available}
-    rows = [
-        _tool_json(tool, found, lacking.get(tool.name) or _unavailable_reason(tool, found, absent, stated))
-        for tool in found.tools
-    ]
-    if as_json:
-        servers = {name: absent.get(name, "") for name in plan.mcp}
-        print_json(
-            {"tools": rows, "servers": {name: {"available": not why, "why": why} for name, why in servers.items()}}
-        )
-    else:
-        for row in rows:
-            _print_tool(row)
-        for name, why in absent.items():
-            print_message(f"MCP server {name!r} is not there: {why}")
-    return int(ExitCode.OK)
+    text = read_text_argument(path, argument)
+    try:
+        document = read_document(text, format=format_of(path), source=str(path))
+        if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
+            problem = (
+                "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
+            )
+            raise PlanError([Problem(str(path), problem)])
+        plan = _parse_tools(document, path)
+    except PlanError as error:
+        raise _InvalidTools(error.problems) from None
+    if planning or not document.get("tasks"):
+        return plan.model_copy(update={"tools": tuple(map(_mark_dangerous, plan.tools))})
+    return plan
 
 
-async def _discover_tools(plan: Plan) -> tuple[Plan, dict[str, str]]:
-    """The plan with the tools of its servers, and the servers that are not there and why."""
-    if plan.mcp:
+def read_text_argument(path: Path, argument: str) -> str:
+    """Read a text file that an argument names.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"byte {error.start + 1} of the file is not UTF-8"
+        raise SettingsError([Problem(argument, f"{path} cannot be read: {reason}")]) from error
+
+
+def _parse_tools(document: JsonObject, path: Path) -> Plan:
+    try:
+        sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
+        plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
+    except PlanError as error:
+        problems = [Problem(f"{path} {problem.place}", problem.message) for problem in error.problems]
+        raise PlanError(problems) from None
+    if problems := check_tools(plan):
+        raise PlanError(problems)
+    return plan
+
+
+def _mark_dangerous(tool: ToolSpec) -> ToolSpec:
+    unstated = "dangerous" not in tool.model_fields_set
+    return tool.model_copy(update={"dangerous": True}) if unstated and danger_reason(tool) else tool
+
+
+async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = False) -> Plan:
+    """Return the plan with the tools of its MCP servers; unless quiet, report the unavailable servers."""
+    if not plan.mcp:
+        return plan
+    if not quiet:
         print_message(f"asking the MCP servers what they can do: {', '.join(plan.mcp)}")
+    with_tools = await executor.discover(plan)
+    for name, reason in {} if quiet else executor.unavailable_servers.items():
+        print_message(f"note: MCP server {name!r} is not there: {reason}")
+    return with_tools
+
+
+async def _discover_and_close(plan: Plan) -> tuple[Plan, dict[str, str]]:
+    """Return the plan with the tools of its servers, and the unavailable servers with the reasons."""
     async with ToolExecutor(plan) as executor:
-        return await executor.discover(plan), dict(executor.unavailable_servers)
+        return await discover_tools(executor, plan), dict(executor.unavailable_servers)
 
 
 def _missing_requirements(plan: Plan) -> dict[str, str]:
-    """What tools need and this machine lacks."""
-    noted = check_machine(plan)
-    found: dict[str, str] = {}
+    """Return the requirements of tools that this machine lacks, by tool."""
+    notes = check_machine(plan)
+    missing: dict[str, str] = {}
     for index, tool in enumerate(plan.tools):
-        own = [problem.message for problem in noted if problem.place == f"tools[{index}]"]
+        own = [note.message.removeprefix(f"tool {tool.name!r} ") for note in notes if note.place == f"tools[{index}]"]
         if own:
-            found[tool.name] = "; ".join(text.removeprefix(f"tool {tool.name!r} ") for text in own)
-    return found
+            missing[tool.name] = "; ".join(own)
+    return missing
 
 
-def _unavailable_reason(tool: ToolSpec, plan: Plan, absent: dict[str, str], stated: set[str]) -> str:
-    """Why a tool is not available; empty where it is."""
-    if tool.available or tool.name in stated:
-        return "" if tool.available else "the plan says so"
-    if tool.server in absent:
-        return absent[tool.server]
-    wanted, known = (
-        tool.tool or tool.name,
-        [one.tool or one.name for one in plan.tools if _is_available_on(one, tool.server)],
-    )
-    hint = did_you_mean(wanted, known)
-    return f"the MCP server {tool.server!r} has no tool {wanted!r}{f'; {hint}' if hint else ''}"
-
-
-def _is_available_on(tool: ToolSpec, server: str | None) -> bool:
-    return tool.available and tool.server == server
+def _unavailable_reason(tool: ToolSpec, plan: Plan, described: Plan, servers: Mapping[str, str]) -> str:
+    """Return the reason why a tool is unavailable; empty where it is available."""
+    if tool.available:
+        return ""
+    if any(other.name == tool.name and not other.available for other in described.tools):
+        return "the plan says so"
+    if (problem := servers.get(tool.server or "")) is not None:
+        return problem
+    name = tool.tool or tool.name
+    available = [other.tool or other.name for other in plan.tools if other.available and other.server == tool.server]
+    hint = did_you_mean(name, available)
+    return f"the MCP server {tool.server!r} has no tool {name!r}{f'; {hint}' if hint else ''}"
 
 
 def _tool_json(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
     server = plan.mcp.get(tool.server or "")
-    where = tool.command or tool.url or tool.callable or (f"{tool.server}: {server.location}" if server else "")
+    source = tool.command or tool.url or tool.callable or (f"{tool.server}: {server.location}" if server else "")
     return {
         "name": tool.name,
         "kind": tool.kind,
-        "from": where,
+        "from": source,
         "description": tool.description,
         "parameters": dict[str, JsonValue](tool.parameters),
         "optional": list[JsonValue](tool.optional),
@@ -219,17 +318,132 @@ def _print_tool(row: JsonObject) -> None:
     parameters, optional = row["parameters"], row["optional"]
     assert isinstance(parameters, dict)
     assert isinstance(optional, list)
-    taken = ", ".join(f"{name}{'?' if name in optional else ''}: {kind}" for name, kind in parameters.items())
+    signature = ", ".join(f"{name}{'?' if name in optional else ''}: {kind}" for name, kind in parameters.items())
     kind = f"{row['kind']}{', dangerous' if row['dangerous'] else ''}"
-    print_result(escape_control(f"{row['name']}({taken})  {kind}  from {row['from']}"))
-    text = " ".join(str(row["description"]).split())
-    if text:
-        print_result(
-            escape_control(
-                f"    {text if len(text) <= _MAX_DESCRIPTION_CHARS else f'{text[:_MAX_DESCRIPTION_CHARS]}…'}"
-            )
-        )
-    if row["harm"]:
-        print_result(escape_control(f"    dangerous: {row['harm']}"))
-    if row["why"]:
-        print_result(escape_control(f"    not available: {row['why']}"))
+    lines = [f"{row['name']}({signature})  {kind}  from {row['from']}"]
+    if description := " ".join(str(row["description"]).split()):
+        lines.append(f"    {truncate(description, MAX_DESCRIPTION_CHARS)}")
+    lines += [f"    dangerous: {row['harm']}"] if row["harm"] else []
+    lines += [f"    not available: {row['why']}"] if row["why"] else []
+    for line in lines:
+        print_result(escape_control(line))
+
+
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning simulate plan.yaml --fail build --runs 200",
+        "replanning simulate plan.yaml --fail deploy=0.3 --flaky '*=0.05' --hang download=0.1 --json",
+        "A task is named by its id, by its tool, or * for all. A chance of 1 may be left out.",
+        "[bold]Exit codes[/bold]",
+        "0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
+    ),
+)
+def simulate(
+    plan: PlanArgument,
+    *,
+    fail: Annotated[
+        list[str] | None, typer.Option("--fail", metavar="TASK=CHANCE", help="The chance that a task fails for good.")
+    ] = None,
+    flaky: Annotated[
+        list[str] | None, typer.Option("--flaky", metavar="TASK=CHANCE", help="The chance that one attempt fails.")
+    ] = None,
+    hang: Annotated[
+        list[str] | None, typer.Option("--hang", metavar="TASK=CHANCE", help="The chance that one attempt never ends.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="The number of runs.")] = 100,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="The random seed; equal seeds give equal reports.")
+    ] = 0,
+    replan_provider: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replan-provider",
+            metavar="NAME",
+            help="The provider of alternatives, such as repair; repeat for several. Language models are not asked.",
+        ),
+    ] = None,
+    sequential: SequentialOption = False,
+    max_concurrency: ConcurrencyOption = None,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan many times on a virtual clock, with tasks that fail, and count how often it succeeds.
+
+    No tool is really used; plan, engine and providers are the real ones.
+    """
+    from replanning import testing  # the other commands of this module need none of these
+    from replanning.cli.setup import read_settings
+    from replanning.engine.engine import ReplanningEngine
+
+    limit = concurrency(sequential=sequential, max_concurrency=max_concurrency)
+    document = read_plan(str(plan))
+    loaded = read_settings(settings)
+    providers = _simulation_providers(replan_provider or loaded.provider)
+    schedule = testing.FaultSchedule(
+        fail=_parse_chances("fail", fail or ()),
+        flaky=_parse_chances("flaky", flaky or ()),
+        hang=_parse_chances("hang", hang or ()),
+    )
+    try:
+        schedule.check(document)
+    except PlanError as error:  # an option is wrong, not the plan
+        places = (problem.place.replace("faults.", "--", 1).replace(".", " ", 1) for problem in error.problems)
+        messages = (problem.message for problem in error.problems)
+        raise SettingsError(list(map(Problem, places, messages))) from None
+    engine = partial(ReplanningEngine, providers, settings=loaded)
+    report = testing.simulate(document, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=limit)
+    if as_json:
+        print_json(report.document())
+    else:
+        _print_simulation(report, document)
+    raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
+
+
+def _simulation_providers(names: Sequence[str]) -> list[str]:
+    """Return the providers for a simulation; refuse language models, which cost money and have no virtual time."""
+    from replanning.engine.providers import REPAIR_PLUGIN
+    from replanning.llm.selection import AUTO, is_llm
+
+    if models := [name for name in names if is_llm(name)]:
+        message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
+        raise SettingsError([Problem("--replan-provider", message)])
+    return list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
+
+
+def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:
+    chances: dict[str, float] = {}
+    problems: list[Problem] = []
+    for text in texts:
+        task, equals, chance = text.rpartition("=")
+        try:
+            chances[task if equals else text] = float(chance) if equals else 1.0
+        except ValueError:
+            expected = "expected TASK or TASK=CHANCE with a chance from 0 to 1"
+            problems.append(Problem(f"--{option}", f"{expected}, got {text!r}"))
+    if problems:
+        raise SettingsError(problems)
+    return chances
+
+
+def _print_simulation(report: SimulationReport, plan: Plan) -> None:
+    out = console()
+    name = escape_control(report.plan)
+    out.print(f"{name}: {len(report.runs)} simulated runs of {len(plan.tasks)} tasks, no tool was used")
+    out.print(f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red")
+    for status, number in report.statuses.items():
+        out.print(f"    {number:6} {status}")
+    out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
+    out.print(f"  revisions  {_format_distribution(report.revisions)}")
+    out.print(f"  questions  {_format_distribution(report.questions)}")
+    for title, counts in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
+        if counts:
+            out.print(f"\n{title}", style="bold")
+            for reason, number in list(counts.items())[:10]:
+                out.print(f"  {number:6} {escape_control(reason)}")
+
+
+def _format_distribution(values: Distribution | None, unit: str = "") -> str:
+    if values is None:
+        return "-"
+    return f"{values.median:g}{unit} (median), {values.least:g} to {values.most:g}{unit}"

@@ -1,4 +1,4 @@
-"""What is installed: plugins, whether they work, and which language models can be asked."""
+"""Settings, plugins and exporters of this installation, with the commands `config` and `providers`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ import anyio
 import typer
 
 from replanning import Environment, Settings
-from replanning.cli.options import ExitCode
-from replanning.cli.output import console, escape_control, print_json, print_message, print_result, problems_json
+from replanning.cli.options import JsonOption, Program, SettingsOption, paragraphs
+from replanning.cli.output import (
+    ExitCode,
+    console,
+    escape_control,
+    print_json,
+    print_message,
+    print_result,
+    problems_json,
+)
 from replanning.config import LoadedSettings, load_settings, misspelt, values
 from replanning.engine.providers import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, Problem, ReplanningError, SettingsError
+from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
 from replanning.plan.redaction import Redactor
@@ -28,75 +37,172 @@ from replanning.run.opening import redactor_for
 if TYPE_CHECKING:
     from replanning.telemetry import Exporter
 
+FORGES: Final = ("github", "gitlab")
+"""Exporters that write comments on an issue."""
+
+LANGUAGE_MODEL: Final = "language model"
+
+_PROBE_PROMPT: Final = "Answer with the single word yes."
+
+_STATE_STYLES: Final = {
+    "used": "green",
+    "fallback": "green",
+    "broken": "red",
+    "missing": "red",
+    "unavailable": "yellow",
+    "no answer": "red",
+}
+
+commands = Program()
+
+config_commands = Program()
+
+
+@config_commands.callback()
+def config() -> None:
+    """Show the settings, and check them."""
+
+
+commands.add_typer(config_commands, name="config")
+
+
+@config_commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning config show",
+        "replanning config show --changed --settings ci.yaml",
+        "REPLANNING_PROVIDER=openai replanning config show --json",
+    ),
+)
+def show(
+    *,
+    settings: SettingsOption = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Leave out settings that were not set anywhere.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print every setting with its value and its source: the file, a variable, an override, or the default."""
+    loaded = load_settings(settings)
+    redact = redactor_for(loaded.settings).value
+    shown = {
+        key: redact(value) for key, value in values(loaded.settings).items() if key in loaded.sources or not changed
+    }
+    if as_json:
+        rows = {
+            key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
+            for key, value in shown.items()
+        }
+        print_json({"file": _file_name(loaded), "settings": rows, "warnings": problems_json(loaded.warnings)})
+    else:
+        _print_warnings(loaded.warnings)
+        _print_settings(shown, loaded)
+
+
+@config_commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning config check",
+        "replanning config check ci.yaml --json",
+        "[bold]Exit codes[/bold]",
+        "0 the settings are valid · 2 they are not",
+    ),
+)
+def check(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            show_default=False,
+            help="The settings file; by default replanning.yaml or .replanning.yaml, if there is one.",
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the settings in the file and in variables; list every problem with its place and the expected value.
+
+    Variables that look like misspelt settings are problems, too. A server that provides a user's settings is asked.
+    """
+    problems, warnings, given = list(misspelt(os.environ)), [], 0
+    name = file
+    try:
+        loaded = load_settings(file)
+        warnings = [warning for warning in loaded.warnings if warning not in problems]
+        name, given = _file_name(loaded), len(loaded.sources)
+    except SettingsError as error:
+        problems = [*error.problems, *problems]
+    if as_json:
+        found = {"problems": problems_json(problems), "warnings": problems_json(warnings)}
+        print_json({"file": name, "valid": not problems, **found})
+    elif problems:
+        print_message(f"error: {SettingsError(problems)}")
+    else:
+        print_result(f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given")
+        _print_warnings(warnings)
+    raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning providers --check",
+        "replanning providers --json",
+        "An unavailable plugin is shown with the key or package that it needs. A fallback replaces a model that fails.",
+        "[bold]Exit codes[/bold]",
+        "0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
+        " 2 wrong usage or settings",
+    ),
+)
+def providers(
+    *,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask each available language model a tiny question; this may cost a little."),
+    ] = False,
+    settings: SettingsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the installed plugins: which are used, which are available, and which are broken and why."""
+    loaded = read_settings(settings)
+    selected = _selected_clients(loaded)
+    used: dict[str, list[str]] = {
+        "providers": [REPAIR_PLUGIN if name == AUTO else name for name in _configured_providers(loaded)],
+        "triggers": list(loaded.triggers),
+        "stores": ["sqlite"],
+    }
+    inspected = [
+        _inspect_plugin(group, point, used.get(group, []), selected, loaded)
+        for group in PLUGIN_GROUPS
+        for point in installed_plugins(group).values()
+    ]
+    plugins = anyio.run(_probe_models, inspected) if check else [plugin for plugin, _ in inspected]
+    plugins += _missing_plugins([*used["providers"], *map(_plugin_name, loaded.llm.fallback)])
+    if as_json:
+        print_json([asdict(plugin) for plugin in plugins])
+    else:
+        _print_plugins(plugins)
+    answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
+    usable = any(answered for _, answered in answers) and ("used", False) not in answers
+    raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
+
 
 def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
-    """The settings that a command goes by; what was passed over is told.
+    """Load the settings for a command; unless quiet, print warnings about them.
 
     Raises:
         SettingsError: they are not valid.
     """
     loaded = load_settings(path)
     if not quiet:
-        _warn(loaded.warnings)
+        _print_warnings(loaded.warnings)
     return loaded.settings
 
 
-def show_settings(path: str | None, *, only_changed: bool, as_json: bool) -> None:
-    """Print every setting, what it is and where that comes from.
-
-    Args:
-        path: the settings file, if one is named.
-        only_changed: leave out what is as by default.
-        as_json: whether it is for a program.
-
-    Raises:
-        SettingsError: they are not valid.
-    """
-    loaded = load_settings(path)
-    clean = redactor_for(loaded.settings).value
-    found = {key: clean(value) for key, value in values(loaded.settings).items()}
-    if only_changed:
-        found = {key: value for key, value in found.items() if key in loaded.sources}
-    if as_json:
-        rows = {
-            key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
-            for key, value in found.items()
-        }
-        warnings = problems_json(loaded.warnings)
-        print_json({"file": _file_name(loaded), "settings": rows, "warnings": warnings})
-    else:
-        _warn(loaded.warnings)
-        _print_settings(found, loaded)
+def provider_names(options: Sequence[str], settings: Settings) -> list[str]:
+    """Return the names of the alternative providers: those of the command line, otherwise those of the settings."""
+    return list(dict.fromkeys(options or settings.provider))
 
 
-def check_settings(path: str | None, *, as_json: bool) -> int:
-    """Say what is wrong with the settings; returns the exit code."""
-    problems, warnings, told = list(misspelt(os.environ)), [], 0
-    name = path
-    try:
-        loaded = load_settings(path)
-        warnings = [warning for warning in loaded.warnings if warning not in problems]
-        name, told = _file_name(loaded), len(loaded.sources)
-    except SettingsError as error:
-        problems = [*error.problems, *problems]
-    if as_json:
-        print_json(
-            {
-                "file": name,
-                "valid": not problems,
-                "problems": problems_json(problems),
-                "warnings": problems_json(warnings),
-            }
-        )
-    elif problems:
-        print_message(f"error: {SettingsError(problems)}")
-    else:
-        print_result(f"{name or 'no settings file'}: nothing is wrong; {told} setting{'s' * (told != 1)} given")
-        _warn(warnings)
-    return int(ExitCode.USAGE if problems else ExitCode.OK)
-
-
-def _warn(warnings: Sequence[Problem]) -> None:
+def _print_warnings(warnings: Sequence[Problem]) -> None:
     for warning in warnings:
         print_message(f"warning: {warning}")
 
@@ -105,42 +211,37 @@ def _file_name(loaded: LoadedSettings) -> str | None:
     return None if loaded.file is None else str(loaded.file)
 
 
-def _print_settings(found: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
+def _print_settings(shown: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
     from rich.text import Text
 
     out = console()
-    for key, value in found.items():
+    for key, value in shown.items():
         kind, place = loaded.kind(key), loaded.sources.get(key, "")
         source = f"file {place}" if kind == "file" else place or kind
-        line = Text(f"{key}: {escape_control(_format_value(value))}", "" if kind == "default" else "bold")
+        if not isinstance(value, str):
+            value = "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)  # noqa: PLW2901
+        line = Text(f"{key}: {escape_control(value)}", "" if kind == "default" else "bold")
         out.print(line.append(f"  # {escape_control(source)}", "dim"))
-
-
-def _format_value(value: JsonValue) -> str:
-    if isinstance(value, str):
-        return value
-    return "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)
-
-
-LANGUAGE_MODEL: Final = "language model"
-
-_PROBE_PROMPT: Final = "Answer with the single word yes."
 
 
 @dataclass(frozen=True, slots=True)
 class PluginStatus:
-    """One entry point, and what became of it.
+    """State of one installed plugin.
 
     Attributes:
-        state: `used` by a run that names nothing else, `fallback` where one that is used fails, `available`,
-            `unavailable` where it says itself what it lacks, `broken`, or `missing`.
-        problem: why it is broken or unavailable, or what it must be told.
-        kind: `language model` for one; else empty.
-        model: which model it would be asked for.
-        key: the variable that holds its key, where it takes one.
-        address: where it is asked.
+        group: its entry-point group.
+        name: its name in the group.
+        package: the package that installs it, with its version.
+        value: the object that the entry point names.
+        state: `used` by a run that names no other, `fallback` for a used one that fails, `available`, `unavailable`
+            because it lacks a key or a package, `broken`, or `missing`.
+        problem: the reason why it is broken or unavailable, or the option that it needs.
+        kind: `language model` for one; otherwise empty.
+        model: the model that it would be asked for.
+        key: the variable that holds its key, if it needs one.
+        address: the address of its server.
         answers: whether it answered; None where it was not asked.
-        seconds: how long that took.
+        seconds: the time that the answer took.
     """
 
     group: str
@@ -158,7 +259,7 @@ class PluginStatus:
 
     @property
     def details(self) -> str:
-        """What is known of it, in words."""
+        """Return a description in words."""
         if self.kind != LANGUAGE_MODEL or self.state == "broken":
             return self.problem or self.value
         parts = [self.model or "no model", f"at {self.address}" if self.address else ""]
@@ -168,104 +269,59 @@ class PluginStatus:
         return ", ".join(filter(None, parts))
 
 
-def show_plugins(settings: str | None, *, check: bool, as_json: bool) -> int:
-    """Print every plugin; returns the exit code.
-
-    Args:
-        settings: the settings file, if one is named.
-        check: ask language models whether they answer.
-        as_json: whether the list is for a program.
-
-    Raises:
-        SettingsError: the settings are not valid, or contradict one another.
-    """
-    loaded = read_settings(settings)
-    chosen = _selected_clients(loaded)
-    used: dict[str, list[str]] = {
-        "providers": _used_providers(loaded),
-        "triggers": list(loaded.triggers),
-        "stores": ["sqlite"],
-    }
-    points = [
-        (group, point, used.get(group, [])) for group in PLUGIN_GROUPS for point in installed_plugins(group).values()
-    ]
-    found = [_inspect_plugin(group, point, names, chosen, loaded) for group, point, names in points]
-    plugins = anyio.run(_probe_models, found) if check else [plugin for plugin, _ in found]
-    plugins += _missing_plugins(loaded)
-    if as_json:
-        print_json([asdict(plugin) for plugin in plugins])
-    else:
-        _show_table(plugins)
-    return int(ExitCode.FAILED if check and not _models_respond(plugins) else ExitCode.OK)
+def _plugin_name(name: str) -> str:
+    return name.partition(":")[0]
 
 
-def _models_respond(plugins: list[PluginStatus]) -> bool:
-    """Whether a language model has answered, and each that runs would use."""
-    answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
-    return any(answer for _, answer in answers) and ("used", False) not in answers
+def _configured_providers(settings: Settings) -> list[str]:
+    return [_plugin_name(part) for name in settings.provider for part in name.split(",")]
 
 
-# What a run would use
-def _configured_names(settings: Settings) -> list[str]:
-    """The names in the settings, one by one."""
-    return [part for name in settings.provider for part in name.split(",")]
-
-
-def _used_providers(settings: Settings) -> list[str]:
-    return [REPAIR_PLUGIN if name == AUTO else name.partition(":")[0] for name in _configured_names(settings)]
-
-
-def _missing_plugins(settings: Settings) -> list[PluginStatus]:
-    known = installed_plugins("providers")
-    wanted = [*_used_providers(settings), *(name.partition(":")[0] for name in settings.llm.fallback)]
+def _missing_plugins(names: Sequence[str]) -> list[PluginStatus]:
     problem = "the settings name it, but it is not installed"
-    return [
-        PluginStatus("providers", name, "", "", "missing", problem)
-        for name in dict.fromkeys(wanted)
-        if name not in known
-    ]
+    missing = [name for name in dict.fromkeys(names) if name not in installed_plugins("providers")]
+    return [PluginStatus("providers", name, "", "", "missing", problem) for name in missing]
 
 
 def _selected_clients(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
-    """The language models that a run would ask, by name, with whether they are used or a fallback."""
-    found: dict[str, tuple[LLMProvider, str]] = {}
+    """Return the language models that a run would ask, by name, each with its state `used` or `fallback`."""
+    selected: dict[str, tuple[LLMProvider, str]] = {}
     for name in settings.provider:
         try:
             clients = create_clients(name, settings=settings) if name == AUTO or is_llm(name) else []
         except (NoLLMProvider, PluginError):
-            continue  # seen below, plugin by plugin
+            continue  # shown with the plugin
         for number, client in enumerate(clients):
-            found.setdefault(client.name, (client, "fallback" if number else "used"))
-    return found
+            selected.setdefault(client.name, (client, "fallback" if number else "used"))
+    return selected
 
 
 def _inspect_plugin(
     group: str,
     point: EntryPoint,
-    used: list[str],
-    chosen: Mapping[str, tuple[LLMProvider, str]],
+    used: Sequence[str],
+    selected: Mapping[str, tuple[LLMProvider, str]],
     settings: Settings,
 ) -> tuple[PluginStatus, LLMProvider | None]:
+    """Load and create a plugin to find out its state; return it with its client, if it is a language model."""
     package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
     plugin = PluginStatus(group, point.name, package, point.value, "available")
     try:
         if group == "providers" and is_llm(point.name):
-            client, state = chosen.get(point.name) or (_create_client(point.name, settings), "available")
+            client, state = selected.get(point.name) or (_unselected_client(point.name, settings), "available")
             return _with_model_details(replace(plugin, state=state), client), client
-        _instantiate(group, point.name)
+        _create_plugin(group, point.name)
     except PluginError as error:
-        return replace(
-            plugin, state="unavailable" if _can_load(group, point.name) else "broken", problem=str(error)
-        ), None
-    except SettingsError as error:  # it works, and must be told more, such as below which issue it is to write
+        state = "unavailable" if _can_load(group, point.name) else "broken"
+        return replace(plugin, state=state, problem=str(error)), None
+    except SettingsError as error:  # it works, and needs an option, such as the issue to write to
         return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
-    except Exception as error:  # noqa: BLE001 # somebody's constructor may raise anything, which is to be shown
-        return replace(plugin, state="broken", problem=f"it cannot be made: {error!r}"), None
+    except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
+        return replace(plugin, state="broken", problem=f"it cannot be created: {error!r}"), None
     return replace(plugin, state="used" if point.name in used else "available"), None
 
 
 def _can_load(group: str, name: str) -> bool:
-    """Whether a plugin is there as a whole; what it still lacks, it says when it is made."""
     try:
         load_plugin(group, name)
     except PluginError:
@@ -273,19 +329,17 @@ def _can_load(group: str, name: str) -> bool:
     return True
 
 
-def _instantiate(group: str, name: str) -> None:
-    """Make what a plugin registers, to see whether that works."""
+def _create_plugin(group: str, name: str) -> None:
     plugin = load_plugin(group, name)
     if group in ("providers", "triggers"):
-        if name != LLM_PROVIDER_PLUGIN:  # that is made of a language model
+        if name != LLM_PROVIDER_PLUGIN:  # it needs a language model
             plugin()
     elif group == "exporters":
         anyio.run(plugin().aclose)
 
 
-# Language models
-def _create_client(name: str, settings: Settings) -> LLMProvider:
-    """A language model that no run would ask: as it would be, named without a model and an address of its own."""
+def _unselected_client(name: str, settings: Settings) -> LLMProvider:
+    """Create a language model that no run would ask, without the model and address that the settings give another."""
     own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
     return create_clients(name, settings=settings.model_copy(update={"llm": own}))[0]
 
@@ -303,22 +357,22 @@ def _with_model_details(plugin: PluginStatus, client: LLMProvider) -> PluginStat
     )
 
 
-async def _probe_models(found: list[tuple[PluginStatus, LLMProvider | None]]) -> list[PluginStatus]:
-    """The plugins, those that are language models asked whether they answer, all at once."""
-    results = [plugin for plugin, _ in found]
+async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | None]]) -> list[PluginStatus]:
+    """Ask all available language models at the same time; return the plugins with their answers."""
+    results = [plugin for plugin, _ in inspected]
+    available = {
+        number: client
+        for number, (plugin, client) in enumerate(inspected)
+        if client is not None and plugin.state != "unavailable"
+    }
 
     async def ask(number: int, client: LLMProvider) -> None:
         results[number] = await _probe_model(results[number], client)
 
-    wanted = [
-        (number, client)
-        for number, (plugin, client) in enumerate(found)
-        if client is not None and plugin.state != "unavailable"
-    ]
-    if wanted:
-        print_message(f"asking whether they answer: {', '.join(client.name for _, client in wanted)}")
+    if available:
+        print_message(f"asking whether they answer: {', '.join(client.name for client in available.values())}")
     async with anyio.create_task_group() as group:
-        for number, client in wanted:
+        for number, client in available.items():
             group.start_soon(ask, number, client)
     return results
 
@@ -335,114 +389,88 @@ async def _probe_model(plugin: PluginStatus, client: LLMProvider) -> PluginStatu
     return replace(plugin, answers=True, seconds=round(clock.now() - began, 3))
 
 
-def _show_table(plugins: list[PluginStatus]) -> None:
+def _print_plugins(plugins: Sequence[PluginStatus]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"used": "green", "fallback": "green", "broken": "red", "missing": "red", "unavailable": "yellow"}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("group", "name", "state", "package"):
         table.add_column(heading, no_wrap=True)
     table.add_column("")
     for plugin in plugins:
         state = "no answer" if plugin.answers is False else plugin.state
-        style = "red" if plugin.answers is False else styles.get(plugin.state, "")
+        style = _STATE_STYLES.get(state, "")
         table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
     console().print(table)
 
 
-FORGES: Final = ("github", "gitlab")
-"""Exporters that write below an issue."""
-
-
 @runtime_checkable
 class DeliveryReporter(Protocol):
-    """An exporter that says what it could not send."""
+    """Exporter that reports undelivered data."""
 
     @property
     def problem(self) -> str:
-        """What is not sent, and why; empty when everything is."""
+        """Return the data that were not delivered, and the reason; empty when everything was."""
         ...
 
 
 @runtime_checkable
 class WriteChecker(Protocol):
-    """An exporter that finds out beforehand whether it can write."""
+    """Exporter that can check beforehand that its target is writable."""
 
     def write_error(self) -> str:
-        """Why nothing can be written; empty where it can be."""
+        """Return the reason why it cannot write; empty where it can."""
         ...
 
 
 @runtime_checkable
 class IssueNotifier(Protocol):
-    """An exporter that tells people of a run, and how they answer."""
+    """Exporter that writes comments on an issue and tells people how to reply."""
 
     hint: str
 
     @property
     def forge(self) -> object:
-        """Where it tells them."""
+        """Return the client of the forge."""
         ...
 
 
-NotifyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--notify",
-        metavar="TARGET",
-        help="Where notices and the plan as a checklist are kept: a Markdown file, or a folder with a file for each run;"
-        " github=owner/repo#12 or gitlab=group/project!7 for comments there; console for lines on standard error;"
-        " repeat for several.",
-    ),
-]
-
-
 def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
-    """The exporters for what the options name, one for each place.
+    """Return the exporters for `--notify` options, one for each place.
 
     Raises:
-        SettingsError: an option names nothing that there is, or nothing can be written there.
+        SettingsError: an option names no exporter, or its target cannot be written.
         PluginError: an exporter cannot be loaded.
     """
-    found: dict[tuple[str, str], Exporter] = {}
+    exporters: dict[tuple[str, str], Exporter] = {}
     for target in targets:
         exporter = _create_notifier(target.strip())
         if isinstance(exporter, WriteChecker) and (problem := exporter.write_error()):
             raise SettingsError([Problem("--notify", problem)])
-        found.setdefault(_target_key(exporter), exporter)
-    return list(found.values())
-
-
-def _target_key(exporter: Exporter) -> tuple[str, str]:
-    """Where an exporter writes, however that was written; forges, other than files, do not tell capitals apart."""
-    place = str(getattr(exporter, "endpoint", ""))
-    return exporter.name, place.lower() if exporter.name in FORGES else os.path.realpath(place)
-
-
-def delivery_problems(exporters: Sequence[Exporter]) -> list[str]:
-    """What exporters did not get to where it belongs, each in a sentence; once they are closed, that is final."""
-    return [one.problem for one in exporters if isinstance(one, DeliveryReporter) and one.problem]
+        place = str(getattr(exporter, "endpoint", ""))  # forges, other than file systems, ignore capitals
+        key = place.lower() if exporter.name in FORGES else os.path.realpath(place)
+        exporters.setdefault((exporter.name, key), exporter)
+    return list(exporters.values())
 
 
 def _create_notifier(target: str) -> Exporter:
     name, _, place = target.partition("=")
     if target == "console":
-        console: Exporter = load_plugin("exporters", "notices-console")()
-        return console
+        console_exporter: Exporter = load_plugin("exporters", "notices-console")()
+        return console_exporter
     if not target:
         raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
-    if place and name not in FORGES and name.isidentifier():  # rather a slip than the name of a file
-        known = f"there is {' and '.join(f'{forge}=…' for forge in FORGES)}"
-        raise SettingsError([Problem("--notify", f"{name!r} is no forge; {known}; for a file write {'./' + target!r}")])
+    if place and name not in FORGES and name.isidentifier():  # more likely a slip than the name of a file
+        expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
+        raise SettingsError([Problem("--notify", f"{name!r} is not a forge; {expected}")])
     return create_exporter(name if name in FORGES else "notices", place if name in FORGES else target, "--notify")
 
 
 def create_exporter(name: str, target: str, option: str) -> Exporter:
-    """The exporter of that name for what an option says behind it.
+    """Create an exporter for the target that an option names.
 
     Raises:
-        SettingsError: it says nothing that there is.
+        SettingsError: the target is not valid.
         PluginError: the exporter cannot be loaded.
     """
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
@@ -454,23 +482,28 @@ def create_exporter(name: str, target: str, option: str) -> Exporter:
 
 
 def open_trace_exporter(text: str) -> Exporter:
-    """The exporter that `NAME` or `NAME=PLACE` asks for; it is made of a place by its method `from_target`.
+    """Create the exporter that `--trace NAME` or `--trace NAME=TARGET` names.
 
     Raises:
-        SettingsError: there is no such exporter, or it takes no place.
+        SettingsError: there is no such exporter, or it does not take a target.
         PluginError: it cannot be loaded.
     """
-    name, _, place = text.partition("=")
+    name, _, target = text.partition("=")
     if name not in installed_plugins("exporters"):
-        known = ", ".join(installed_plugins("exporters"))
-        raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {known}")])
+        installed = ", ".join(installed_plugins("exporters"))
+        raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")])
     plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
-    if place and not hasattr(plugin, "from_target"):
-        raise SettingsError([Problem("--trace", f"the exporter {name!r} takes no place: leave out {place!r}")])
-    exporter: Exporter = plugin.from_target(place) if place else plugin()
+    if target and not hasattr(plugin, "from_target"):
+        raise SettingsError([Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")])
+    exporter: Exporter = plugin.from_target(target) if target else plugin()
     return exporter
 
 
 def trace_location(exporter: Exporter) -> str:
-    """Where a person finds what an exporter sends."""
+    """Return the place where a person finds the data of an exporter."""
     return str(getattr(exporter, "endpoint", exporter.name))
+
+
+def delivery_problems(exporters: Sequence[Exporter]) -> list[str]:
+    """Return a sentence for each exporter that could not deliver everything; final once they are closed."""
+    return [exporter.problem for exporter in exporters if isinstance(exporter, DeliveryReporter) and exporter.problem]

@@ -1,54 +1,63 @@
-"""Tells what happens in a run of planning mode."""
+"""Goals in words: the commands `solve` and `plan`, whose plans a language model makes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Final
 
 import anyio
+import typer
 
-from replanning import Environment, Plan, PlanRun, ReplanningError, Settings
+from replanning import Environment, Goal, Plan, PlanRun, Settings
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.lookup import open_store, store_may_exist
-from replanning.cli.narrator import Line
-from replanning.cli.options import ExitCode
-from replanning.cli.output import escape_control, print_json, print_message
-from replanning.cli.runner import (
-    ContextShell,
+from replanning.cli.lookup import open_store, store_may_exist, validate_run_id
+from replanning.cli.narrator import Line, as_object
+from replanning.cli.options import (
+    DEFAULT_STORE,
+    RUN_EXIT_CODES_HELP,
+    AskMode,
+    AskOption,
+    ConcurrencyOption,
+    JsonOption,
+    NoAskOption,
+    NotifyOption,
+    Program,
+    QuietOption,
     RunOptions,
-    _find_run,
-    _load_run_details,
-    discover_tools,
-    parse_context_options,
-    report_run,
-    stop_signals,
+    SetOption,
+    SettingsOption,
+    StoreOption,
+    TraceOption,
+    ask_mode,
+    concurrency,
+    decode_argument,
+    paragraphs,
 )
+from replanning.cli.output import ExitCode, escape_control, fail, print_json, print_message
+from replanning.cli.plans import discover_tools, read_text_argument, read_tools
+from replanning.cli.runner import ContextShell, parse_context_options, report_run, run_until_stopped, summarize
 from replanning.cli.setup import (
     FORGES,
     IssueNotifier,
-    delivery_problems,
+    create_exporter,
     open_notifiers,
     open_trace_exporter,
     read_settings,
-    trace_location,
 )
 from replanning.cli.summary import RunSummary, summary_json
-from replanning.cli.task import SolveRequest
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
-from replanning.history.wording import HELD_FAILURE_TYPE
-from replanning.journal import AttemptFailed, PlanningNoted, RunOpened, RunStore, TriggerEvent
+from replanning.journal import PlanningNoted, RunOpened, RunStore
 from replanning.journal.records import Record
+from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.llm import LLMProvider
-from replanning.llm.quoting import truncate_text
 from replanning.llm.selection import AUTO, create_llm_provider
-from replanning.plan import JsonObject
-from replanning.plan.messages import brief_repr
-from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonValue, RunId, TaskId
+from replanning.plan.types import JsonObject, RunId, TaskId
 from replanning.planning import (
     PlanningCoordinator,
     PlanningHistoryExporter,
@@ -60,171 +69,351 @@ from replanning.planning import (
 from replanning.planning.steering import Issue
 from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
 from replanning.run.opening import redactor_for
-from replanning.tools import ToolExecutor
+from replanning.tools import ToolExecutor, check_machine
+from replanning.tools.danger import danger_reason
 
-if TYPE_CHECKING:
-    from replanning.live.entries import TaskEntry
-    from replanning.live.plan import LivePlan
+commands = Program()
 
-
-_MAX_DETAIL_CHARS: Final = 300
-"""Characters of an error, or of what somebody said, that are shown beside a decision."""
-
-
-def planning_listener(display: Display) -> Callable[[object], None]:
-    """Shows what happens: phases and decisions in words, everything else as for every run."""
-    held: set[str] = set()  # tasks that wait for a person: that is how they end, but no failure to tell people of
-
-    def tell(event: object) -> None:
-        if isinstance(event, AttemptFailed) and event.failure.type == HELD_FAILURE_TYPE:
-            held.add(event.task)
-        elif isinstance(event, TriggerEvent) and event.kind == "task-failed" and held.issuperset(event.tasks):
-            return
-        elif not isinstance(event, PlanningNoted):
-            display.on_event(event)
-        elif text := _note_text(event.type, event.data):
-            display.show_note(Line("◆", escape_control(text), "cyan"))
-
-    return tell
-
-
-def _note_text(kind: str, data: JsonObject) -> str:
-    value, record = data.get("value"), data.get("record")
-    match kind:
-        case "output" if isinstance(value, dict):
-            return _phase_outcome(str(data.get("phase")), value)
-        case "replan" if isinstance(record, dict) and record.get("replan_type") != "none":
-            return (
-                f"{record.get('phase')}: {record.get('replan_type')} {_replan_outcome(record, data.get('considered'))}"
-            )
-        case "replan" if isinstance(record, dict):
-            return _kept_plan_text(record)
-        case "assumed":
-            found = data.get("assumptions")
-            return f"assumed: {'; '.join(map(str, found))}" if isinstance(found, list) else ""
-        case "held":
-            return f"waits for a person: {' '.join(str(data.get('text')).split())}"
-    return ""
-
-
-def _replan_outcome(record: JsonObject, considered: JsonValue) -> str:
-    """What became of a decision to replan."""
-    if record.get("result") == "failure":
-        return f"came to nothing ({truncate_text(str(record.get('error')), _MAX_DETAIL_CHARS)})"
-    if not record.get("executed"):
-        return f"decided, not executed ({record.get('reason')})"
-    ruling = considered.get("ruling") if isinstance(considered, dict) else None
-    warned = isinstance(ruling, dict) and ruling.get("kind") == "execute_with_warning"
-    return f"decided, executed with a warning ({record.get('reason')})" if warned else "decided, executed"
-
-
-def _kept_plan_text(record: JsonObject) -> str:
-    """That what somebody has said changes nothing, and why; empty where nobody has."""
-    cause, decision = _as_object(record.get("cause")), _as_object(record.get("llm_decision"))
-    if not cause.get("error") or cause.get("action"):
-        return ""
-    why, said = decision.get("reasoning") or record.get("reason"), truncate_text(str(cause["error"]), _MAX_DETAIL_CHARS)
-    return f"{record.get('phase')}: the plan stays as it is ({said}): {why}"
-
-
-def _phase_outcome(phase: str, value: JsonObject) -> str:
-    actions, subtasks = value.get("action_plan"), value.get("subtasks")
-    if isinstance(actions, dict) and isinstance(planned := actions.get("actions"), list):
-        return f"{phase}: {len(planned)} action{'s' * (len(planned) != 1)}"
-    if isinstance(subtasks, list):
-        return f"{phase}: {len(subtasks)} subtask{'s' * (len(subtasks) != 1)}"
-    call = value.get("function_call")
-    if isinstance(call, dict):  # without planning, where the tool stands in no plan
-        said = f"{value['comment']}: " if value.get("comment") else ""
-        return f"{phase}: {said}{call.get('name')} {brief_repr(call.get('arguments'))}"
-    return f"{phase}: {value.get('main_objective') or value.get('comment') or _goal_outcome(value)}"
-
-
-def _goal_outcome(value: JsonObject) -> str:
-    summary = value.get("summary")
-    if isinstance(summary, dict):
-        return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
-    return "it could not be judged" if "not_judged" in value else "done"
-
-
-def separate_phases(document: JsonObject, live: LivePlan) -> JsonObject:
-    """How a run came out, for programs: its actions as tasks with their outputs, and its phases by themselves."""
-    outputs, tasks = _as_object(document["outputs"]), _as_object(document["tasks"])
-    phases = {entry.id: entry for entry in live if phase_of(entry.task) is not None}
-    actions = {
-        root: output for root, output in outputs.items() if not _belongs_to_phase(live.entry(TaskId(root)), live)
-    }
-    return {
-        **document,
-        "outputs": actions,
-        "tasks": {task: state for task, state in tasks.items() if task not in phases},
-        "phases": [_phase_json(entry) for entry in phases.values()],
-    }
-
-
-def _phase_json(entry: TaskEntry) -> JsonObject:
-    return {
-        "task": entry.id,
-        "phase": str(phase_of(entry.task)),
-        "state": str(entry.state),
-        "output": entry.output if entry.state is TaskState.DONE else None,
-    }
-
-
-def _belongs_to_phase(entry: TaskEntry, live: LivePlan) -> bool:
-    """Whether a task is a phase, or phases that plan anew have taken its place: then its result is theirs."""
-    parts = [live.entry(task_id) for task_id in entry.replaced_by]
-    return any(_belongs_to_phase(part, live) for part in parts) if parts else phase_of(entry.task) is not None
-
-
-def _as_object(value: JsonValue) -> JsonObject:
-    return value if isinstance(value, dict) else {}
-
+MAX_GOAL_CHARS: Final = 100_000
+"""Longest goal, in characters."""
 
 REPLY_HINT: Final = (
-    "*Reply below to answer what is unclear. What needs your agreement takes `{0}approve` or `{0}reject` at the beginning of"
-    " a comment; `{0}replan` and why asks for another plan.*"
+    "*Reply below to answer questions in words. What needs your agreement takes `{0}approve` or `{0}reject` at the"
+    " beginning of a comment; `{0}replan` and a reason asks for another plan.*"
 )
-"""How people answer below an issue that is read while the run goes on."""
+"""Instruction for people on an issue whose comments are read while the run goes on."""
+
+_MAX_OBJECTIVE_CHARS: Final = 100
+
+_UNFINISHED_STATUSES: Final = ("paused", "needs_human", "running")
+
+_MODEL_NOTE: Final = "model"
+"""Type of the note about the language model that the command line names for a run."""
+
+GoalFileArgument = Annotated[
+    Path | None, typer.Argument(metavar="FILE", help="A text file that holds the goal, instead of --goal.")
+]
+
+GoalOption = Annotated[str | None, typer.Option("--goal", metavar="TEXT", help="The goal, in words.")]
+
+ToolsOption = Annotated[
+    Path | None,
+    typer.Option("--tools", metavar="FILE", help="The tools that may be used: a YAML file with a section `tools`."),
+]
+
+LlmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--llm",
+        metavar="NAME",
+        help="The language model: openai, anthropic, github-copilot, ollama, local, or NAME:MODEL; by default the first"
+        " whose key is in the environment.",
+    ),
+]
 
 
-def accepts_comments(options: RunOptions) -> bool:
-    """Whether people can answer below an issue."""
-    return options.ask != "never" and any(target.partition("=")[0] in FORGES for target in options.notify)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A goal to be planned, and how.
+
+    Attributes:
+        request: the goal, and the issue that states it, if there is one.
+        tools: a plan with the tools that may be used, and the tasks of a run that is resumed.
+        llm: the name of the language model; None for that of the settings, or the first available one.
+        seen_comments: ids of the comments of the issue that the request contains; None where it contains none.
+    """
+
+    request: TaskRequest
+    tools: Plan
+    llm: str | None = None
+    seen_comments: tuple[str, ...] | None = None
 
 
-def create_steerings(
-    planning: PlanningCoordinator, known: Sequence[str] | None, tell: Callable[[str], None]
-) -> list[Steering]:
-    """Who reads what people write: one for each issue that a run is told of on.
+PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
+
+
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
+        "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
+        "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
+        "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
+        "replanning resume fix-12    resumes it, with its plan and the rest of its limits",
+        *RUN_EXIT_CODES_HELP,
+    ),
+)
+def solve(
+    file: GoalFileArgument = None,
+    *,
+    goal: GoalOption = None,
+    issue: Annotated[
+        str | None,
+        typer.Option(
+            "--issue",
+            metavar="ISSUE",
+            help="An issue that states the goal, instead of --goal: owner/repo#12 of GitHub, gitlab:group/project#3 or"
+            " group/project!7 of GitLab, or the address of its page. Notices and the plan are written there, and"
+            " replies steer the run. Needs GITHUB_TOKEN or GITLAB_TOKEN.",
+        ),
+    ] = None,
+    no_comment: Annotated[
+        bool, typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies.")
+    ] = False,
+    tools: ToolsOption = None,
+    llm: LlmOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    max_concurrency: ConcurrencyOption = None,
+    values: SetOption = None,
+    settings: SettingsOption = None,
+    trace: TraceOption = None,
+    notify: NotifyOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            metavar="ID",
+            help="The id of the run; an existing run is continued, with the model that was named for it.",
+        ),
+    ] = None,
+    issue_id: Annotated[
+        str,
+        typer.Option(
+            "--issue-id",
+            metavar="ID",
+            help="The issue that the goal belongs to, such as owner/repo#12: the model learns of earlier runs for it,"
+            " and an unfinished run is continued.",
+        ),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Achieve a goal in words: a language model plans it, tools carry it out, and the model judges each phase.
+
+    The model sees the goal, the tools and their output, without secrets. It uses no other tools than these.
+    """
+    if dry_run and run_id is not None:
+        fail("--dry-run keeps no run that --run-id could name: leave one of them out")
+    targets = tuple(notify or ())
+    if issue is not None:
+        if goal is not None or file is not None or issue_id:
+            fail("--issue states the goal: leave out --goal, FILE and --issue-id")
+        comment = not (no_comment or dry_run)
+        job, issue_target = _read_issue(issue, tools, llm, quiet=quiet, comment=comment)
+        targets += (issue_target,) if comment else ()
+    else:
+        job = _read_goal(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
+    options = RunOptions(
+        store="memory" if dry_run else store,
+        settings=settings,
+        providers=[llm] if llm else (),
+        max_concurrency=concurrency(sequential=False, max_concurrency=max_concurrency),
+        context=values or (),
+        trace=trace,
+        notify=targets,
+        ask=ask_mode(ask, no_ask=no_ask),
+        json=as_json,
+        quiet=quiet,
+    )
+    if dry_run:
+        raise typer.Exit(_make_plan(job, options))
+    run_id = validate_run_id(run_id)
+    loaded = read_settings(settings, quiet=quiet)
+    run, model = _existing_run(job.request, run_id, loaded, store)
+    job = replace(job, llm=job.llm or model)
+    raise typer.Exit(_solve_and_report(job, options, loaded, lambda planning: planning.execute_with_planning(run)))
+
+
+@commands.command(
+    epilog=paragraphs(
+        "[bold]Examples[/bold]",
+        "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
+        "replanning run plan.yaml    carries it out, without asking again about tools that may do harm",
+        "[bold]Exit codes[/bold]",
+        "0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person must decide something",
+    ),
+)
+def plan(
+    file: GoalFileArgument = None,
+    *,
+    goal: GoalOption = None,
+    tools: ToolsOption = None,
+    llm: LlmOption = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")] = None,
+    settings: SettingsOption = None,
+    ask: AskOption = None,
+    no_ask: NoAskOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
+    mode = ask_mode(ask, no_ask=no_ask)
+    options = RunOptions(store="memory", settings=settings, ask=mode, json=as_json, quiet=quiet)
+    job = _read_goal(goal, file, tools, llm, quiet=quiet)
+    if save is not None:
+        _check_writable(save)
+    raise typer.Exit(_make_plan(job, options, save=save))
+
+
+def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int | None) -> int:
+    """Resume a run of planning mode, or a copy of one of its revisions; print its summary, return the exit code.
 
     Args:
-        planning: whose run is steered.
-        known: the comments that the request has already; None where it has none, so that all that are there count as
-            known.
-        tell: is given what became of comments.
+        run: the id of the run.
+        opened: the plan with which it was opened.
+        options: of the command line.
+        revision: the revision to copy; None to resume the run itself.
+
+    Raises:
+        ReplanningError: it cannot be resumed.
     """
-    found: list[Steering] = []
-    for exporter in planning.engine.exporters:
-        if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
-            exporter.hint = REPLY_HINT.format(exporter.forge.command)
-            found.append(Steering(planning, exporter.forge, handled=known, on_message=tell))
-    return found
+    with closing(open_store(options.store, must_exist=True)) as store:
+        model = next(iter(options.providers), None) or _recorded_model(store.read(run))
+    job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
+
+    def start(planning: PlanningCoordinator) -> Awaitable[object]:
+        return planning.execute_with_planning(run if revision is None else planning.engine.fork(run, revision))
+
+    return _solve_and_report(job, options, read_settings(options.settings, quiet=options.quiet), start)
 
 
-_MAX_OBJECTIVE_CHARS = 100
-"""Characters of another run's goal that are told."""
-
-_UNFINISHED_STATUSES = ("paused", "needs_human", "running")
+# The goal and its tools
 
 
-def create_history_exporter(settings: Settings) -> PlanningHistoryExporter:
-    """Writes the planning history of runs where the settings say."""
-    return PlanningHistoryExporter(PlanningHistoryStore(settings.planning.history.directory))
+def _read_goal(
+    goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
+) -> _Job:
+    """Read the goal and the tools that the command line names.
+
+    Raises:
+        SettingsError: an option is missing, or there is one too many.
+        PlanError: a file cannot be read, or its tools are not valid.
+    """
+    if (goal is None) == (file is None):
+        what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
+        raise SettingsError([Problem("--goal", what)])
+    library = _read_tools(tools, quiet=quiet)
+    text = (read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")).strip()
+    if not text or len(text) > MAX_GOAL_CHARS:
+        problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
+        place, what = ("--goal", "it") if file is None else ("FILE", str(file))
+        raise SettingsError([Problem(place, f"{what} {problem}")])
+    return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
 
 
-def with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
-    """A request with what was planned and done before about the same issue."""
+def _read_tools(file: Path | None, *, quiet: bool) -> Plan:
+    if file is None:
+        problem = "name a YAML file whose section `tools` describes the tools, as in a plan file"
+        raise SettingsError([Problem("--tools", problem)])
+    library = read_tools(file)
+    if not quiet:
+        for note in check_machine(library):
+            print_message(f"note: {note.message}")
+        for tool in library.tools:
+            if tool.dangerous and (reason := danger_reason(tool)):
+                asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
+                print_message(f"note: {asked}; `dangerous: false` turns that off")
+    return library
+
+
+def _read_issue(issue: str, tools: Path | None, llm: str | None, *, quiet: bool, comment: bool) -> tuple[_Job, str]:
+    """Read the goal in an issue; return it with the `--notify` target that writes there.
+
+    Raises:
+        SettingsError: the issue is not named correctly, or cannot be written.
+        PlanError: the file of tools cannot be read, or its tools are not valid.
+        ForgeError: the issue cannot be read.
+    """
+    library = _read_tools(tools, quiet=quiet)
+    name = issue.strip()
+    family = "gitlab" if name.startswith("gitlab:") or "!" in name or "/-/" in name else "github"
+    exporter = create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
+    if not (isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue)):
+        raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])
+    forge = exporter.forge
+    if comment and (problem := forge.write_error()):
+        raise SettingsError([Problem("--issue", f"{problem}; to only read the issue, use --no-comment")])
+    if not quiet:
+        print_message(f"reading {name}")
+    request, comments = anyio.run(_fetch_request, forge)
+    return _Job(request, library, llm, comments), f"{family}={request.issue_id}"
+
+
+async def _fetch_request(forge: Issue) -> tuple[TaskRequest, tuple[str, ...]]:
+    """Return the goal in an issue, and the ids of its comments."""
+    try:
+        comments = tuple(comment.id for comment in await forge.comments())
+        return await forge.issue(), comments
+    finally:
+        await forge.aclose()
+
+
+# Earlier runs
+
+
+def _existing_run(
+    request: TaskRequest, run_id: str | None, settings: Settings, place: str
+) -> tuple[str | None, str | None]:
+    """Return the id of the run to continue or to start, if it is known, and the model that was named for it.
+
+    Raises:
+        SettingsError: there is a run of that id with another goal.
+        NotRunning: the run was aborted.
+        StoreError: the store cannot be read.
+    """
+    if not store_may_exist(place):
+        return run_id, None
+    with closing(open_store(place)) as store:
+        if run_id is not None:
+            _check_continuable(run_id, request, settings, store)
+        run = run_id or _unfinished_run(request, settings, store)
+        if run_id is None and run is not None:
+            print_message(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
+        exists = run is not None and any(info.run == run for info in store.runs())
+        return run, _recorded_model(store.read(RunId(run))) if run is not None and exists else None
+
+
+def _check_continuable(run_id: str, request: TaskRequest, settings: Settings, store: RunStore) -> None:
+    """Check that a run of that id, if there is one, has the same goal and can be continued.
+
+    Raises:
+        SettingsError: it has another goal.
+        NotRunning: it was aborted.
+    """
+    info = next((info for info in store.runs() if info.run == run_id), None)
+    opened = next(iter(store.read(info.run))).body if info is not None else None
+    if info is None or not isinstance(opened, RunOpened):
+        return
+    earlier, redactor = request_of(opened.plan), redactor_for(settings)  # journals hold goals without secrets
+    same_issue = earlier is not None and bool(earlier.issue_id) and earlier.issue_id == request.issue_id
+    if earlier is not None and (
+        same_issue or redactor.text(earlier.goal.objective) == redactor.text(request.goal.objective)
+    ):
+        if info.status == "aborted":
+            ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
+            raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
+        return
+    about = f"{opened.plan.goal.objective[:_MAX_OBJECTIVE_CHARS]!r}"
+    kind = "" if earlier else ", and it is not a run of planning mode"
+    ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
+    raise SettingsError([Problem("--run-id", f"there is a run {run_id!r} already, about {about}{kind}: {ways}")])
+
+
+def _unfinished_run(request: TaskRequest, settings: Settings, store: RunStore) -> str | None:
+    """Return the last run for the same issue, if it is not finished."""
+    if not request.issue_id:
+        return None
+    statuses = {str(info.run): info.status for info in store.runs()}
+    earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
+    last = next((run for run in reversed(earlier) if run in statuses), None)
+    return last if last is not None and statuses[last] in _UNFINISHED_STATUSES else None
+
+
+def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
+    """Return a request with the earlier executions for the same issue."""
     if not request.issue_id or request.earlier:
         return request
     try:
@@ -235,175 +424,47 @@ def with_past_executions(request: TaskRequest, settings: Settings) -> TaskReques
     return request.model_copy(update={"earlier": tuple(past)})
 
 
-def find_unfinished_run(request: TaskRequest, settings: Settings, store: RunStore) -> str | None:
-    """The last run of the same issue, where it is not finished: its plan is continued, and not made again."""
-    if not request.issue_id:
-        return None
-    known = {str(info.run): info.status for info in store.runs()}
-    past = [str(one["task_uuid"]) for one in with_past_executions(request, settings).earlier]
-    last = next((run for run in reversed(past) if run in known), None)
-    return last if last is not None and known[last] in _UNFINISHED_STATUSES else None
-
-
-def check_continuable(run_id: str, request: TaskRequest, settings: Settings, store: RunStore) -> None:
-    """Take a run that is to be continued for what is wanted only where it is about that.
-
-    Raises:
-        SettingsError: there is a run of that name, and it is about something else.
-        NotRunning: it was given up, and nothing more will come of it.
-    """
-    info = next((info for info in store.runs() if info.run == run_id), None)
-    if info is None:
-        return
-    opened = next(iter(store.read(RunId(run_id)))).body
-    if not isinstance(opened, RunOpened):
-        return
-    known, redactor = request_of(opened.plan), redactor_for(settings)  # what is kept of a goal holds no secrets
-    if known is not None and _is_same_request(known, request, redactor):
-        if info.status == "aborted":
-            ways = f"another --run-id solves the goal anew; `replanning why {run_id}` says what was in the way"
-            raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
-        return
-    about = f"{opened.plan.goal.objective[:_MAX_OBJECTIVE_CHARS]!r}{'' if known else ', and no run of planning mode'}"
-    ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
-    raise SettingsError([Problem("--run-id", f"there is a run {run_id!r} already, about {about}: {ways}")])
-
-
-def _is_same_request(known: TaskRequest, wanted: TaskRequest, redactor: Redactor) -> bool:
-    same_issue = bool(known.issue_id) and known.issue_id == wanted.issue_id
-    return same_issue or redactor.text(known.goal.objective) == redactor.text(wanted.goal.objective)
-
-
-def record_completion(run: PlanRun, settings: Settings, store: RunStore, environment: Environment) -> None:
-    """Say that a run is over whose journal is not kept, since nobody can go on with it."""
-    request = request_of(run.live.plan)
-    if store.durable or run.result.status in ("succeeded", "failed", "aborted") or request is None:
-        return
-    history = PlanningHistoryStore(
-        settings.planning.history.directory,
-        task_uuid=run.id,
-        issue_id=request.issue_id,
-        environment=environment,
-    )
-    said: JsonObject = {"phase": "completion", "status": "planned" if history.has_plan() else "given_up"}
-    try:
-        history.save_completion({**said, "result": run.result.status, "reason": run.result.reason})
-    except StoreError as error:
-        print_message(f"note: {error}")
-
-
-_MODEL_NOTE: Final = "model"
-"""What is noted of a run whose language model the command line names."""
-
-
-def solve(task: SolveRequest, options: RunOptions, *, run_id: str | None = None) -> int:
-    """Take a goal to its end, print how it came out, and return the exit code.
-
-    Raises:
-        ReplanningError: it cannot be started.
-    """
-    settings = read_settings(options.settings, quiet=options.quiet)
-    run, named = _existing_run(task.request, run_id, settings, options.store)
-
-    def start(planning: PlanningCoordinator) -> Awaitable[object]:
-        return planning.execute_with_planning(run)
-
-    return _solve_and_report(replace(task, llm=task.llm or named), options, settings, start)
-
-
-def _existing_run(
-    request: TaskRequest, run_id: str | None, settings: Settings, place: str
-) -> tuple[str | None, str | None]:
-    """The run that is meant, where one is, and the language model that was named for it, where it has begun.
-
-    Raises:
-        SettingsError: the run of that name is about something else.
-        NotRunning: it was given up.
-        StoreError: its store cannot be read.
-    """
-    if not store_may_exist(place):
-        return run_id, None
-    store = open_store(place)
-    try:
-        if run_id is not None:
-            check_continuable(run_id, request, settings, store)
-        run = run_id or find_unfinished_run(request, settings, store)
-        if run_id is None and run is not None:
-            print_message(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
-        begun = any(info.run == run for info in store.runs())
-        return run, _recorded_model(store.read(RunId(run))) if run is not None and begun else None
-    finally:
-        store.close()
-
-
-def resume_solving(run: str, options: RunOptions, revision: int | None = None) -> int | None:
-    """Take up a run of planning mode again; None where the run is none.
-
-    Raises:
-        ReplanningError: it cannot be resumed.
-    """
-    store = open_store(options.store, must_exist=True)
-    try:
-        info = _find_run(store, run)
-        opened = next(iter(store.read(info.run))).body
-        if not isinstance(opened, RunOpened) or not any(phase_of(task) for task in opened.plan.tasks):
-            return None
-        named = _recorded_model(store.read(info.run))
-    finally:
-        store.close()
-    if revision is None and info.status in ("succeeded", "aborted"):
-        how = "succeeded" if info.status == "succeeded" else "was aborted"
-        raise NotRunning(f"run {info.run!r} is over: it {how}; solve the goal anew, or use --from REVISION")
-    request = request_of(opened.plan) or TaskRequest(goal=opened.plan.goal)
-    task = SolveRequest(request, opened.plan, next(iter(options.providers), None) or named)
-
-    def start(planning: PlanningCoordinator) -> Awaitable[object]:
-        wanted = info.run if revision is None else planning.engine.fork(info.run, revision)
-        return planning.execute_with_planning(wanted)
-
-    return _solve_and_report(task, options, read_settings(options.settings, quiet=options.quiet), start)
-
-
 def _recorded_model(records: Iterable[Record]) -> str | None:
-    """The language model that the command line named last for a run: also who goes on with it means that one."""
-    noted = [one.body.data for one in records if isinstance(one.body, PlanningNoted) and one.body.type == _MODEL_NOTE]
-    return str(noted[-1].get("name")) if noted else None
+    """Return the language model that the command line named last for a run; it stays that model when resumed."""
+    bodies = [record.body for record in records]
+    names = [body.data.get("name") for body in bodies if isinstance(body, PlanningNoted) and body.type == _MODEL_NOTE]
+    return str(names[-1]) if names else None
 
 
-def make_plan(task: SolveRequest, options: RunOptions, *, save: Path | None = None) -> int:
-    """Only plan: print the plan, or write it into a file; returns the exit code.
+# Results
+
+
+def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> int:
+    """Make a plan without executing it; print it or write it into a file, and return the exit code.
 
     Raises:
-        ReplanningError: it cannot be started.
+        ReplanningError: planning cannot be started.
     """
-    plans: list[Plan | None] = []
-    asked: list[str] = []
-    if save is not None:
-        _check_writable(save)
+    made: Plan | None = None
+    questions: list[str] = []
 
     async def start(planning: PlanningCoordinator) -> None:
-        plans.append(await planning.make_plan())
-        asked.extend(question.text for question in planning.engine.pending(planning.result.run))
+        nonlocal made
+        made = await planning.make_plan()
+        questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
     settings = read_settings(options.settings, quiet=options.quiet)
-    summary, _ = _run_planning(task, options, settings, start, {})
-    if plans and plans[0] is not None:
-        _write_plan(plans[0], save, as_json=options.json)
-        return int(ExitCode.OK)
+    summary, _ = _run_planning(job, options, settings, start, {})
+    if made is not None:
+        _write_plan(made, save, as_json=options.json)
+        return ExitCode.OK
     result, reason = summary.result, summary.result.reason
-    if asked:
-        where = (
-            "plan at a terminal, where you are asked, or use solve, which keeps its questions for `replanning approve`"
-        )
-        reason = f"a person must decide: {'; '.join(asked)} ({where})"
+    if questions:
+        ways = "plan at a terminal, where you are asked, or use solve, whose questions `replanning approve` answers"
+        reason = f"a person must decide: {'; '.join(questions)} ({ways})"
     if options.json:
         print_json({"plan": None, "status": result.status, "reason": reason})
     print_message(f"error: there is no plan: {reason}")
-    return int(ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED)
+    return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
 
 
 def _check_writable(save: Path) -> None:
-    """Find out before a model is asked, and paid, whether a file can be written.
+    """Check that a file can be written, before a model is asked and paid.
 
     Raises:
         SettingsError: it cannot.
@@ -422,9 +483,8 @@ def _check_writable(save: Path) -> None:
 def _write_plan(plan: Plan, save: Path | None, *, as_json: bool) -> None:
     dangerous = _dangerous_uses(plan)
     if dangerous:
-        print_message(
-            f"note: the plan uses tools that may do harm: {'; '.join(dangerous)}; run asks nobody about that again"
-        )
+        uses = f"the plan uses tools that may do harm: {'; '.join(dangerous)}"
+        print_message(f"note: {uses}; run does not ask about them again")
     if save is not None:
         try:
             save.write_text(plan.to_json() if save.suffix == ".json" else plan.to_yaml(), encoding="utf-8")
@@ -439,196 +499,220 @@ def _write_plan(plan: Plan, save: Path | None, *, as_json: bool) -> None:
 
 
 def _dangerous_uses(plan: Plan) -> list[str]:
-    """The uses of tools in a plan that may do harm, in words."""
-    tools = {tool.name for tool in plan.tools if tool.dangerous}
+    """Return descriptions of the uses of dangerous tools in a plan."""
+    dangerous = {tool.name for tool in plan.tools if tool.dangerous}
     bodies = [body for task in plan.tasks for body in (task, *task.fallbacks)]
-    return list(
-        dict.fromkeys(describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in tools)
-    )
+    uses = [describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in dangerous]
+    return list(dict.fromkeys(uses))
 
 
-PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
-
-
-def _solve_and_report(task: SolveRequest, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
-    summary, completion = _run_planning(task, options, settings, start, parse_context_options(options.context))
+def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
+    """Carry out a run of planning mode, print its summary, and return the exit code."""
+    summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context))
     if options.json:
-        print_json({**separate_phases(summary_json(summary), summary.details.live), "completion": completion})
-        return int(summary.exit_code)
+        document = _separate_phases(summary_json(summary), summary.details.live)
+        print_json({**document, "completion": completion})
+        return summary.exit_code
     if completion is not None:
         _show_completion(completion, summary.result.reason)
     return report_run(summary, json=False)
 
 
 def _show_completion(completion: JsonObject, reason: str) -> None:
-    """What the model, or planning mode itself, has to say at the end beside the reason that is told anyway."""
-    summary = completion.get("summary")
-    told = summary if isinstance(summary, dict) else {}
-    said = str(told.get("reason") or completion.get("comment") or "")
-    if said and (said.partition(": ")[2] or said) not in reason:
-        print_message(f"{completion.get('status', 'done')}: {said}")
+    """Print the model's conclusion, except for the reason that the summary shows."""
+    summary = as_object(completion.get("summary"))
+    text = str(summary.get("reason") or completion.get("comment") or "")
+    if text and (text.partition(": ")[2] or text) not in reason:
+        print_message(f"{completion.get('status', 'done')}: {text}")
     for name in ("key_outcomes", "recommendations"):
-        found = told.get(name)
-        for line in found if isinstance(found, list) else ():
+        lines = summary.get(name)
+        for line in lines if isinstance(lines, list) else ():
             print_message(f"  · {line}")
 
 
-def _run_planning(
-    task: SolveRequest, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
-) -> tuple[RunSummary, JsonObject | None]:
-    """Carry a run out; returns how it came out, and what planning mode has to say about that."""
-    environment = Environment()
-    model = create_llm_provider(
-        task.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
-    )
-    store = open_store(options.store)
-    try:
-        display = create_display(environment.clock, quiet=options.quiet)
-        display.budget = settings.budget
-        if not options.quiet:
-            begun = task.tools.tasks  # a run that is continued stays what it was
-            loops = is_tool_loop(task.tools) if begun else not settings.planning.enabled
-            does = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
-            print_message(f"{does} by {model.name} ({model.model})")
-        parts = _PlanningContext(task, options, settings, model, store, environment, display)
-        planning, interrupted = anyio.run(_execute_planning, parts, start, context)
-        summary = _run_summary(planning, options, display, store, interrupted=interrupted)
-        assert planning.run is not None
-        record_completion(planning.run, settings, store, environment)
-        return summary, planning.state.completion
-    finally:
-        store.close()
+def _separate_phases(document: JsonObject, live: LivePlan) -> JsonObject:
+    """Return the summary for `--json` with the phases of planning mode apart from the tasks that use tools."""
+    outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
+    phases = {entry.id: entry for entry in live if phase_of(entry.task) is not None}
+    return {
+        **document,
+        "outputs": {root: out for root, out in outputs.items() if not _became_phase(live.entry(TaskId(root)), live)},
+        "tasks": {task: state for task, state in tasks.items() if task not in phases},
+        "phases": [
+            {
+                "task": entry.id,
+                "phase": str(phase_of(entry.task)),
+                "state": str(entry.state),
+                "output": entry.output if entry.state is TaskState.DONE else None,
+            }
+            for entry in phases.values()
+        ],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class _PlanningContext:
-    task: SolveRequest
+def _became_phase(entry: TaskEntry, live: LivePlan) -> bool:
+    """Return whether a task is a phase, or was replaced by one."""
+    parts = [live.entry(task_id) for task_id in entry.replaced_by]
+    return any(_became_phase(part, live) for part in parts) if parts else phase_of(entry.task) is not None
+
+
+# The run
+
+
+@dataclass(slots=True)
+class _PlanningRun:
+    """Parts of a run of planning mode."""
+
+    job: _Job
     options: RunOptions
     settings: Settings
+    context: JsonObject
     model: LLMProvider
     store: RunStore
     environment: Environment
     display: Display
 
+    async def execute(self, start: PlanningStarter) -> tuple[PlanningCoordinator, bool]:
+        """Carry out the run; return its coordinator, and whether it was stopped at once."""
+        shell = ContextShell()
+        async with ToolExecutor(
+            self.job.tools,
+            default_timeout=self.settings.timeout.task,
+            output_limit=self.settings.max_output,
+            kinds={"shell": shell},
+        ) as executor:
+            library = await discover_tools(executor, self.job.tools, quiet=self.options.quiet)
+            if not library.tools:
+                problem = "there are no tools: none is described, and no server has any"
+                raise SettingsError([Problem("--tools", problem)])
+            planning = self._create_coordinator(library, executor)
 
-def _run_summary(
-    planning: PlanningCoordinator, options: RunOptions, display: Display, store: RunStore, *, interrupted: bool
-) -> RunSummary:
-    run = planning.run
-    assert run is not None
-    return RunSummary(
-        result=run.result,
-        details=_load_run_details(store, run),
-        elapsed=display.elapsed,
-        store=options.store,
-        durable=store.durable,
-        resume_options=options.resume_options(),
-        trace_location=trace_location(planning.engine.exporters[0]) if options.trace else "",
-        interrupted=interrupted,
-        delivery_problems=delivery_problems(planning.engine.exporters),
-    )
+            def watch(run: PlanRun) -> None:
+                shell.on_change = run.change_context
+                executor.watch(run.change_resource)
+                self.display.watch(run)
+                if self.context:
+                    run.change_context(self.context)
+                if self.job.llm not in (None, _recorded_model(run.records())):
+                    run.note(_MODEL_NOTE, {"name": self.job.llm})
 
+            async def work() -> None:
+                try:
+                    await start(planning)
+                finally:
+                    await self.model.aclose()
 
-async def _execute_planning(
-    parts: _PlanningContext, start: PlanningStarter, context: JsonObject
-) -> tuple[PlanningCoordinator, bool]:
-    """Carry out what is wanted; returns the coordinator, and whether it was stopped at once."""
-    shell, timeout, most = ContextShell(), parts.settings.timeout.task, parts.settings.max_output
-    tools, kinds = parts.task.tools, {"shell": shell}
-    async with ToolExecutor(tools, default_timeout=timeout, output_limit=most, kinds=kinds) as work:
-        library = await discover_tools(work, parts.task.tools, quiet=parts.options.quiet)
-        if not library.tools:
-            raise SettingsError([Problem("--tools", "there are no tools: none is described, and no server has any")])
-        planning = _create_coordinator(parts, library, work)
+            planning.on_run_started = watch
+            try:
+                interrupted = await run_until_stopped(
+                    work,
+                    planning.engine,
+                    self.display,
+                    lambda: planning.run,
+                    lambda: self._listen_for_comments(planning),
+                )
+            finally:
+                executor.watch(None)
+            return planning, interrupted
 
-        def watch(run: PlanRun) -> None:
-            shell.on_change = run.change_context
-            work.watch(run.change_resource)
-            parts.display.watch(run)
-            if context:
-                run.change_context(context)
-            if parts.task.llm not in (None, _recorded_model(run.records())):
-                run.note(_MODEL_NOTE, {"name": parts.task.llm})
+    def _create_coordinator(self, library: Plan, executor: ToolExecutor) -> PlanningCoordinator:
+        options, replies = self.options, self._reads_replies()
+        history = PlanningHistoryStore(self.settings.planning.history.directory)
+        planning = PlanningCoordinator(
+            self.settings,
+            self.model,
+            library,
+            _with_past_executions(self.job.request, self.settings),
+            work=executor,
+            gate=create_gate(
+                options.ask, self.store, self.display, default_to_terminal=not options.json, remote_answers=replies
+            ),
+            store=self.store,
+            exporters=[
+                *([open_trace_exporter(options.trace)] if options.trace else []),
+                PlanningHistoryExporter(history),
+                *open_notifiers(options.notify),
+            ],
+            environment=self.environment,
+            workers=options.max_concurrency,
+            wait_for_answers=replies,
+        )
+        planning.engine.monitor.on(object, self.display.on_event)
+        return planning
 
-        planning.on_run_started = watch
-        try:
-            return await _run_with_signals(parts, planning, start)
-        finally:
-            work.watch(None)
+    def _reads_replies(self) -> bool:
+        """Return whether people can answer on an issue."""
+        on_issue = any(target.partition("=")[0] in FORGES for target in self.options.notify)
+        return on_issue and self.options.ask != AskMode.NEVER
 
-
-def _create_coordinator(parts: _PlanningContext, library: Plan, work: ToolExecutor) -> PlanningCoordinator:
-    options, heard = parts.options, accepts_comments(parts.options)
-    planning = PlanningCoordinator(
-        parts.settings,
-        parts.model,
-        library,
-        with_past_executions(parts.task.request, parts.settings),
-        work=work,
-        gate=create_gate(
-            options.ask, parts.store, parts.display, default_to_terminal=not options.json, remote_answers=heard
-        ),
-        store=parts.store,
-        exporters=[
-            *([open_trace_exporter(options.trace)] if options.trace else []),
-            create_history_exporter(parts.settings),
-            *open_notifiers(options.notify),
-        ],
-        environment=parts.environment,
-        workers=options.workers,
-        wait_for_answers=heard,
-    )
-    planning.engine.monitor.on(object, planning_listener(parts.display))
-    return planning
-
-
-async def _run_with_signals(
-    parts: _PlanningContext, planning: PlanningCoordinator, start: PlanningStarter
-) -> tuple[PlanningCoordinator, bool]:
-    """Carry a run out, show how it goes, and hear what stops it."""
-    failure: ReplanningError | None = None
-    scope = anyio.CancelScope()
-    hearing = anyio.CancelScope()
-    async with parts.display.active(), anyio.create_task_group() as group:
-        group.start_soon(_on_signals, planning, scope)
-        group.start_soon(_listen_for_comments, parts, planning, hearing)
-        try:
-            with scope:
-                await start(planning)
-        except ReplanningError as error:
-            failure = error  # raised below, not wrapped into a group
-        finally:
-            hearing.cancel()
-            await planning.engine.aclose()
-            await parts.model.aclose()
-        group.cancel_scope.cancel()
-    if failure is not None or planning.run is None:
-        raise failure or ReplanningError("the run could not be opened")
-    return planning, scope.cancelled_caught
-
-
-async def _listen_for_comments(
-    parts: _PlanningContext, planning: PlanningCoordinator, scope: anyio.CancelScope
-) -> None:
-    """Hear what people write below issues, until that is no longer of use."""
-    if not accepts_comments(parts.options):
-        return
-    display = parts.display
-    with scope:
+    async def _listen_for_comments(self, planning: PlanningCoordinator) -> None:
+        """Steer the run by the comments on each issue to which it writes."""
+        if not self._reads_replies():
+            return
         async with anyio.create_task_group() as group:
-            for steering in create_steerings(
-                planning, parts.task.seen_comments, lambda text: display.show_note(Line("✉", escape_control(text)))
-            ):
+            for steering in issue_steerings(planning, self.job.seen_comments, self._show_comment):
                 group.start_soon(steering.listen)
 
+    def _show_comment(self, text: str) -> None:
+        self.display.show_note(Line("✉", text))
 
-async def _on_signals(planning: PlanningCoordinator, scope: anyio.CancelScope) -> None:
-    """Pause at the first signal, and stop everything at the second."""
-    with anyio.open_signal_receiver(*stop_signals()) as signals:
-        first = True
-        async for number in signals:
-            if first and planning.run is not None:
-                planning.run.pause(f"{number.name} was received")
-            else:
-                scope.cancel()
-            first = False
+
+def issue_steerings(
+    planning: PlanningCoordinator, seen: Sequence[str] | None, show: Callable[[str], None]
+) -> list[Steering]:
+    """Return a steering for each issue to which the exporters of a run write, and announce it there.
+
+    Args:
+        planning: the run to steer.
+        seen: ids of the comments that the request contains already; None to ignore all that exist.
+        show: called with the effect of each comment.
+    """
+    steerings: list[Steering] = []
+    for exporter in planning.engine.exporters:
+        if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
+            exporter.hint = REPLY_HINT.format(exporter.forge.command)
+            steerings.append(Steering(planning, exporter.forge, handled=seen, on_message=show))
+    return steerings
+
+
+def _run_planning(
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
+) -> tuple[RunSummary, JsonObject | None]:
+    """Carry out a run of planning mode; return its summary and the model's conclusion."""
+    environment = Environment()
+    model = create_llm_provider(
+        job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
+    )
+    with closing(open_store(options.store)) as store:
+        display = create_display(environment.clock, settings.budget, quiet=options.quiet)
+        if not options.quiet:
+            resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
+            loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
+            how = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
+            print_message(f"{how} by {model.name} ({model.model})")
+        parts = _PlanningRun(job, options, settings, context, model, store, environment, display)
+        planning, interrupted = anyio.run(parts.execute, start)
+        run = planning.run
+        assert run is not None
+        summary = summarize(run, options, planning.engine, store, display, interrupted=interrupted)
+        _record_completion(run, settings, store, environment)
+        return summary, planning.state.completion
+
+
+def _record_completion(run: PlanRun, settings: Settings, store: RunStore, environment: Environment) -> None:
+    """Record in the planning history that an unfinished run is over, where its store does not keep it."""
+    request = request_of(run.live.plan)
+    if store.durable or run.result.status in ("succeeded", "failed", "aborted") or request is None:
+        return
+    history = PlanningHistoryStore(
+        settings.planning.history.directory,
+        task_uuid=run.id,
+        issue_id=request.issue_id,
+        environment=environment,
+    )
+    status = "planned" if history.has_plan() else "given_up"
+    completion: JsonObject = {"phase": "completion", "status": status}
+    try:
+        history.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
+    except StoreError as error:
+        print_message(f"note: {error}")

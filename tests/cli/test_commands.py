@@ -34,7 +34,7 @@ from tests.support.cli import (
         (["run", "plan.yaml", "--replan-provider", "oracle"], "there is no plugin 'oracle' among the providers"),
         (["run", "plan.yaml", "--store", "plan.yaml"], "plan.yaml"),
         (["run", "plan.yaml", "--store", "plan.yaml/history.db"], "plan.yaml/history.db"),
-        (["run", "plan.yaml", "--settings", "none.yaml"], "none.yaml: the settings cannot be read"),
+        (["run", "plan.yaml", "--settings", "none.yaml"], "none.yaml: the settings file cannot be read"),
         (
             ["run", "plan.yaml", "--settings", "bad.yaml"],
             "bad.yaml:1:14 cooldown: expected a number of at least 0, got -1",
@@ -167,11 +167,11 @@ def test_simulate_shows_how_often_a_plan_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("--store", "", "'' is no place for runs; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"),
-        ("--store", "sqlite:", "'sqlite:' is no place for runs"),
-        ("--store", "memory:x", "'memory:x' is no place for runs"),
-        ("--run-id", "latest", "--run-id: 'latest' stands for the newest run; give another name"),
-        ("--run-id", "-x", "--run-id: '-x' would be taken for an option"),
+        ("--store", "", "'' cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE"),
+        ("--store", "sqlite:", "'sqlite:' cannot be a store"),
+        ("--store", "memory:x", "'memory:x' cannot be a store"),
+        ("--run-id", "latest", "--run-id: 'latest' means the newest run; choose another id"),
+        ("--run-id", "-x", "--run-id: '-x' would be read as an option"),
         ("--run-id", "", "--run-id: '' is empty"),
     ],
 )
@@ -208,8 +208,8 @@ def test_a_file_of_tools_is_no_plan(tmp_path: Path, command: str) -> None:
     (tmp_path / "my tools.yaml").write_text("tools: [{name: a, kind: shell, command: 'true'}]\nresources: {cpu: -1}\n")
     done = cli(tmp_path, command, "my tools.yaml")
     assert done.returncode == 2
-    assert "my tools.yaml: this is a file of tools, and no plan: it has neither a goal nor tasks; " in done.stderr
-    assert "replanning solve --goal TEXT --tools 'my tools.yaml' reaches a goal with them" in done.stderr
+    assert "my tools.yaml: this is a file of tools, not a plan: it has neither a goal nor tasks; " in done.stderr
+    assert "replanning solve --goal TEXT --tools 'my tools.yaml' achieves a goal with them" in done.stderr
     assert "'goal' is missing" not in done.stderr
     assert "my tools.yaml:2:13 resources.cpu" in done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replanning import Plan
-from tests.support.cli import answer, cli
+from tests.support.cli import answer, cli, process
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_demo_again(tmp_path: Path) -> None:
     refused = cli(tmp_path, "demo", "--folder", "mine")
 
     assert refused.returncode == 2
-    assert "'mine' is there already and is no demo" in refused.stderr
+    assert "'mine' already exists and is not a demo" in refused.stderr
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
@@ -84,7 +84,7 @@ def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert "the demo cannot write to 'file/below'" in refused.stderr
     if not Path("/proc/self").exists():
         pytest.skip("needs a folder in which nobody may write: /proc")
-    done = cli(Path("/proc"), "demo", "--quiet", TMPDIR=str(tmp_path))
+    done = process(Path("/proc"), "demo", "--quiet", TMPDIR=str(tmp_path))
     (place,) = tmp_path.glob("replanning-demo-*")
     assert done.returncode == 0
     assert f"{place}/report.md" in done.stdout

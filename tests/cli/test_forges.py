@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import answer, cli
+from tests.support.cli import answer, cli, process
 from tests.support.forges import TOKEN, FakeForge, FakeGitHub, FakeGitLab, Fault, served
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, replan
@@ -213,7 +213,7 @@ def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], is
     fake = kind()
     fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
     with world(fake, Service()) as environ:
-        done = cli(folder, *SOLVE, "--issue", issue, **environ)
+        done = process(folder, *SOLVE, "--issue", issue, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the issue is locked" in done.stderr
     assert "missing  the latest checklist could not be posted to" in done.stdout

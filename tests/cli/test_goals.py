@@ -74,7 +74,7 @@ def test_a_dry_run_keeps_no_run(folder: Path) -> None:
     """A name for a run that is not kept is refused, instead of being passed over."""
     done = cli(folder, "solve", *GOAL, "--dry-run", "--run-id", "release")
     assert done.returncode == 2
-    assert "--dry-run keeps no run, so that --run-id has nothing to call" in " ".join(done.stderr.split())
+    assert "--dry-run keeps no run that --run-id could name" in " ".join(done.stderr.split())
 
 
 def test_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_model_judges_on_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "said.txt") == ["go away r/write", "say please r/write#continued-1"]
     assert ["the greeting is polite" in prompt for prompt in prompts] == [True, True]
-    assert "what tasks come to is shown to openai (" in done.stderr
+    assert "the results of tasks are shown to openai (" in done.stderr
     assert "write is not finished and is run again: say please" in done.stderr
     assert answer(tmp_path, "status", "r")["spent"]["calls"] == 2
 

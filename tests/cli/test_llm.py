@@ -169,7 +169,7 @@ def test_simulations_ask_no_model(tmp_path: Path, plan: Path) -> None:
         assert (simulated.returncode, server.requests) == (0, [])
         named = cli(tmp_path, "simulate", plan, "--replan-provider", "openai", **server.environ())
     assert named.returncode == 2
-    assert "a simulation asks no language model such as 'openai'; say repair" in named.stderr
+    assert "a simulation asks no language model such as 'openai'; use repair" in named.stderr
 
 
 def listed(folder: Path, *arguments: str, **variables: Any) -> dict[str, dict[str, object]]:

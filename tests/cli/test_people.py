@@ -107,7 +107,7 @@ def test_modify_without_an_editor(tmp_path: Path) -> None:
         terminal.type("m")
         terminal.until("as JSON on one line")
         terminal.type('[{"kind": "explode"}]')
-        terminal.until("cannot be taken")
+        terminal.until("not valid")
         terminal.until("m makes changes")
         terminal.type("m")
         terminal.until("as JSON on one line")

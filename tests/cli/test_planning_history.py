@@ -10,7 +10,7 @@ import pytest
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningHistoryStore
-from tests.support.cli import answer, cli
+from tests.support.cli import answer, cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, summary
 from tests.support.planning_history import ISSUE, saved, written
@@ -141,4 +141,4 @@ def test_history_of_a_run_is_as_before(folder: Path) -> None:
         cli(folder, "solve", "--goal", "Say it", *OPTIONS, "--run-id", "prune", **server.environ())
     assert "prune" in cli(folder, "history", "--", "prune").stdout
     assert "prune" in cli(folder, "history", "latest").stdout
-    assert "Usage: replanning history prune" in cli(folder, "history", "prune", "--help").stdout
+    assert "Usage: replanning history prune" in process(folder, "history", "prune", "--help").stdout

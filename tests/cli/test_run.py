@@ -147,7 +147,7 @@ def test_a_command_that_says_no_text_of_the_context(tmp_path: Path) -> None:
     done = cli(tmp_path, "run", "plan.yaml", "--no-replan")
 
     assert done.returncode == 1
-    assert "tool 'tell' wrote what is no UTF-8 to $REPLANNING_CONTEXT" in done.stdout
+    assert "tool 'tell' wrote text to $REPLANNING_CONTEXT that is not UTF-8" in done.stdout
 
 
 def test_a_command_changes_the_context(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_runs_are_named_by_how_they_begin(tmp_path: Path) -> None:
 
     assert answer(tmp_path, "resume", "app", code=4)["run"] == "apple"
     assert answer(tmp_path, "resume", "latest", code=4)["run"] == "apricot"
-    assert "2 begin so" in cli(tmp_path, "resume", "ap").stderr
+    assert "2 ids begin with it" in cli(tmp_path, "resume", "ap").stderr
     assert "did you mean 'apple'?" in cli(tmp_path, "resume", "appel").stderr
 
 
@@ -424,7 +424,7 @@ def test_what_has_succeeded_is_not_resumed(tmp_path: Path) -> None:
     anew = answer(tmp_path, "resume", "r", "--from", "0")
 
     assert done.returncode == 2
-    assert "run 'r' succeeded: start anew" in done.stderr
+    assert "run 'r' succeeded: start a new run" in done.stderr
     assert fork["run"] != "r"
     assert fork["tasks"]["pack"] == "REPLACED_BY_REPLAN"
     assert len(anew["revisions"]) == 1

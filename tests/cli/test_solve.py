@@ -253,7 +253,7 @@ def test_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
         (("none.txt", "--tools", "tools.yaml"), "error: FILE: none.txt cannot be read: No such file"),
         (("--goal", "x", "--tools", "bad.yaml"), "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
         (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
-        (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is no forge"),
+        (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is not a forge"),
         (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' is not an issue"),
     ],
 )
@@ -321,7 +321,7 @@ def test_a_question_is_no_failure(repository: Path) -> None:
     assert "waits for a person: Which words?" in said
     assert "PlanningHeld" not in said
     assert "failed" not in said
-    assert "--comment answers what is unclear" in shown.stdout
+    assert "--comment answers in words" in shown.stdout
 
 
 def test_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> None:
@@ -338,7 +338,7 @@ def test_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> None:
     with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
         terminal.until("answer what is unclear: ")
         terminal.type("Words of one syllable")
-        terminal.until("'words' is no answer; what is meant stands behind 1, such as: 1 Words of one syllable")
+        terminal.until("'words' is not an answer; put a number before your words, such as: 1 Words of one syllable")
         terminal.until("answer what is unclear: ")
         terminal.type("1 Words of one syllable")
         code = terminal.end()

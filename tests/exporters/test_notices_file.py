@@ -21,7 +21,7 @@ from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifie
 from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
 from replanning.testing import VirtualClock
-from tests.support.cli import cli
+from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.notices import (
     EVENTFUL,
@@ -193,7 +193,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
     told = ("--notify", "notices.md", "--notify", "console")
     with ScriptedLLMServer(service) as server:
         wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
-        killed = cli(tmp_path, "solve", *wanted, *told, **server.environ())
+        killed = process(tmp_path, "solve", *wanted, *told, **server.environ())
         before = anyio.run(FileForge(tmp_path / "notices.md").comments)
         resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
         asked = cli(tmp_path, *resume, **server.environ())

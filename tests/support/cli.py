@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,6 +14,10 @@ import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import pytest
+
+from replanning.cli import main
 
 SCRIPT = Path(sys.executable).with_name("replanning")
 # Nothing of the person who runs the tests, no keys above all; coverage finds its way by its own variable.
@@ -45,7 +50,33 @@ ASKING_TASKS = """
 
 
 def cli(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command to its end: in this process, which is quick, unless variables of Python must take effect."""
+    words = [str(argument) for argument in arguments]
+    if any(name.startswith("PYTHON") for name in variables):
+        return process(folder, *words, **variables)
+    out, error = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    environment = ENVIRONMENT | variables
+    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nothing:
+        patch.chdir(folder)
+        for name in os.environ.keys() - environment:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        for name, replacement in (
+            ("argv", ["replanning", *words]),
+            ("stdin", nothing),
+            ("stdout", out),
+            ("stderr", error),
+        ):
+            patch.setattr(sys, name, replacement)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    texts = [stream.buffer.getvalue().decode() for stream in (out, error)]
+    return subprocess.CompletedProcess(["replanning", *words], int(ended.value.code or 0), *texts)
+
+
+def process(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end in a process of its own."""
     return subprocess.run(
         [SCRIPT, *map(str, arguments)],
         cwd=folder,
