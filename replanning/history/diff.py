@@ -1,4 +1,4 @@
-"""What differs between two revisions of a plan."""
+"""Differences between two revisions of a plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 
 _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
-"""Changes that show in the states of tasks and not, or not only, in the document."""
+"""Changes that appear in the states of tasks, not or not only in the document."""
 
 
 class FieldChange(NamedTuple):
-    """A field, and its value before and after; None where there was or is none."""
+    """A field with its values before and after; None if it is absent."""
 
     name: str
     before: JsonValue
@@ -30,7 +30,7 @@ class FieldChange(NamedTuple):
 
 
 class TaskChange(NamedTuple):
-    """A task that is in both revisions and differs."""
+    """A task in both revisions with the fields that differ."""
 
     id: str
     fields: tuple[FieldChange, ...]
@@ -38,18 +38,18 @@ class TaskChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """What differs between two revisions; its text has a line for each difference.
+    """Differences between two revisions; its text has a line for each.
 
     Attributes:
-        before: the number of the one revision.
-        after: the number of the other.
-        removed: tasks that only the first has.
-        added: tasks that only the second has.
-        changed: tasks that both have, with the fields that differ.
+        before: the number of the first revision.
+        after: the number of the second.
+        removed: tasks in the first only.
+        added: tasks in the second only.
+        changed: tasks in both, with the fields that differ.
         tools: tools that differ, with their fields.
         context: values of the context that differ.
         goal: fields of the goal that differ.
-        acts: what was done in between to tasks as they are: run again, skipped, cancelled, reordered.
+        acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
     """
 
     before: int
@@ -78,7 +78,7 @@ class PlanDiff:
         return "\n".join(lines)
 
     def to_json(self) -> JsonObject:
-        """The same as JSON."""
+        """Return the differences as JSON values."""
         return {
             "before": self.before,
             "after": self.after,
@@ -93,12 +93,12 @@ class PlanDiff:
 
 
 def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
-    """The difference of two plans.
+    """Return the differences between two plans.
 
     Args:
-        before: the plan at the one revision.
-        after: the plan at the other.
-        numbers: of the revisions.
+        before: the plan at the first revision.
+        after: the plan at the second.
+        numbers: the numbers of the revisions.
         between: the changes from the lower to the higher revision, in order.
     """
     old = {task.id: task for task in before.tasks}
@@ -116,7 +116,7 @@ def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: 
 
 
 def change_json(change: PlanChange) -> JsonObject:
-    """A change as it is written in files."""
+    """Return a change in the form of plan files."""
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 

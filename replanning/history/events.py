@@ -1,4 +1,4 @@
-"""What a history is made of: one entry for each replan, each edit by hand and each trigger that was dropped."""
+"""Entries of a history: replans, edits by hand, changes of the goal and dropped triggers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ReplanOutcome = Literal["success", "failure", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class QuestionEntry:
-    """What a person was asked, and said.
+    """A question to a person, and the answer.
 
     Attributes:
         text: the question.
-        rule: by which a person had to be asked.
-        verdict: `approve`, `reject` or `modify`; `withdrawn`, when the plan moved on; `abort`, `skip`, `continue`
-            or `pause`, when time was up; empty while the question is open.
-        by: who answered.
+        rule: the rule that required a person.
+        verdict: `approve`, `reject` or `modify`; `withdrawn` if the plan moved on; `abort`, `skip`, `continue`
+            or `pause` at the deadline; empty while the question is open.
+        by: the person who answered.
     """
 
     id: QuestionId
@@ -39,24 +39,24 @@ class QuestionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReplanEvent:
-    """One replan: why, what was considered, what was decided, what was done, and how it worked out.
+    """A replan: its triggers, alternatives, decision, changes and outcome.
 
     Attributes:
-        at: when alternatives were considered, or refused without asking anybody; in seconds since the epoch.
-        triggers: why; several when they concerned the same tasks.
-        all_candidates: every alternative that was proposed, as it was ranked; see `candidates` and `rejected`.
-        notes: what providers had to say, and what befell answers.
-        decision: what became of it in the end; None when the process died before anything was decided.
-        rule: by which that was decided.
-        by: who decided: `policy`, `observe`, `timeout`, `person:NAME`.
-        chosen: the alternative that the decision is about; None when it is about none of them.
-        changes: what was applied; nothing unless it was executed.
-        before: the revision it was applied to; None when nothing was applied.
-        after: the revision that it made; None when nothing was applied.
-        outcome: whether what was applied worked; `unknown` until that shows.
-        duration: seconds from taking it up to the decision, without waiting for a person.
-        question: what a person was asked about it.
-        spent: what providers used for it, such as calls of language models.
+        at: the time when alternatives were considered, in seconds since the epoch.
+        triggers: its triggers; several if they concern the same tasks.
+        all_candidates: every proposed alternative in the order of rank; see `candidates` and `rejected`.
+        notes: notes of providers and refused answers.
+        decision: the final decision; None if the process died before one was made.
+        rule: the rule behind the decision.
+        by: the decider: `policy`, `observe`, `timeout`, `person:NAME`.
+        chosen: the alternative that the decision is about, if any.
+        changes: the applied changes.
+        before: the revision to which they were applied; None if nothing was applied.
+        after: the revision that they made; None if nothing was applied.
+        outcome: `success` or `failure` of the applied changes; `unknown` until it shows.
+        duration: seconds from taking up the triggers to the decision, without waiting for a person.
+        question: the question to a person about it.
+        spent: usage of providers for it, such as calls of language models.
     """
 
     replan: ReplanId
@@ -79,34 +79,34 @@ class ReplanEvent:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The alternatives one could choose from, best first, with their scores."""
+        """The alternatives that could be chosen, best first, with their scores."""
         return tuple(candidate for candidate in self.all_candidates if not candidate.rejected)
 
     @property
     def rejected(self) -> tuple[Candidate, ...]:
-        """The alternatives that were ruled out, each with the reason."""
+        """The rejected alternatives, each with the reason."""
         return tuple(candidate for candidate in self.all_candidates if candidate.rejected)
 
     @property
     def executed(self) -> bool:
-        """Whether changes were applied to the plan."""
+        """True if changes were applied to the plan."""
         return self.after is not None
 
     @property
     def waited(self) -> float:
-        """Seconds from the question to a person until it was closed; 0 while it is open."""
+        """Seconds from the question to a person to its answer; 0 while it is open."""
         asked = self.question
         return 0.0 if asked is None or asked.answered_at is None else asked.answered_at - asked.at
 
     @property
     def trigger_kinds(self) -> tuple[str, ...]:
-        """The kinds of its triggers, each once."""
+        """The distinct kinds of its triggers."""
         return tuple(dict.fromkeys(trigger.kind for trigger in self.triggers))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEdit:
-    """Changes that somebody made by hand; they make a revision and are no replan."""
+    """Changes by hand, which make a revision without a replan."""
 
     at: float
     before: int
@@ -118,7 +118,7 @@ class PlanEdit:
 
 @dataclass(frozen=True, slots=True)
 class GoalEdit:
-    """The plan was for something else from then on; `changed` names the fields that were others before."""
+    """A change of the goal; `changed` names the fields that differ."""
 
     at: float
     goal: Goal
@@ -129,7 +129,7 @@ class GoalEdit:
 
 @dataclass(frozen=True, slots=True)
 class DroppedTrigger:
-    """A trigger that nothing followed from, and why."""
+    """A trigger that was dropped, with the reason."""
 
     at: float
     trigger: Trigger

@@ -1,4 +1,4 @@
-"""A history as JSON, and back. What is imported is the journal; the rest of the file is for its readers."""
+"""Export of a history as JSON, and import. Only the exported journal is imported; the rest is for readers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FORMAT: Final = "replanning-history"
 FORMAT_VERSION: Final = 1
 
 MAX_IMPORT_CHARS: Final = 512 * 1024 * 1024
-"""Longest text that is imported, in characters."""
+"""Longest text that can be imported, in characters."""
 
 _MAX_EPOCH_SECONDS: Final = 1e18
 
 
 def history_json(history: ReplanHistory) -> JsonObject:
-    """The whole history: figures, entries and journal."""
+    """Return the whole history: metrics, entries and journal."""
     document = summary_json(history, history.events)
     document["journal"] = [
         {"seq": record.seq, "at": record.at, "kind": record.body.kind, "body": json.loads(encode_body(record))}
@@ -40,7 +40,7 @@ def history_json(history: ReplanHistory) -> JsonObject:
 
 
 def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
-    """Figures, and the entries that are asked for."""
+    """Return the metrics and the given replans, with all other entries."""
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -62,13 +62,13 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
 
 
 def metrics_json(metrics: ReplanMetrics) -> JsonObject:
-    """Figures as JSON; the success rate is null when no outcome is known."""
+    """Return metrics as JSON; the success rate is null if no outcome is known."""
     return {**asdict(metrics), "success_rate": metrics.success_rate}
 
 
 def event_json(event: ReplanEvent) -> JsonObject:
-    """A replan as JSON."""
-    asked = event.question
+    """Return a replan as JSON."""
+    question = event.question
     return {
         "replan_id": event.replan,
         "timestamp": format_iso_time(event.at),
@@ -88,13 +88,13 @@ def event_json(event: ReplanEvent) -> JsonObject:
         "result": event.outcome,
         "duration": event.duration,
         "waited": event.waited,
-        "question": None if asked is None else dict(asdict(asked)),
+        "question": None if question is None else dict(asdict(question)),
         "spent": dict(asdict(event.spent)),
     }
 
 
 def edit_json(edit: PlanEdit) -> JsonObject:
-    """An edit by hand as JSON."""
+    """Return an edit by hand as JSON."""
     return {
         "timestamp": format_iso_time(edit.at),
         "by": edit.by,
@@ -117,7 +117,7 @@ def _goal_json(edit: GoalEdit) -> JsonObject:
 
 
 def candidate_json(candidate: Candidate) -> JsonObject:
-    """An alternative with its score, or with why it was rejected."""
+    """Return an alternative with its score, or with the reason why it was rejected."""
     alternative = candidate.alternative
     rest: JsonObject = alternative.model_dump(mode="json", exclude={"changes"}, exclude_none=True)
     return {
@@ -129,8 +129,8 @@ def candidate_json(candidate: Candidate) -> JsonObject:
 
 
 def _trigger_json(trigger: Trigger) -> JsonObject:
-    said: JsonObject = trigger.model_dump(mode="json", exclude_defaults=True, exclude={"run", "at"})
-    return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **said}
+    fields: JsonObject = trigger.model_dump(mode="json", exclude_defaults=True, exclude={"run", "at"})
+    return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **fields}
 
 
 def _dropped_json(dropped: DroppedTrigger) -> JsonObject:

@@ -1,4 +1,4 @@
-"""A history as a Markdown document."""
+"""History as a Markdown document with Mermaid diagrams."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from replanning.live.states import STUCK, TaskState
 from replanning.plan.types import TaskId
 
 MAX_NODES: Final = 60
-"""How many tasks a diagram shows; of larger plans it shows what was changed, and what is around it."""
+"""Largest number of tasks in a diagram; of larger plans it shows changed tasks and their neighbours."""
 
 MAX_LINKS: Final = 200
-"""How many dependencies it shows: more are refused by those who draw it, and cannot be read."""
+"""Largest number of dependencies in a diagram; renderers refuse more."""
 
 _MAX_LABEL_CHARS: Final = 60
 
@@ -57,7 +57,7 @@ _CLASS_OF: Final = {
 
 
 def mermaid(before: LivePlan, after: LivePlan) -> str:
-    """One flowchart with the plan before and the plan after, side by side."""
+    """Return one flowchart with the plan before and the plan after, side by side."""
     lines = ["flowchart LR", *(f"  classDef {name} {style}" for name, style in _CLASS_STYLES.items())]
     lines += _subgraph_lines("before", before)
     lines += _subgraph_lines("after", after)
@@ -65,7 +65,7 @@ def mermaid(before: LivePlan, after: LivePlan) -> str:
 
 
 def escape_label(text: str) -> str:
-    """A text as it may stand between the quotes of a label."""
+    """Escape a text for use between the quotes of a label."""
     short = text if len(text) <= _MAX_LABEL_CHARS else f"{text[: _MAX_LABEL_CHARS - 1]}…"
     return "".join(_escape_char(c, first=i == 0) for i, c in enumerate(short))
 
@@ -111,7 +111,7 @@ def _link_lines(live: LivePlan, shown: dict[TaskId, str]) -> Iterator[str]:
 
 
 def _resolve_replaced(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
-    """The tasks that are waited for: of a replaced one, what stands for it."""
+    """Yield the task, or the last tasks of its replacement if it was replaced."""
     stack = [needed]
     while stack:
         entry = live.entry(stack.pop())
@@ -122,21 +122,21 @@ def _resolve_replaced(live: LivePlan, needed: TaskId) -> Iterator[TaskId]:
 
 
 def _visible_entries(live: LivePlan) -> list[TaskEntry]:
-    """The tasks to show, in the order of the plan: all, or what was changed and what is next to it."""
+    """Return the tasks to show, in the order of the plan: all, or changed tasks and their neighbours."""
     everything = list(live)
     if len(everything) <= MAX_NODES:
         return everything
     changed = [e for e in everything if e.removed or e.replaced_by or e.parent is not None or e.state in STUCK]
     active = [e for e in everything if e.state is TaskState.RUNNING]
-    found: dict[TaskId, None] = {}
+    visible: dict[TaskId, None] = {}
     queue = deque(dict.fromkeys([*changed, *active]) or everything[:1])
-    while queue and len(found) < MAX_NODES:
+    while queue and len(visible) < MAX_NODES:
         entry = queue.popleft()
-        if entry.id not in found:
-            found[entry.id] = None
+        if entry.id not in visible:
+            visible[entry.id] = None
             queue.extend(live.entry(dep) for dep in entry.task.depends_on)
             queue.extend(entry.dependents)
-    return [entry for entry in everything if entry.id in found]
+    return [entry for entry in everything if entry.id in visible]
 
 
 _MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
@@ -145,11 +145,11 @@ _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 
 def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """A history as a document: how the run stands, the plan before and after, then each replan and edit.
+    """Return a history as a document: status, the plan before and after, then each replan and edit.
 
     Args:
-        history: of the run.
-        events: the replans to tell of, instead of all with edits and dropped triggers.
+        history: the history.
+        events: the replans to include, instead of all entries and dropped triggers.
     """
     plan, metrics = history.plan, history.metrics
     lines = [
@@ -186,7 +186,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
 
 
 def escape_inline(text: str) -> str:
-    """A text as it may stand in a line of Markdown, with everything that means something there escaped."""
+    """Escape a text for use in a line of Markdown."""
     return _MARKDOWN_SPECIAL.sub(r"\\\1", printable_line(text))
 
 
@@ -242,7 +242,7 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 
 def _fenced_block(language: str, text: str) -> list[str]:
-    """A fenced block whose text cannot close it."""
+    """Return a fenced block whose fence is longer than any in the text."""
     longest = max((len(found) for found in _FENCE.findall(text)), default=2)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", *text.rstrip("\n").split("\n"), fence]

@@ -1,4 +1,4 @@
-"""Figures over replans: how many, how well they worked out, what they took, and how good the scores were."""
+"""Metrics of replans: counts, success rate, times, usage, and calibration of confidence."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from replanning.journal.observations import Usage
 from replanning.journal.records import Candidate
 
 UNDECIDED = "undecided"
-"""What figures call replans about which nothing was decided, because the process died."""
+"""Key in `by_decision` of replans without a decision, because the process died."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanMetrics:
-    """Counts and times.
+    """Counts, times and usage of replans.
 
     Attributes:
-        replans: how many there were.
-        executed: how many of them changed the plan.
-        succeeded: how many of the executed ones worked out.
-        failed: how many of the executed ones did not.
-        asked: how many a person was asked about.
-        by_trigger: replans by the kind of trigger; one with triggers of two kinds counts under both.
-        by_decision: replans by what became of them in the end.
-        deciding: seconds that deciding took.
+        replans: number of replans.
+        executed: number of replans that changed the plan.
+        succeeded: number of executed replans that worked.
+        failed: number of executed replans that did not work.
+        asked: number of replans about which a person was asked.
+        by_trigger: replans by kind of trigger; a replan with triggers of two kinds counts under both.
+        by_decision: replans by final decision.
+        deciding: seconds spent on decisions.
         waiting: seconds between questions to people and their answers.
-        edits: changes by hand; they are no replans.
-        dropped: triggers that were dropped.
-        spent: what providers used.
+        edits: number of edits by hand, which are not replans.
+        dropped: number of dropped triggers.
+        spent: usage of providers.
     """
 
     replans: int = 0
@@ -49,10 +49,7 @@ class ReplanMetrics:
 
     @property
     def success_rate(self) -> float | None:
-        """The share that worked out of the executed replans whose outcome is known; None when none is known.
-
-        None out of none is neither good nor bad: a rate of 0 or 1 would claim what nobody has seen.
-        """
+        """Share of successes among the executed replans with a known outcome; None without any."""
         known = self.succeeded + self.failed
         return self.succeeded / known if known else None
 
@@ -74,7 +71,7 @@ class ReplanMetrics:
 
 
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
-    """The figures of some replans; edits and dropped triggers are not among them."""
+    """Return the metrics of some replans, without edits and dropped triggers."""
     events = tuple(events)
     return ReplanMetrics(
         replans=len(events),
@@ -95,9 +92,8 @@ def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str
     return {key: number for key, number in both.items() if number}
 
 
-# How good scores were
 class Bin(NamedTuple):
-    """Predictions from `low` up to `high`: how many, their mean, and the share that came true."""
+    """Predictions from `low` up to `high`: their number, their mean, and the share that came true."""
 
     low: float
     high: float
@@ -108,15 +104,15 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far confidence could be trusted.
+    """Calibration of confidence: predictions compared with outcomes.
 
     Attributes:
-        count: executed replans with a score and a known outcome.
-        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 is what always saying 0.5
-            gets (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None of no data.
-        bins: for reliability: in each bin, what was predicted should be what came true. Empty bins are left out.
-        predicted: the mean prediction; None of no data.
-        succeeded: the share that came true; None of no data.
+        count: number of executed replans with a score and a known outcome.
+        brier: mean squared distance of prediction and outcome: 0 is perfect, 0.25 results from always predicting 0.5
+            (Brier, *Verification of forecasts expressed in terms of probability*, 1950); None without data.
+        bins: reliability per bin of predictions, without empty bins.
+        predicted: the mean prediction; None without data.
+        succeeded: the share that came true; None without data.
     """
 
     count: int
@@ -127,16 +123,16 @@ class Calibration:
 
 
 Prediction = Literal["total", "self_assessment", "claimed"]
-"""What is taken for a prediction: the whole score, the self-assessment as it counted, or what the source claimed."""
+"""Value used as the prediction: the total score, the self-assessment in it, or the confidence the source claimed."""
 
 
 def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10) -> Calibration:
     """Compare predictions with outcomes.
 
     Args:
-        events: the replans; those without a known outcome are passed over.
-        of: what is the prediction.
-        bins: how many equal bins there are from 0 to 1.
+        events: the replans; those without a known outcome are ignored.
+        of: the value used as the prediction.
+        bins: number of equal bins from 0 to 1.
     """
     foretold = ((_prediction(event.chosen, of), event.outcome) for event in events if event.chosen is not None)
     return _calibration(
@@ -145,10 +141,7 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
 
 
 def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
-    """For each source, what it claims of its alternatives compared with how they worked out.
-
-    Sources of which that is not known are left out.
-    """
+    """Return the calibration of the confidence that each source claims, for sources with known outcomes."""
     sources: dict[str, list[ReplanEvent]] = {}
     for event in events:
         if event.chosen is not None:

@@ -1,4 +1,4 @@
-"""Reports for terminals: a history, and why a revision came about."""
+"""Reports as plain text: a whole history, the reasons for one revision, and calibration."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from replanning.history.wording import (
 from replanning.journal.records import Candidate, PlanRevised, Score
 
 _MAX_ITEMS: Final = 8
-"""How many of a kind one screen shows."""
+"""Largest number of items of one kind in a report."""
 
 
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
-    """A history in plain lines: a head, then each replan, edit and change of the goal in the order of time.
+    """Return a history as text: a head, then each replan, edit and change of the goal in the order of time.
 
     Args:
-        history: whose head and edits are shown.
-        events: the replans to show, instead of all with edits and dropped triggers.
+        history: the history.
+        events: the replans to show, instead of all entries and dropped triggers.
     """
     lines = [*header_lines(history), ""]
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else timeline(history)
     for entry in entries:
         lines += [*entry_lines(entry), ""]
     if not entries:
-        lines += ["nothing was replanned" if events is None else "no replan is like that", ""]
+        lines += ["no replans" if events is None else "no replan matches", ""]
     if events is None and history.dropped_triggers:
         lines += [
-            "triggers that were dropped:",
+            "dropped triggers:",
             *(f"  {_dropped_trigger_line(d)}" for d in list(history.dropped_triggers)[-_MAX_ITEMS:]),
             "",
         ]
@@ -51,12 +51,12 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
 
 
 def timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
-    """Replans, edits and changes of the goal, in the order of time."""
+    """Return replans, edits and changes of the goal in the order of time."""
     return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
 
 
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
-    """One screen about a replan or an edit: cause, candidates, what was rejected, the decision, the difference."""
+    """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
     effect = revision_diffs(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
     if isinstance(entry, PlanEdit):
         parts = [("Changes", [change_line(change) for change in entry.changes])]
@@ -70,7 +70,7 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
 
 
 def header_lines(history: ReplanHistory) -> list[str]:
-    """What a run is and how its replanning went, in a few lines."""
+    """Return the head of a report: run, goal, start and metrics."""
     plan = history.plan
     name = f" {printable_line(plan.name)!r}" if plan.name else ""
     status = f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
@@ -88,7 +88,7 @@ def header_lines(history: ReplanHistory) -> list[str]:
 
 
 def metrics_line(metrics: ReplanMetrics) -> str:
-    """Figures in one line."""
+    """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
     rate = (
         f"{format_percent(metrics.success_rate)} of {known} with a known outcome worked out"
@@ -105,7 +105,7 @@ def metrics_line(metrics: ReplanMetrics) -> str:
 
 
 def entry_lines(entry: ReplanEvent | PlanEdit | GoalEdit) -> list[str]:
-    """A replan, an edit or a change of the goal in a few lines."""
+    """Return a few lines about a replan, an edit or a change of the goal."""
     if isinstance(entry, GoalEdit):
         by = f" by {printable_line(entry.by)}" if entry.by else ""
         reason = [f"    reason:   {printable_line(entry.reason)}"] if entry.reason else []
@@ -133,16 +133,16 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
 
 
 def decision_line(event: ReplanEvent) -> str:
-    """Who decided, by which rule, and why."""
+    """Return the decision with its decider, rule, reason and duration."""
     if event.decision is None:
-        return "nothing: the process ended before"
+        return "nothing: the process ended first"
     by = f" by {printable_line(event.by)}" if event.by else ""
     rule = f", rule {printable_line(event.rule)}" if event.rule else ""
     return f"{event.decision}{by}{rule}: {printable_line(event.reason)} ({format_duration(event.duration)})"
 
 
 def question_lines(asked: QuestionEntry | None) -> list[str]:
-    """The question to a person and what came of it."""
+    """Return the question to a person and its answer."""
     if asked is None:
         return []
     text = f"{printable_line(asked.id)}: {printable_line(asked.text)}"
@@ -176,7 +176,7 @@ def _event_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
 
 
 def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
-    """An alternative one can choose, with its score and the parts of it."""
+    """Return lines about an alternative that can be chosen, with its score."""
     mark = "  ← applied" if chosen else ""
     return [
         f"{number}. {_candidate_text(candidate)}{mark}",
@@ -185,7 +185,7 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
 
 
 def rejected_lines(candidate: Candidate) -> list[str]:
-    """An alternative that was ruled out, with the reason, and the score where it came that far."""
+    """Return lines about a rejected alternative, with the reason and its score, if it has one."""
     score = [f"   {_score_text(candidate.score).strip()}"] if candidate.score is not None else []
     return [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}", *score]
 
@@ -216,7 +216,7 @@ def _limited_lines(lines: list[str]) -> list[str]:
 
 
 def calibration_lines(calibration: Calibration, title: str = "calibration") -> list[str]:
-    """How far confidence could be trusted, as a table with a row for each bin."""
+    """Return a calibration as a table with a row for each bin."""
     if calibration.brier is None:
         return [f"{title}: no replan with a score has a known outcome yet"]
     known = pluralise(calibration.count, "replan")
@@ -233,11 +233,11 @@ def calibration_lines(calibration: Calibration, title: str = "calibration") -> l
 
 
 def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = None) -> dict[int, str]:
-    """What revisions did to the tasks concerned, states included: lines with `-` before and `+` after.
+    """Return the diff of each revision over the tasks concerned, with states: lines with `-` before and `+` after.
 
     Args:
-        history: whose journal is replayed, once for all.
-        revisions: which ones; all when left out.
+        history: the history; its journal is replayed once.
+        revisions: numbers of the revisions; all by default.
     """
     diffs: dict[int, str] = {}
     for live, following in history.replay_records():

@@ -1,4 +1,4 @@
-"""How a run stands, read from its journal: for whoever looks at it from outside of its process."""
+"""Status of a run, read from its journal, for viewers outside of its process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replanning.settings import Settings
 
 
 class RunningTask(NamedTuple):
-    """A task that is being executed: which attempt it is, since when, and until when it may take."""
+    """A running task: the number of its attempt, its start and its deadline, in seconds since the epoch."""
 
     id: TaskId
     attempt: int
@@ -32,7 +32,7 @@ class RunningTask(NamedTuple):
 
 
 class HeldTask(NamedTuple):
-    """A task of planning mode that waits until a person has answered a question."""
+    """A task of planning mode that waits for the answer to a question."""
 
     id: TaskId
     question: QuestionId
@@ -40,22 +40,22 @@ class HeldTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunStatusReport:
-    """How a run stands.
+    """Status of a run.
 
     Attributes:
-        status: `running_tasks`, or how the run ended or stands still.
+        status: `running`, or the status with which the run ended or stopped.
         reason: why it ended.
         revision: the number of the last revision.
-        task_counts: how many tasks are in each state, of those that are part of the plan now.
-        held_tasks: the tasks of planning mode that wait for a person; their state is FAILED until there is an answer.
-        running_tasks: the tasks that are being executed.
-        questions: what waits for a person.
-        replans: how many replans were applied.
-        spent: what budgets counted; `budget` is the limit.
+        task_counts: number of tasks per state, of the tasks that are now part of the plan.
+        held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
+        running_tasks: tasks that are being executed.
+        questions: open questions to people.
+        replans: number of applied replans.
+        spent: usage counted by the budget; `budget` is the limit.
         elapsed: seconds that count towards the budget's wall clock.
-        owner: the process that owns the run; None when nobody does.
-        owner_alive: whether the owner can still write; None when there is none. Of a process on another machine it is
-            taken to be so.
+        owner: the process that owns the run, if any.
+        owner_alive: True if the owner can still write, which is assumed of a process on another machine; None without
+            an owner.
     """
 
     run: RunId
@@ -79,7 +79,7 @@ class RunStatusReport:
 
 
 class ReplayedRun(NamedTuple):
-    """A journal replayed to its end."""
+    """Result of replaying a journal."""
 
     opened: RunOpened
     live: LivePlan
@@ -89,20 +89,20 @@ class ReplayedRun(NamedTuple):
 
 
 def replay_records(records: Iterable[Record]) -> ReplayedRun:
-    """Replay a journal.
+    """Replay a journal into a live plan and a ledger.
 
     Raises:
         JournalCorrupt: it does not begin with the opening of a run.
     """
-    found = iter(records)
-    first = next(found, None)
+    remaining = iter(records)
+    first = next(remaining, None)
     if first is None or not isinstance(first.body, RunOpened):
-        raise JournalCorrupt("this journal does not begin with the opening of a run")
+        raise JournalCorrupt("the journal does not begin with the opening of a run")
     opened = first.body
     live = LivePlan(opened.plan)
     ledger = Ledger(_run_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
     last = first.at
-    for record in found:
+    for record in remaining:
         live.fold(record)
         ledger.fold(record)
         last = record.at
@@ -110,20 +110,17 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
 
 
 def open_questions(records: Iterable[Record]) -> list[Question]:
-    """The questions of a run that wait for a person, with the difference that each candidate would make.
+    """Return the open questions of a run, with the diff that each candidate would make.
 
     Raises:
         JournalCorrupt: the journal does not begin with the opening of a run.
     """
-    found = replay_records(records)
-    return [
-        build_question(asked, found.opened.run, found.live, found.ledger)
-        for asked in found.ledger.open_questions.values()
-    ]
+    opened, live, ledger, _, _ = replay_records(records)
+    return [build_question(asked, opened.run, live, ledger) for asked in ledger.open_questions.values()]
 
 
 def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Ledger) -> Question:
-    """A question as a gate or a person gets to see it."""
+    """Return a question in the form that gates and people receive."""
     return Question(
         id=QuestionId(asked.question),
         run=run,
@@ -138,15 +135,15 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
 
 
 def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
-    """How a run stands.
+    """Return the status of a run.
 
     Args:
-        store: where its journal is.
+        store: the store that holds its journal.
         info: the run as the store lists it.
         now: the time, in seconds since the epoch.
 
     Raises:
-        UnknownRun: the store has no such run any more.
+        UnknownRun: the store no longer has the run.
         JournalCorrupt: its journal cannot be read.
     """
     opened, live, ledger, first, last = replay_records(store.read(info.run))
@@ -175,7 +172,7 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
 
 
 def is_owner_alive(info: RunInfo) -> bool | None:
-    """Whether the owner of a run can still write; None when it has none."""
+    """Return whether the owner of a run can still write; None without an owner."""
     return None if info.owner is None else not is_lease_free(info.owner, math.inf, 0.0)
 
 
@@ -190,7 +187,7 @@ def _running_tasks(live: LivePlan) -> tuple[RunningTask, ...]:
 
 
 def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:
-    """The tasks of planning mode that wait for the answers to open questions."""
+    """Yield the tasks of planning mode that wait for answers to open questions."""
     for asked in questions:
         for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
             if (

@@ -1,4 +1,4 @@
-"""Words for reports: what a change does, when something was, how long it took; safe to print, whatever was said."""
+"""Text of reports: times, durations, changes and triggers as single lines that are safe to print."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from replanning.journal.triggers import TaskFailed, TriggerEvent
 from replanning.plan.tasks import PLANNING_KEY, Goal, Task
 
 MAX_LINE_CHARS: Final = 300
-"""How much of a text a report shows, in characters."""
+"""Longest line of a report, in characters."""
 
 HELD_FAILURE_TYPE: Final = "PlanningHeld"
-"""The type of a failure by which a task of planning mode waits for a person; it stands so in journals."""
+"""Failure type in journals of a task of planning mode that waits for a person."""
 
 
 def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
-    """A text as one line of printable characters, cut where it is long.
+    """Return a text as one line of printable characters, cut at `limit`.
 
-    Names, errors and reasons come from plans, tools and people: what would steer a terminal is shown as its code.
+    Names, errors and reasons come from plans, tools and people: control characters are shown as escapes.
     """
     words = " ".join(text[: 4 * limit].split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)
@@ -39,15 +39,15 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
 
 
 def format_time(at: float) -> str:
-    """A point in time, in UTC, as `2026-03-01 12:00:03Z`."""
+    """Return a time, in seconds since the epoch, as `2026-03-01 12:00:03Z`."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # a time far outside of the calendar, in a journal from elsewhere
+    except (ValueError, OverflowError, OSError):  # a time outside of the calendar
         return f"{at:g} s"
 
 
 def format_iso_time(at: float) -> str:
-    """A point in time, in UTC, as `2026-03-01T12:00:03.250000Z`."""
+    """Return a time, in seconds since the epoch, as `2026-03-01T12:00:03.250000Z`."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     except (ValueError, OverflowError, OSError):
@@ -55,7 +55,7 @@ def format_iso_time(at: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something took, in the unit that fits."""
+    """Return a duration in a fitting unit."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:
@@ -68,7 +68,7 @@ def format_duration(seconds: float) -> str:
 
 
 def edit_author(changes: Sequence[PlanChange]) -> str:
-    """Who changed a plan outside of replans: planning mode, which puts what it has planned into it, or a hand."""
+    """Return the author of an edit: `planning` if it adds tasks of planning mode only, else `hand`."""
     added = [
         task
         for change in changes
@@ -83,33 +83,33 @@ def _added_tasks(change: PlanChange) -> tuple[Task, ...]:
 
 
 def format_usage(spent: Usage) -> str:
-    """What was used; money is in the currency of the budget."""
-    more = ", and what has no known price" if spent.unpriced else ""
+    """Return usage as text; money is in the currency of the budget."""
+    more = ", plus usage without a known price" if spent.unpriced else ""
     return f"{pluralise(spent.calls, 'call')}, {pluralise(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
 
 
 def pluralise(number: int, thing: str) -> str:
-    """`1 replan`, `2 replans`."""
+    """Return a number with its noun: `1 replan`, `2 replans`."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def format_percent(share: float | None) -> str:
-    """A share in per cent; `unknown` where there is none."""
+    """Return a share in per cent, or `unknown` for None."""
     return "unknown" if share is None else f"{share:.0%}"
 
 
 def is_held(trigger: TriggerEvent) -> bool:
-    """Whether a task did not fail, but stopped since a person must decide something first."""
+    """Return whether the trigger is a task that stopped because a person must decide first."""
     return isinstance(trigger, TaskFailed) and trigger.error_type == HELD_FAILURE_TYPE
 
 
 def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
-    """The kinds of triggers, each once; of what waited for a person, that it did."""
+    """Return the distinct kinds of triggers."""
     return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
 
 
 def trigger_cause(trigger: TriggerEvent) -> str:
-    """What a trigger is about, in one line."""
+    """Return the cause of a trigger as one line."""
     if isinstance(trigger, TaskFailed) and is_held(trigger):
         about = ", ".join(repr(str(task)) for task in trigger.tasks[:5])
         return printable_line(f"task {about} needs a person's decision: {trigger.message}")
@@ -120,21 +120,21 @@ def trigger_cause(trigger: TriggerEvent) -> str:
 
 
 def trigger_line(trigger: TriggerEvent) -> str:
-    """The kind of a trigger and what it is about; of what waited for a person, only the latter."""
+    """Return the kind and the cause of a trigger, or the cause alone if a person must decide."""
     return trigger_cause(trigger) if is_held(trigger) else f"{trigger.kind}: {trigger_cause(trigger)}"
 
 
 def goal_line(goal: Goal, names: Sequence[str] = ()) -> str:
-    """A goal in one line: what has changed in it, or its words and facts."""
-    told = {name: getattr(goal, name) for name in names or ("objective", "facts")}
-    parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in told.values()]
+    """Return fields of a goal as one line; objective and facts by default."""
+    values = {name: getattr(goal, name) for name in names or ("objective", "facts")}
+    parts = [", ".join(value) or "none" if isinstance(value, tuple) else str(value) for value in values.values()]
     return printable_line(
-        "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(told, parts, strict=True))
+        "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in zip(values, parts, strict=True))
     )
 
 
 def change_line(change: PlanChange) -> str:
-    """What a change does, in one line."""
+    """Return a change as one line."""
     match change:
         case AddTask():
             before = f" before {', '.join(change.before)}" if change.before else ""

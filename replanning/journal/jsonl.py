@@ -1,4 +1,4 @@
-"""A store of text files: one file of lines per run, for people and tools that read text."""
+"""Store in text files: one file of JSON lines per run, readable by people and other tools."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from replanning.journal.store import (
 from replanning.plan.types import JsonObject, RunId
 
 _MAX_OUTCOMES_BYTES: Final = 1 << 18
-"""Bytes of outcomes before the file is set aside; the one set aside earlier is then forgotten."""
+"""Size of the file of outcomes at which it is rotated; the file rotated before is then deleted."""
 
 _ERRNO_ADVICE: Final = {
     errno.ENOSPC: "make room on the disk and resume the run",
     errno.EDQUOT: "make room within the quota and resume the run",
     errno.EFBIG: "raise the limit on the size of files and resume the run",
     errno.EROFS: "name a folder that can be written to",
-    errno.ENOTDIR: "a file stands where a folder is needed: name another folder",
-    errno.EEXIST: "a file stands where a folder is needed: name another folder",
+    errno.ENOTDIR: "a file has the name of the folder: name another folder",
+    errno.EEXIST: "a file has the name of the folder: name another folder",
     errno.EMFILE: "too many files are open: raise the limit, or run fewer plans at once",
 }
 
@@ -65,14 +65,14 @@ _STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
 
 
 class JsonlStore(RunStore):
-    """Keeps each run in a file of its own, `{run}.jsonl`, one JSON object per line, in a local folder.
+    """Store of each run in a file of its own, `{run}.jsonl`, one JSON object per line, in a local folder.
 
-    Beside the journals stand hidden files: `.{run}.lease` says who owns the run, `.{run}.inbox` holds its
-    messages, and `.outcomes.jsonl` the outcomes of all runs, the oldest of which are forgotten. What was
-    appended outlives the process however it ends; after a power failure the last records may be missing.
+    Hidden files hold the rest: `.{run}.lease` names the owner of the run, `.{run}.inbox` holds its messages, and
+    `.outcomes.jsonl` the outcomes of all runs, of which the oldest are dropped. Appended records outlive the process
+    however it ends; after a power failure the last records may be missing.
 
     Args:
-        directory: the folder, made when the first run is created.
+        directory: the folder, created with the first run.
     """
 
     durable: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class JsonlStore(RunStore):
         return f"<JsonlStore {str(self._directory)!r}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Make the folder where it is missing, the lock file, and then the journal: with it there is a run."""
+        """Create the folder if it is missing, the lock file, and last the journal, which makes the run exist."""
         check_run_id(run)
         with self._operation("take a new run"):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class JsonlStore(RunStore):
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Put another owner under the next epoch into the lock file."""
+        """Write the new owner with the next epoch into the lock file."""
         with self._operation(f"hand over run {run!r}"), self._locked_run(run) as (guard, holder):
             if not is_lease_free(holder.owner, holder.until, at):
                 raise RunOwned(run, str(holder.owner))
@@ -111,14 +111,14 @@ class JsonlStore(RunStore):
             write_lease_state(guard, holder._replace(until=at + ttl))
 
     def release(self, lease: Lease) -> None:
-        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        """Begin the next epoch without an owner, which invalidates the lease."""
         with self._operation(f"release run {lease.run!r}"):
             with suppress(LeaseLost), self._locked_owned_run(lease) as (guard, holder):
                 write_lease_state(guard, holder._replace(epoch=holder.epoch + 1, owner=None))
             self._close_journal(lease.run)
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Write one line in one piece, while the lock file says that the lease is the current one."""
+        """Append one line in one write, if the lock file says that the lease is current."""
         line = record_line(record)
         with self._operation(f"take record {record.seq} of run {lease.run!r}"):
             try:
@@ -128,11 +128,11 @@ class JsonlStore(RunStore):
                 raise
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """The records whose lines are whole now."""
+        """Return the records whose lines are complete now."""
         return self._records(self._existing_journal(run), after)
 
     def runs(self) -> Sequence[RunInfo]:
-        """The runs whose journals stand in the folder; each is looked through."""
+        """Return the runs whose journals are in the folder; each journal is scanned."""
         with self._operation("be read"):
             journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
             listed = [_run_info(path, read_lease_state(self._lease_path(RunId(path.stem)))) for path in journals]
@@ -147,25 +147,25 @@ class JsonlStore(RunStore):
             )
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages whose lines are whole."""
+        """Return the messages whose lines are complete."""
         self._existing_journal(run)
         with self._operation("be read"):
             return [message for _, message in _read_inbox(self._inbox_path(run)) if message is not None]
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Write the inbox anew without these messages, and put it in the place of the old one."""
+        """Replace the inbox by one without these messages."""
         with self._operation(f"discard messages for run {lease.run!r}"), self._locked_owned_run(lease):
             inbox = self._inbox_path(lease.run)
             entries = _read_inbox(inbox)
             kept = [_message_fields(message) for number, message in entries if message and number not in messages]
-            # The last id stays, be it alone, because the id of a message that was dealt with must not come again.
+            # The last id stays, because ids of discarded messages must not be used again.
             kept += [{"id": number} for number, _ in entries[-1:]]
             whole = inbox.with_name(inbox.name + ".new")
             whole.write_text("".join(to_json_line(entry) + "\n" for entry in kept), encoding="ascii")
             whole.replace(inbox)
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Append to the file of outcomes, which is set aside when it is full."""
+        """Append to the file of outcomes, which is rotated when it is full."""
         lines = "".join(to_json_line(asdict(outcome)) + "\n" for outcome in outcomes).encode()
         with self._operation("take outcomes"):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -178,8 +178,8 @@ class JsonlStore(RunStore):
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """The last outcomes, of this file and the one set aside before."""
-        # Most lines are told apart without being parsed: what is looked for stands in them as it is written.
+        """Return the last outcomes, of this file and the one rotated before."""
+        # Most lines can be skipped without parsing: those that do not contain the names as JSON text.
         needles = [to_json_line(name).encode() for name in (tool, capability) if name is not None]
         with self._operation("be read"):
             lines = chain.from_iterable(reversed(list(read_lines(path))) for path in self._outcome_paths)
@@ -190,7 +190,7 @@ class JsonlStore(RunStore):
             return list(islice(found, limit))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with self._lock:
             for run in list(self._open_journals):
                 self._close_journal(run)
@@ -235,14 +235,14 @@ class JsonlStore(RunStore):
 
     @contextmanager
     def _locked_run(self, run: RunId) -> Iterator[tuple[int, LeaseState]]:
-        """Keep everybody else from a run while the block lasts."""
+        """Lock a run for the block; yields its lock file and lease."""
         self._existing_journal(run)
         with file_lock(self._lease_path(run)) as guard:
             yield guard, parse_lease_state(read_lease_bytes(guard), self._lease_path(run))
 
     @contextmanager
     def _locked_owned_run(self, lease: Lease) -> Iterator[tuple[int, LeaseState]]:
-        """The same, for the owner alone."""
+        """Lock a run for the block, if the lease is current."""
         if not self._journal_path(lease.run).exists():
             raise lease_lost(lease)
         with self._locked_run(lease.run) as (guard, holder):
@@ -265,7 +265,7 @@ def _store_error(error: OSError, path: Path, doing: str) -> StoreError:
 
 
 def _append_lines(path: Path, lines: bytes) -> None:
-    """Append lines to a file, made when it is missing, after removing the torn line of a killed process."""
+    """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _, end = scan_complete_lines(file)
@@ -276,31 +276,31 @@ def _append_lines(path: Path, lines: bytes) -> None:
 
 
 def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:
-    """The outcomes that lines hold; bad lines are left out, because this is evidence, and there is more of it."""
+    """Yield the outcomes in the lines; bad lines are skipped, because outcomes are only statistics."""
     for line in lines:
         with suppress(ValueError, TypeError):
             yield ToolOutcome(**json.loads(line))
 
 
 def _message_fields(message: InboxMessage) -> JsonObject:
-    """A message as it is written; `asdict` would copy its payload, however deep that is."""
+    """Return the fields of a message without a deep copy of its payload, which `asdict` would make."""
     return {name: getattr(message, name) for name in InboxMessage.__dataclass_fields__}
 
 
 def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
-    """The messages in an inbox with their ids; an id alone stands for those that were discarded."""
+    """Return the messages in an inbox with their ids; an entry without a message is the last discarded id."""
     entries: list[tuple[int, InboxMessage | None]] = []
     for number, line in enumerate(read_lines(path), 1):
         try:
             entry = json.loads(line)
             entries.append((int(entry["id"]), InboxMessage(**entry) if len(entry) > 1 else None))
         except (ValueError, TypeError, KeyError) as error:
-            raise JournalCorrupt(f"{path}, line {number}: this is no message ({error}); remove the line") from error
+            raise JournalCorrupt(f"{path}, line {number}: not a message ({error}); remove the line") from error
     return entries
 
 
 def _run_info(path: Path, holder: LeaseState) -> RunInfo:
-    """A run as its journal tells it; a line that cannot be read is for `read` to complain about."""
+    """Summarise a journal; lines that cannot be read are skipped here and reported by `read`."""
     records, line = 0, b""
     name, objective = "", ""
     status: CurrentRunStatus = "running"

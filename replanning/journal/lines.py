@@ -1,4 +1,4 @@
-"""Files of lines: appending whole lines, reading past a torn last one, and who may write, kept in a lock file."""
+"""Journal files: append and read whole lines, skip an incomplete last one, and keep the lease in a lock file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORD_LINE: Final = re.compile(
 
 
 class LeaseState(NamedTuple):
-    """What a lock file says: who owns the run under which epoch until when, and when the run was created."""
+    """Content of a lock file: epoch, owner and end of the lease, and the time when the run was created."""
 
     epoch: int = 0
     owner: str | None = None
@@ -41,7 +41,7 @@ class LeaseState(NamedTuple):
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[int]:
-    """Keep everybody else out, in this and other processes, until the block is left. Gives the open lock file."""
+    """Lock a file exclusively, against this and other processes, for the block; yields its descriptor."""
     guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -51,7 +51,7 @@ def file_lock(path: Path) -> Iterator[int]:
 
 
 def read_lease_state(path: Path) -> LeaseState:
-    """What a lock file says, without making or keeping it."""
+    """Return the lease in a lock file; an empty one if the file does not exist."""
     try:
         guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -64,31 +64,31 @@ def read_lease_state(path: Path) -> LeaseState:
 
 
 def read_lease_bytes(guard: int) -> bytes:
-    """The text of an open lock file: its first line, because a shorter text leaves the end of a longer one behind."""
+    """Return the first line of an open lock file; the rest may be the end of a longer text that it replaced."""
     return os.pread(guard, _MAX_LEASE_BYTES, 0).partition(b"\n")[0]
 
 
 def parse_lease_state(text: bytes, path: Path) -> LeaseState:
-    """What the text of a lock file says; a new file says that nobody owns the run.
+    """Parse the text of a lock file; in a new file the run has no owner.
 
     Raises:
-        StoreError: it holds something else.
+        StoreError: the text is not a lease.
     """
     try:
         return LeaseState(**json.loads(text)) if text else LeaseState()
     except (ValueError, TypeError) as error:
         raise StoreError(
-            f"{path} does not say who owns the run; when no process is running it, remove this file"
+            f"{path} does not name the owner of the run; if no process is running it, remove this file"
         ) from error
 
 
 def write_lease_state(guard: int, holder: LeaseState) -> None:
-    """Say who owns the run, in one write in place: a reader sees the old or the new text."""
+    """Write the lease in one write in place, so that a reader sees either the old or the new text."""
     os.pwrite(guard, json.dumps(holder._asdict()).encode() + b"\n", 0)
 
 
 def append_line(file: int, line: bytes, size: int) -> None:
-    """Append to a file of this size; when that fails, it has this size again."""
+    """Append to a file of this size; if that fails, cut the file to this size again."""
     rest = memoryview(line)
     try:
         while rest:  # once, unless the disk is full: then the second write says so
@@ -100,7 +100,7 @@ def append_line(file: int, line: bytes, size: int) -> None:
 
 
 def scan_complete_lines(file: int) -> tuple[int, int]:
-    """How many whole lines an open file has, and where the last of them ends."""
+    """Return the number of whole lines in an open file and the offset where the last of them ends."""
     lines = end = offset = 0
     while chunk := os.pread(file, _CHUNK_BYTES, offset):
         lines += chunk.count(b"\n")
@@ -111,7 +111,7 @@ def scan_complete_lines(file: int) -> tuple[int, int]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The whole lines that a file has now, none when there is no such file; a torn last one is left out."""
+    """Yield the whole lines that a file has now, without an incomplete last one; none if it does not exist."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         for line in file:
@@ -122,29 +122,30 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def record_line(record: Record) -> bytes:
-    """A record as a line: `{"seq":1,"at":0.0,"kind":"...","data":{...}}`."""
+    """Return a record as a line: `{"seq":1,"at":0.0,"kind":"...","data":{...}}`."""
     data = encode_body(record)
     return f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{record.body.kind}","data":{data}}}\n'.encode()
 
 
 def parse_record(line: bytes) -> Record:
-    """The record that a line holds.
+    """Parse a line.
 
     Raises:
-        ValueError: it holds none; says why.
+        JournalCorrupt: the journal that begins with this record has another format.
+        ValueError: the line is not a record.
     """
     match = _RECORD_LINE.fullmatch(line)
     if match is None:
-        raise ValueError('this is no line {"seq":…,"at":…,"kind":…,"data":…}')
+        raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
     seq, at, kind, data = match.groups()
     return Record(int(seq), float(at), decode_body(kind.decode("ascii"), data))
 
 
 def read_records(path: Path, after: int) -> Iterator[Record]:
-    """The records of a journal with a number greater than `after`.
+    """Yield the records of a journal with a number greater than `after`.
 
     Raises:
-        JournalCorrupt: a line does not hold the record that belongs there.
+        JournalCorrupt: a line is not the record with its number, or the journal has another format.
     """
     for number, line in enumerate(read_lines(path), 1):
         if number <= after:
@@ -152,7 +153,7 @@ def read_records(path: Path, after: int) -> Iterator[Record]:
         try:
             record = parse_record(line)
             if record.seq != number:
-                raise ValueError(f"this is record {record.seq}, and record {number} belongs here")
+                raise ValueError(f"expected record {number}, got record {record.seq}")
         except ValueError as error:
             raise JournalCorrupt(
                 f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
@@ -162,7 +163,7 @@ def read_records(path: Path, after: int) -> Iterator[Record]:
 
 
 class JournalFile:
-    """A journal that is open for appending, with its lock file."""
+    """Journal file that is open for appending, with its lock file."""
 
     def __init__(self, path: Path, guard_path: Path) -> None:
         self._path = path
@@ -177,7 +178,7 @@ class JournalFile:
         self._size = self._last_seq = -1
 
     def append(self, lease: Lease, record: Record, line: bytes) -> None:
-        """Append a record, unless the lease is not the current one or another record belongs there."""
+        """Append a record if the lease is current and the record follows the last one."""
         fcntl.flock(self._lease_file, fcntl.LOCK_EX)
         try:
             if self._current_epoch() != lease.epoch:
@@ -192,7 +193,7 @@ class JournalFile:
             fcntl.flock(self._lease_file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close both files."""
         os.close(self._file)
         os.close(self._lease_file)
 
@@ -203,10 +204,10 @@ class JournalFile:
         return self._lease_state.epoch
 
     def _repair_tail(self) -> None:
-        """Look at the file where it is not as it was left, and remove the torn line of a killed owner."""
+        """Cut off the incomplete line of a killed owner, if the file has changed since the last append."""
         status = os.fstat(self._file)
         if not status.st_nlink:
-            raise StoreError(f"{self._path} was removed while its run was going on; what comes now would be lost")
+            raise StoreError(f"{self._path} was removed while its run was going on; further records would be lost")
         if status.st_size != self._size:
             self._last_seq, self._size = scan_complete_lines(self._file)
             if status.st_size != self._size:

@@ -1,4 +1,4 @@
-"""A store that keeps runs in memory, for as long as the process lives."""
+"""Store in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _StoredRun:
     until: float
     created: float
     epoch: int = 1
-    # Side by side and not as records: half the objects for the garbage collector to go through again and again.
+    # Two lists instead of one of records: half as many objects for the garbage collector.
     times: list[float] = field(default_factory=list)
     bodies: list[RecordBody] = field(default_factory=list)
     messages: dict[int, InboxMessage] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _StoredRun:
 
 
 class MemoryStore(RunStore):
-    """Keeps runs in memory: fast, and gone when the process ends. Bodies are kept as the objects they are."""
+    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them."""
 
     durable: ClassVar[bool] = False
 
@@ -59,7 +59,7 @@ class MemoryStore(RunStore):
         return f"<MemoryStore runs={len(self._runs)}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Make an empty run in memory."""
+        """Create an empty run."""
         check_run_id(run)
         with self._lock:
             if run in self._runs:
@@ -68,7 +68,7 @@ class MemoryStore(RunStore):
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Own an existing run, when it is free."""
+        """Take over a run that is free."""
         kept = self._existing_run(run)
         with self._lock:
             if not is_lease_free(kept.owner, kept.until, at):
@@ -83,7 +83,7 @@ class MemoryStore(RunStore):
             self._owned_run(lease).until = at + ttl
 
     def release(self, lease: Lease) -> None:
-        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        """Begin the next epoch without an owner, which invalidates the lease."""
         with self._lock:
             kept = self._runs.get(lease.run)
             if kept is not None and kept.epoch == lease.epoch:
@@ -91,7 +91,7 @@ class MemoryStore(RunStore):
                 kept.owner = None
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Keep what the record holds, when lease and number are right."""
+        """Keep the record if lease and number are right."""
         seq, at, body = record
         self._lock.acquire()  # `with` takes twice as long, for every record
         try:
@@ -107,46 +107,46 @@ class MemoryStore(RunStore):
             self._lock.release()
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """The records that there are now; those that are appended meanwhile are not among them."""
+        """Return the records that exist now, without those appended later."""
         kept = self._existing_run(run)
         with self._lock:
             times, bodies = kept.times[after:], kept.bodies[after:]
         return map(Record, count(after + 1), times, bodies)
 
     def runs(self) -> Sequence[RunInfo]:
-        """All runs; their status is found by looking back through their records."""
+        """Return all runs, with the status of their last record that has one."""
         with self._lock:
             listed = [_run_info(run, kept) for run, kept in self._runs.items()]
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: InboxMessage) -> None:
-        """Leave a message in memory: whoever owns the run is in this process."""
+        """Leave a message for the owner, who is in this process."""
         kept = self._existing_run(run)
         with self._lock:
             kept.last_message_id += 1
             kept.messages[kept.last_message_id] = replace(message, id=kept.last_message_id)
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages that wait, with their ids."""
+        """Return the waiting messages with their ids."""
         with self._lock:
             return list(self._existing_run(run).messages.values())
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Forget messages, as the owner."""
+        """Remove messages, as the owner."""
         with self._lock:
             kept = self._owned_run(lease)
             for number in messages:
                 kept.messages.pop(number, None)
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Remember outcomes; the oldest of very many are forgotten."""
+        """Keep outcomes; beyond 10,000 the oldest are dropped."""
         with self._lock:
             self._outcomes.extend(outcomes)
 
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """The last outcomes of this process, the newest first."""
+        """Return the last outcomes of this process, newest first."""
         with self._lock:
             newest = reversed(list(self._outcomes))
         found = (

@@ -1,4 +1,4 @@
-"""What happened in a run: one small frozen class per kind of observation, as journals hold them."""
+"""Observations in a run: one small frozen class per kind of event that a journal records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FailureKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt did not succeed.
+    """Reason why an attempt did not succeed.
 
-    `kind` says who noticed: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`) or stored its result (`output`). What a judge has found is
-    `unfinished` (the task is run again, with the message as feedback), `rejected` (there must be another way) or
-    `blocked` (a person must do something).
+    `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
+    prepared the attempt (`condition`, `arguments`) or stored its result (`output`). A judge's verdict is
+    `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
+    `blocked` (a person must act).
     """
 
     type: str
@@ -32,9 +32,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What work or a provider used: calls, tokens and money (in the currency of the budget).
+    """Calls, tokens and money (in the currency of the budget) used by work or by a provider.
 
-    `unpriced` says that part of it has a price that is not known; under a limit of money it is refused.
+    `unpriced` says that the price of a part is unknown; a money limit refuses such usage.
 
     Raises:
         ValueError: an amount is negative, infinite or not a number.
@@ -50,7 +50,9 @@ class Usage:
             return
         amounts = {"calls": self.calls, "tokens": self.tokens, "money": self.money}
         wrong = {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}
-        raise ValueError(f"usage is counted from 0 up, not {wrong}; say unpriced=True where a price is not known")
+        raise ValueError(
+            f"usage must be finite and not negative, got {wrong}; pass unpriced=True where a price is unknown"
+        )
 
     def __add__(self, other: Usage) -> Usage:
         unpriced = self.unpriced or other.unpriced
@@ -70,7 +72,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSucceeded:
-    """An attempt ended well. `recoverable` is false when the output could not be stored."""
+    """An attempt succeeded. `recoverable` is false when its output could not be stored."""
 
     kind: ClassVar = "attempt-succeeded"
     attempt: AttemptId
@@ -81,9 +83,9 @@ class AttemptSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """An attempt failed. With `retry_at` the task is run again then, else the failure stands.
+    """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
-    `exhausted` says that the task's own retries were used up, also where it is run again because the failure
+    `exhausted` says that the task's own retries are used up, even if it is run again because the failure
     threshold has not been reached.
     """
 
@@ -108,7 +110,7 @@ class AttemptTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInterrupted:
-    """An attempt was cut off: its worker was cancelled, or its process ended."""
+    """An attempt was interrupted: its worker was cancelled, or its process ended."""
 
     kind: ClassVar = "attempt-interrupted"
     attempt: AttemptId
@@ -119,7 +121,7 @@ class AttemptInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFenced:
-    """A report came for an attempt that is not current; it changed nothing."""
+    """A report about an attempt that is no longer current was ignored."""
 
     kind: ClassVar = "attempt-fenced"
     attempt: AttemptId
@@ -140,7 +142,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True)
 class UsageCharged:
-    """Work or a provider used something that a budget counts."""
+    """Work or a provider used part of the budget."""
 
     kind: ClassVar = "charged"
     usage: Usage
@@ -150,7 +152,7 @@ class UsageCharged:
 
 @dataclass(frozen=True, slots=True)
 class ConditionEvaluated:
-    """The `when` of a task was evaluated as it was about to be claimed; `value` is None when it failed."""
+    """The `when` of a task was evaluated when it was about to be claimed; `value` is None if that failed."""
 
     kind: ClassVar = "condition-evaluated"
     task: TaskId
@@ -169,7 +171,7 @@ class ContextUpdated:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUpdated:
-    """A resource has another capacity, or a tool became available or unavailable, and why."""
+    """The capacity of a resource changed, or a tool became available or unavailable."""
 
     kind: ClassVar = "resource-updated"
     name: str
@@ -180,7 +182,7 @@ class ResourceUpdated:
 
 @dataclass(frozen=True, slots=True)
 class FactsObserved:
-    """Facts were seen to hold, or to hold no longer."""
+    """Facts began or ceased to hold."""
 
     kind: ClassVar = "facts-observed"
     holds: tuple[str, ...] = ()
@@ -189,9 +191,9 @@ class FactsObserved:
 
 @dataclass(frozen=True, slots=True)
 class GoalChanged:
-    """The plan is for something else from now on; from elsewhere by the `message` of that number.
+    """The goal of the plan changed; `message` is the inbox message that asked for it, if any.
 
-    `changed` names the fields of the goal that are others than before.
+    `changed` names the fields of the goal that differ.
     """
 
     kind: ClassVar = "goal-changed"
@@ -204,7 +206,7 @@ class GoalChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReplanRequested:
-    """A person (or program) asked for replanning; from elsewhere by the `message` of that number."""
+    """A person or program asked for replanning; `message` is the inbox message that did so, if any."""
 
     kind: ClassVar = "person-asked"
     reason: str
@@ -215,7 +217,7 @@ class ReplanRequested:
 
 @dataclass(frozen=True, slots=True)
 class RunQuiescent:
-    """Nothing is ready, running, backing off, being decided or parked, and work is left."""
+    """No task is ready, running, backing off, being decided or parked, but tasks remain."""
 
     kind: ClassVar = "run-quiescent"
     revision: int
@@ -242,8 +244,8 @@ Observation = (
 )
 
 
-# Of every task there are these two, and the fields of a frozen class are set one by one through `object.__setattr__`. So
-# they are filled in while they are of a class that is not frozen, which takes a third of the time.
+# Every task has these two records, and a frozen class sets each field through `object.__setattr__`. Filling in an object
+# of a class that is not frozen, and changing its class afterwards, takes a third of the time.
 class _MutableAttemptStarted:
     __slots__ = AttemptStarted.__slots__
 
@@ -253,7 +255,7 @@ class _MutableAttemptSucceeded:
 
 
 def new_attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline: float | None) -> AttemptStarted:
-    """The same as calling the class."""
+    """Return `AttemptStarted(attempt, task, number, deadline)`, faster."""
     body: Any = _MutableAttemptStarted()
     body.attempt = attempt
     body.task = task
@@ -265,7 +267,7 @@ def new_attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline:
 
 
 def new_attempt_succeeded(attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool) -> AttemptSucceeded:
-    """The same as calling the class."""
+    """Return `AttemptSucceeded(attempt, task, output, recoverable)`, faster."""
     body: Any = _MutableAttemptSucceeded()
     body.attempt = attempt
     body.task = task

@@ -1,4 +1,4 @@
-"""Who owns a run: a process, told apart from every other by its machine, its number and when it was born."""
+"""Identity of the process that owns a run: its machine, its number and its start time."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ STAT_START_TIME: Final = 19
 
 
 def owner_id() -> str:
-    """How this process is called as the owner of a run; no process before or after it has the same name."""
-    # By number, because a forked child is another owner.
-    return _owner_id(os.getpid())
+    """Return the name of this process as the owner of a run; no earlier or later process has the same name."""
+    return _owner_id(os.getpid())  # by number, because a forked child is another owner
 
 
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
-    """Whether a lease can be taken: it was released, it has ended, or its owner's process is gone."""
+    """Return whether a lease can be taken: it was released, it has ended, or the process of its owner is gone."""
     return owner is None or at > until or _is_dead(owner)
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether an owner is certain to write no more. Of another machine's processes nothing is certain."""
+    """Return whether an owner is certainly dead; that is unknown of processes on other machines."""
     match = _OWNER_PATTERN.fullmatch(owner)
     if match is None:
         return False
@@ -51,7 +50,7 @@ def _owner_id(pid: int) -> str:
 
 @cache
 def pid_namespace_id() -> str:
-    """Within what process numbers are unique: a boot of a machine, and a container on it.
+    """Return an id of the scope in which process numbers are unique: one boot of a machine, one container on it.
 
     Containers and machines may share a host name; after a boot the numbers begin anew.
     """
@@ -64,9 +63,9 @@ def pid_namespace_id() -> str:
 
 
 def _process_start_time(pid: int) -> str | None:
-    """When the process with this number started, in clock ticks since boot; None when there is none.
+    """Return the start time of a process in clock ticks since boot, or None if it is gone.
 
-    Where the system does not tell, it is a word: then only the number tells processes apart.
+    Where the system does not show start times the result is a constant word, and only the number identifies processes.
     """
     stat = process_stat(pid)
     if not stat:

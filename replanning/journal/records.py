@@ -1,8 +1,7 @@
-"""What a journal holds: one small frozen class per kind of entry, and their JSON form.
+"""Records of a journal: one small frozen class per kind, and their JSON form.
 
-A journal is a sequence of `Record`. Its bodies are the observations (what happened), the triggers, what was
-considered and decided, the revisions, the questions to people, and how the run itself began, paused and ended.
-Live plan, ledger and history are folds over it.
+A journal is a sequence of `Record`. Its bodies are observations, triggers, alternatives, decisions, revisions, questions
+to people, and the start, pauses and end of the run. Live plan, ledger and history are folds over it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ QuestionVerdict = Literal["approve", "reject", "modify"]
 DecisionKind = Literal["execute", "execute_with_warning", "ask", "keep", "escalate", "abort"]
 
 
-# Replanning: triggers, what was considered, decided and done
+# Replanning: triggers, alternatives, decisions and revisions
 @dataclass(frozen=True, slots=True)
 class TriggerFired:
     """A detector found that replanning should be considered."""
@@ -44,7 +43,7 @@ class TriggerFired:
 
 @dataclass(frozen=True, slots=True)
 class TriggerDropped:
-    """A trigger was not acted upon, and why."""
+    """A trigger was dropped without a replan."""
 
     kind: ClassVar = "trigger-dropped"
     trigger: TriggerId
@@ -53,7 +52,7 @@ class TriggerDropped:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Confidence in an alternative, with the parts it is made of; all in [0, 1]."""
+    """Confidence in an alternative and its parts, all in [0, 1]."""
 
     total: float
     self_assessment: float
@@ -64,7 +63,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An alternative as the engine saw it: scored, or rejected with the reason."""
+    """An alternative with its score, or with the reason why it was rejected."""
 
     alternative: Alternative
     score: Score | None = None
@@ -73,7 +72,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesConsidered:
-    """Providers were asked; their candidates, best first, then the rejected ones."""
+    """Alternatives from the providers: the candidates, best first, then the rejected ones."""
 
     kind: ClassVar = "alternatives-considered"
     replan: ReplanId
@@ -85,7 +84,7 @@ class AlternativesConsidered:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """What became of a replan: the decision, the rule that made it, and the chosen candidate's place."""
+    """Decision about a replan, the rule behind it, and the index of the chosen candidate."""
 
     kind: ClassVar = "decided"
     replan: ReplanId
@@ -117,7 +116,7 @@ class PlanRevised:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecorded:
-    """How an applied alternative worked out."""
+    """Success or failure of an applied alternative."""
 
     kind: ClassVar = "outcome-known"
     replan: ReplanId
@@ -145,7 +144,7 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class TriggerAttached:
-    """A later trigger concerns tasks that an open question holds, and waits with it."""
+    """A later trigger concerns tasks that an open question holds, and waits for the same answer."""
 
     kind: ClassVar = "trigger-attached"
     question: QuestionId
@@ -175,7 +174,7 @@ class QuestionAnswered:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRefused:
-    """An answer was not taken, and why; the question stays as it was."""
+    """An answer was refused; the question stays open."""
 
     kind: ClassVar = "answer-refused"
     question: QuestionId
@@ -186,7 +185,7 @@ class AnswerRefused:
 # The run itself
 @dataclass(frozen=True, slots=True)
 class RunOpened:
-    """The first record: the plan as it was given, and under which settings."""
+    """First record of a run: the original plan and the settings."""
 
     kind: ClassVar = "run-opened"
     run: RunId
@@ -200,7 +199,7 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """Another process (or the same) took the run over, after nobody had been at it for `waited` seconds."""
+    """A process resumed the run after it had been without an owner for `waited` seconds."""
 
     kind: ClassVar = "run-resumed"
     owner: str
@@ -220,7 +219,7 @@ class RunPaused:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run came to its end, or stands still until it is resumed (`paused`, `needs_human`)."""
+    """The run ended, or stopped until it is resumed (`paused`, `needs_human`)."""
 
     kind: ClassVar = "run-ended"
     status: RunStatus
@@ -230,7 +229,7 @@ class RunEnded:
 
 @dataclass(frozen=True, slots=True)
 class ErrorContained:
-    """Something around the plan failed (a provider, gate, listener, detector, exporter) and was contained."""
+    """A provider, gate, listener, detector or exporter failed, and the error was contained."""
 
     kind: ClassVar = "contained"
     where: str
@@ -239,9 +238,9 @@ class ErrorContained:
 
 @dataclass(frozen=True, slots=True)
 class PlanningNoted:
-    """Something of planning mode: what a model understood, planned or decided, and what became of it.
+    """An event of planning mode: a model's understanding, plan or decision, and its result.
 
-    The live plan passes it over; the state of planning mode is a fold over these.
+    The live plan ignores it; the state of planning mode is a fold over these records.
     """
 
     kind: ClassVar = "planning-noted"
@@ -272,7 +271,7 @@ RecordBody = (
 
 
 class Record(NamedTuple):
-    """One line of a journal: its number (from 1, without gaps), when (seconds since the epoch), and what."""
+    """Entry of a journal: its number (from 1, without gaps), its time (seconds since the epoch) and its body."""
 
     seq: int
     at: float
@@ -283,17 +282,17 @@ _new_tuple: Final = tuple.__new__
 
 
 def new_record(seq: int, at: float, body: RecordBody) -> Record:
-    """The same as `Record(seq, at, body)` in little more than half the time, for every record there is."""
+    """Return `Record(seq, at, body)` in little more than half the time."""
     return _new_tuple(Record, (seq, at, body))
 
 
 BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in RecordBody.__args__}
-"""Every kind of body by its name."""
+"""Body types by kind."""
 
 _KINDS_WITH_UNIONS: Final = frozenset(
     {"trigger-fired", "alternatives-considered", "revised", "question-asked", "question-answered"}
 )
-"""Kinds that hold unions told apart by a `kind` that is a default, which the JSON text must keep."""
+"""Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must keep."""
 
 
 @cache

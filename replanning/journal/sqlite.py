@@ -1,4 +1,4 @@
-"""A store in one SQLite file: several processes read while one writes, and a killed process loses nothing."""
+"""Store in one SQLite file: several processes read while one writes, and a killed process loses nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BUSY_TIMEOUT: Final = 5.0
 _MAX_WAL_ATTEMPTS: Final = 100
 
 _CHECKPOINT_PAGES: Final = 250
-"""Pages in the log before they are written back: at the usual thousand, an event loop may be held for over 10 ms."""
+"""Pages in the log before a checkpoint; with the default of 1000 a checkpoint may block the event loop over 10 ms."""
 
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (  # 0 to 1
@@ -68,7 +68,7 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             data TEXT NOT NULL,
             PRIMARY KEY (run, seq)
         ) WITHOUT ROWID""",
-        # AUTOINCREMENT: the id of a message that was dealt with must not come again.
+        # AUTOINCREMENT: ids of discarded messages must not be used again.
         """CREATE TABLE inbox (
             number INTEGER PRIMARY KEY AUTOINCREMENT,
             run INTEGER NOT NULL REFERENCES runs (number),
@@ -89,10 +89,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX outcomes_of_capability ON outcomes (capability)",
     ),
 )
-"""The statements that lead from each version of the schema to the next. Only ever add to them."""
+"""Statements that lead from each version of the schema to the next; only add to them."""
 
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
-"""The version of the schema that this library writes, kept in `PRAGMA user_version`."""
+"""Version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
 _SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
@@ -100,7 +100,7 @@ _SQLITE_ADVICE: Final = {
     "SQLITE_PERM": "the file may not be opened; check its permissions",
     "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",
     "SQLITE_BUSY": f"another process kept the file locked for {_BUSY_TIMEOUT:g} seconds; try again",
-    "SQLITE_NOTADB": "the file is something else than a SQLite database; name another file, or move this one away",
+    "SQLITE_NOTADB": "it is not a SQLite database; name another file, or move this one away",
     "SQLITE_CORRUPT": "the file is damaged; restore it from a copy, or move it away and begin a new history",
     "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
 }
@@ -109,10 +109,10 @@ _CORRUPT_FILE_CODES: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
-    """Open the file, made with its folder when it is missing, and bring its schema up to date.
+    """Open the file, created with its folder if it is missing, and migrate its schema.
 
     Raises:
-        StoreError: it cannot be opened, is something else, or was written by a newer version of the library.
+        StoreError: it cannot be opened, is no history, or was written by a newer version of the library.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
 
 
 def store_error(error: Exception, path: Path, operation: str) -> StoreError:
-    """What an error of SQLite means: `{path} cannot {doing}: ...`, and what to do next."""
+    """Convert an error of SQLite to `{path} cannot {operation}: ...` with advice."""
     name = getattr(error, "sqlite_errorname", "")
     advice = next((advice for code, advice in _SQLITE_ADVICE.items() if name.startswith(code)), "")
     kind = JournalCorrupt if name.startswith(_CORRUPT_FILE_CODES) else StoreError
@@ -146,7 +146,7 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Make several statements one step; nothing of it stays when it is left by an error."""
+    """Run the statements of the block as one transaction, rolled back if it raises."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
@@ -158,11 +158,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the schema up to date, step by step and all or nothing."""
+    """Migrate the schema to the current version, all or nothing."""
     if _read_file_ids(connection) == (_APPLICATION_ID, SCHEMA_VERSION):
         return
     with transaction(connection):
-        # Only now nobody else is at it: what was read before may have been half of another process's work.
+        # Read again under the lock: another process may have been migrating before.
         for statements in _MIGRATIONS[_schema_version(connection, path) :]:
             for statement in statements:
                 connection.execute(statement)
@@ -171,10 +171,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the schema in the file, 0 where the file is new.
+    """Return the version of the schema in the file, 0 if the file is new.
 
     Raises:
-        StoreError: it is newer than this library, or the file belongs to another program.
+        StoreError: the version is newer than this library, or the file belongs to another program.
     """
     application, version = _read_file_ids(connection)
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -195,14 +195,14 @@ def _read_file_ids(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Switch to a write-ahead log, with which reading and writing do not wait for each other."""
+    """Switch to a write-ahead log, so that readers and writers do not block each other."""
     for _ in range(_MAX_WAL_ATTEMPTS):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorname != "SQLITE_BUSY":
                 raise
-            # Alone among statements, this one does not wait while others open the same new file: wait like this.
+            # This statement ignores the busy timeout while others open the same new file; BEGIN IMMEDIATE waits.
             with transaction(connection):
                 pass
         else:
@@ -211,7 +211,7 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 
 _READ_BATCH_SIZE: Final = 100
 
-# One statement checks lease and number and appends, so that nobody comes between.
+# One statement checks lease and number and appends, so that no other writer can intervene.
 _APPEND_SQL: Final = """
     INSERT INTO records (run, seq, at, kind, data)
     SELECT number, ?, ?, ?, ? FROM runs
@@ -237,19 +237,18 @@ _OUTCOMES_SQL: Final = """
 
 
 class SqliteStore(RunStore):
-    """Keeps runs in a SQLite file, made with its folder when it is missing.
+    """Store in a SQLite file, created with its folder if it is missing.
 
-    Any number of processes may use the file; each run is written by the one that owns it. What was appended
-    outlives the process however it ends.
+    Any number of processes may use the file; each run is written by the process that owns it. Appended records
+    outlive the process however it ends.
 
     Args:
         path: the file.
         synchronous: `normal` survives every end of the process, also by SIGKILL; `full` waits for the disk at
-            each record and survives a power failure, too; `off` never waits, and a power failure may damage
-            the file.
+            each record and also survives a power failure; `off` never waits, and a power failure may damage the file.
 
     Raises:
-        StoreError: the file cannot be opened, is something else, or was written by a newer version.
+        StoreError: the file cannot be opened, is no history, or was written by a newer version.
     """
 
     durable: ClassVar[bool] = True
@@ -263,7 +262,7 @@ class SqliteStore(RunStore):
         return f"<SqliteStore {str(self._path)!r}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Make a row for the run."""
+        """Insert a row for the run."""
         check_run_id(run)
         with self._operation("take a new run") as database:
             try:
@@ -275,7 +274,7 @@ class SqliteStore(RunStore):
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Put another owner under the next epoch into the row of the run."""
+        """Write the new owner with the next epoch into the row of the run."""
         with self._operation("hand over a run") as database, transaction(database):
             number = self._run_number(run)
             epoch, holder, until = database.execute(
@@ -299,14 +298,14 @@ class SqliteStore(RunStore):
                 raise lease_lost(lease)
 
     def release(self, lease: Lease) -> None:
-        """Begin the next epoch without an owner, so that the lease is worth nothing from now on."""
+        """Begin the next epoch without an owner, which invalidates the lease."""
         with self._operation("release a run") as database:
             database.execute(
                 "UPDATE runs SET owner = NULL, epoch = epoch + 1 WHERE id = ? AND epoch = ?", (lease.run, lease.epoch)
             )
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Insert the record by one statement, which inserts nothing when the lease is not the current one."""
+        """Insert the record by one statement, which inserts nothing if the lease is not current."""
         seq, at, body = record
         row = (seq, at, body.kind, encode_body(record), lease.run, lease.epoch, seq)
         status = status_after(body)
@@ -322,14 +321,14 @@ class SqliteStore(RunStore):
                 raise self._append_error(lease, record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """The records that there are now, fetched as the caller goes on."""
+        """Return the records that exist now, fetched in batches."""
         with self._operation("be read") as database:
             number = self._run_number(run)
             (end,) = database.execute(_LAST_SEQ_SQL, (number,)).fetchone()
         return self._records(run, number, after, end)
 
     def runs(self) -> Sequence[RunInfo]:
-        """All runs, as their rows say."""
+        """Return all runs from their rows."""
         with self._operation("be read") as database:
             return [RunInfo(*row) for row in database.execute(_RUNS_SQL)]
 
@@ -343,7 +342,7 @@ class SqliteStore(RunStore):
             )
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages that wait, with their ids."""
+        """Return the waiting messages with their ids."""
         with self._operation("be read") as database:
             rows = database.execute(
                 "SELECT kind, at, sender, payload, number FROM inbox WHERE run = ? ORDER BY number",
@@ -370,23 +369,23 @@ class SqliteStore(RunStore):
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """The last outcomes, by an index."""
+        """Return the last outcomes, found by an index."""
         wanted = {"tool": tool, "capability": capability}
-        # Only names of columns enter the statement; a column that is not asked for would keep the index from use.
+        # Only column names enter the statement; a condition on an unused column would prevent the use of the index.
         where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
         with self._operation("be read") as database:
             rows = database.execute(_OUTCOMES_SQL.format(where or "TRUE"), {**wanted, "limit": limit})
             return [ToolOutcome(name, kind, bool(succeeded), at) for name, kind, succeeded, at in rows]
 
     def close(self) -> None:
-        """Close the file; what was written ahead is put in its place."""
+        """Close the file, after a checkpoint of its log."""
         with self._operation("be closed") as database:
             database.close()
 
     def _append_status_record(
         self, lease: Lease, record: Record, row: tuple[object, ...], status: CurrentRunStatus
     ) -> int:
-        """Append a record that changes how the run is listed, and the listing, as one step."""
+        """Append a record that changes the status of its run, and update the row of the run, in one transaction."""
         with transaction(self._connection) as database:
             written = database.execute(_APPEND_SQL, row).rowcount
             if written:
@@ -405,7 +404,7 @@ class SqliteStore(RunStore):
         return record_out_of_order(lease, record, last)
 
     def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
-        # In batches, so that an unfinished loop holds no snapshot open and a long journal is never in memory at once.
+        # In batches, so that an unfinished loop holds no snapshot open and memory stays bounded.
         last = after
         for start in range(after, end, _READ_BATCH_SIZE):
             with self._operation("be read") as database:
@@ -443,5 +442,5 @@ class SqliteStore(RunStore):
         with self._lock:
             try:
                 yield self._connection
-            except (sqlite3.Error, UnicodeEncodeError) as error:  # the latter for half a surrogate pair
+            except (sqlite3.Error, UnicodeEncodeError) as error:  # the latter for a lone surrogate
                 raise store_error(error, self._path, doing) from error

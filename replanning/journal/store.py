@@ -1,4 +1,4 @@
-"""What every store keeps to: the ids of runs, the form of records, and who may write."""
+"""Interface of stores, and the rules that they share: run ids, JSON of records, leases and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from replanning.plan.types import JsonObject, RunId
 
 
 class Lease(NamedTuple):
-    """The right to write to a run's journal; its epoch is checked in every append."""
+    """Right to write to the journal of a run; its epoch is checked in every append."""
 
     run: RunId
     epoch: int
@@ -37,7 +37,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as a store lists it. `status` is `running` until the run has ended or stands still."""
+    """Entry in the list of runs. `status` is `running` until the run has ended or stopped."""
 
     run: RunId
     name: str
@@ -51,7 +51,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class InboxMessage:
-    """Something for the owner of a run, from elsewhere: an answer, a request to replan, or to pause."""
+    """Message to the owner of a run: an answer, or a request to replan or to pause."""
 
     kind: Literal["answer", "request", "pause"]
     at: float
@@ -62,9 +62,9 @@ class InboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """How one use of a tool ended; the evidence for past success.
+    """Success or failure of one use of a tool; evidence for the past success of later alternatives.
 
-    The outcome of an alternative is kept as that of its source, with a space before its name, as no tool has one.
+    The outcome of an alternative is stored under the name of its source with a leading space, which no tool name has.
     """
 
     tool: str
@@ -74,117 +74,117 @@ class ToolOutcome:
 
 
 class RunStore(ABC):
-    """Keeps journals. All methods are synchronous; `append` is one step with the state change it records.
+    """Store of journals. All methods are synchronous; `append` is one step with the state change it records.
 
     Attributes:
-        durable: whether what was appended outlives the process.
+        durable: True if appended records outlive the process.
     """
 
     durable: ClassVar[bool]
 
     @abstractmethod
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Make an empty journal and own it for `ttl` seconds from `at`.
+        """Create an empty journal and own it for `ttl` seconds from `at`.
 
         Raises:
-            StoreError: there is such a run already, or the store does not work.
+            StoreError: the run already exists, or the store does not work.
         """
 
     @abstractmethod
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Own an existing run: one that was released, whose lease has ended, or whose owner's process is gone.
+        """Take over a run that was released, whose lease has ended, or whose owner process is gone.
 
         Raises:
-            RunOwned: somebody else owns it.
-            UnknownRun: there is no such run.
+            RunOwned: another process owns it.
+            UnknownRun: the run does not exist.
         """
 
     @abstractmethod
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
-        """Own the run for longer.
+        """Extend the lease to `ttl` seconds from `at`.
 
         Raises:
-            LeaseLost: somebody else has taken it over.
+            LeaseLost: another process has taken the run over.
         """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Give the run up; nothing happens when it was lost before."""
+        """Give up the run; does nothing if the lease is already lost."""
 
     @abstractmethod
     def append(self, lease: Lease, record: Record) -> None:
-        """Add a record; when this returns, it outlives the process (where the store is durable).
+        """Append a record; in a durable store it then outlives the process.
 
         Raises:
-            LeaseLost: somebody else has taken the run over; nothing was written.
+            LeaseLost: another process has taken the run over; nothing was written.
             StoreError: it could not be written.
         """
 
     @abstractmethod
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """The records of a run in order, those with a number greater than `after`.
+        """Return the records of a run in order, from number `after` + 1 on.
 
-        A last record torn by a crash while it was written is left out.
+        A last record that a crash left incomplete is omitted.
 
         Raises:
-            UnknownRun: there is no such run.
-            JournalCorrupt: a record other than the last cannot be read.
+            UnknownRun: the run does not exist.
+            JournalCorrupt: a record other than the last cannot be read, or the journal has another format.
         """
 
     @abstractmethod
     def runs(self) -> Sequence[RunInfo]:
-        """All runs, the newest first."""
+        """Return all runs, newest first."""
 
     @abstractmethod
     def post(self, run: RunId, message: InboxMessage) -> None:
-        """Leave a message for whoever owns the run, now or later.
+        """Leave a message for the current or next owner of the run.
 
         Raises:
-            UnknownRun: there is no such run.
+            UnknownRun: the run does not exist.
         """
 
     @abstractmethod
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages that have not been discarded, oldest first, with their ids."""
+        """Return the messages that have not been discarded, oldest first, with their ids."""
 
     @abstractmethod
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Forget messages that have been dealt with.
+        """Remove messages that have been handled.
 
         Raises:
-            LeaseLost: somebody else has taken the run over.
+            LeaseLost: another process has taken the run over.
         """
 
     @abstractmethod
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Remember how uses of tools ended."""
+        """Add outcomes of tool uses."""
 
     @abstractmethod
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """The last outcomes of a tool, or of a capability, across runs, the newest first."""
+        """Return the last outcomes of a tool, of a capability, or of all, across runs, newest first."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 CurrentRunStatus = RunStatus | Literal["running"]
 
 MAX_RUN_ID_BYTES: Final = 200
-"""Longest id of a run, in bytes of UTF-8: with a suffix it still is a file name."""
+"""Longest run id in bytes of UTF-8; with a suffix it must still fit into a file name."""
 
 _STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
 
 _MAX_UNCHECKED_CHARS: Final = 400
-"""In so many characters fit neither nesting nor a number that goes beyond what a reader takes."""
+"""Longest JSON text that cannot exceed a reader's limits on nesting and on digits of numbers."""
 
 
 def encode_body(record: Record) -> str:
-    """The JSON text of a record's body.
+    """Return the JSON text of a record's body.
 
     Raises:
-        Unstorable: it could not be read back as it is.
+        RecordNotSerializable: reading it back would not give the same value.
     """
     seq, at, body = record
     try:
@@ -203,10 +203,10 @@ def encode_body(record: Record) -> str:
 
 
 def to_json_line(value: JsonValue) -> str:
-    """The JSON text of a value that is no record: one line, and ASCII.
+    """Return a JSON value as one line of ASCII text.
 
     Raises:
-        Unstorable: it could not be read back as it is.
+        RecordNotSerializable: reading it back would not give the same value.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -217,46 +217,47 @@ def to_json_line(value: JsonValue) -> str:
 
 
 def _is_finite(body: RecordBody) -> bool:
-    """Whether each null stands for None: what is not finite is written as null, too."""
+    """Return whether all numbers are finite; JSON text shows the others as null, like None."""
     with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
     return with_names == to_json(body, inf_nan_mode="null", serialize_unknown=True)
 
 
 def decode_body(kind: str, text: str | bytes) -> RecordBody:
-    """The body that `encode_body` wrote.
+    """Return the body that `encode_body` wrote.
 
     Raises:
-        ValueError: the text is not such a body; says in one line why.
+        JournalCorrupt: the journal that begins with this record has another format.
+        ValueError: the text is not such a body; the message is one line.
     """
     try:
         return load_body(kind, text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"this is no {kind}: {where}{': ' if where else ''}{first['msg']}") from error
+        raise ValueError(f"not a valid {kind}: {where}{': ' if where else ''}{first['msg']}") from error
     except PlanError as error:
-        raise ValueError(f"this is no {kind}: {error.problems[0]}") from error
+        raise ValueError(f"not a valid {kind}: {error.problems[0]}") from error
 
 
 def run_title(body: RecordBody | None) -> tuple[str, str]:
-    """Name and objective of the run that begins with this record."""
+    """Return name and objective of the run that begins with this record."""
     if not isinstance(body, RunOpened):
         return "", ""
     return body.plan.name or body.plan.id or "", body.plan.goal.objective
 
 
 def status_after(body: RecordBody) -> CurrentRunStatus | None:
-    """The status of a run from this record on, or None where it leaves the status as it was."""
+    """Return the status of a run after this record, or None if the record does not change it."""
     if not isinstance(body, _STATUS_RECORDS):
         return None
     return body.status if isinstance(body, RunEnded) else "running"
 
 
 def check_run_id(run: RunId) -> None:
-    """Refuse ids that cannot be file names everywhere.
+    """Check that an id can be a file name on every system.
 
     Raises:
-        StoreError: says what is wrong with it.
+        StoreError: it cannot.
     """
     if reason := _run_id_problem(run):
         raise StoreError(
@@ -265,7 +266,7 @@ def check_run_id(run: RunId) -> None:
 
 
 def is_valid_run_id(run: RunId) -> bool:
-    """Whether there can be a run with this id."""
+    """Return whether `check_run_id` accepts the id."""
     return not _run_id_problem(run)
 
 
@@ -282,25 +283,25 @@ def _run_id_problem(run: str) -> str:
 
 
 def unknown_run(run: RunId, known: Iterable[str]) -> UnknownRun:
-    """There is no such run, but perhaps one with a similar id."""
+    """Return the error for a run that does not exist, with a similar id if one is known."""
     return UnknownRun(run, did_you_mean(run, list(known)))
 
 
 def run_already_exists(run: RunId) -> StoreError:
-    """A run was to be created that the store holds."""
-    return StoreError(f"there is a run {run!r} already; resume it, or give the new run another id")
+    """Return the error for creating a run that already exists."""
+    return StoreError(f"run {run!r} already exists; resume it, or give the new run another id")
 
 
 def lease_lost(lease: Lease) -> LeaseLost:
-    """The lease is not the current one."""
+    """Return the error for a lease that is no longer current."""
     return LeaseLost(
         f"run {lease.run!r} is no longer owned under lease {lease.epoch} of {lease.owner}: "
-        "it was released, or somebody else has taken it over; nothing was written"
+        "it was released, or another process has taken it over; nothing was written"
     )
 
 
 def record_out_of_order(lease: Lease, record: Record, last: int) -> StoreError:
-    """A record does not follow the last one."""
+    """Return the error for a record that does not follow the last one."""
     return StoreError(
         f"record {record.seq} of run {lease.run!r} does not follow record {last}, the last one; nothing was written"
     )

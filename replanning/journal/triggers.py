@@ -1,4 +1,4 @@
-"""Typed events that say replanning should be considered."""
+"""Triggers: typed events that ask for replanning to be considered."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TriggerKind = Literal[
 
 
 class TriggerEvent(BaseModel):
-    """What all triggers have.
+    """Fields common to all triggers.
 
-    `tasks` are the tasks concerned, `root` the root of their lineage where there is one, `cause` the normalised
-    cause. Kind, root and cause make the fingerprint by which repetitions are recognised.
+    `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised cause. Kind, root and
+    cause form the fingerprint that identifies repetitions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,16 +56,16 @@ class TaskFailed(TriggerEvent):
 
 
 class TaskTimedOut(TriggerEvent):
-    """An attempt ran into its deadline, and the task is not run again by itself."""
+    """An attempt ran into its deadline, and the task is not retried automatically."""
 
     kind: Literal["timeout"] = "timeout"
     timeout: float = 0.0
 
 
 class ContextChanged(TriggerEvent):
-    """The context or the facts changed, and something that still has to run depends on it; or the `goal` changed.
+    """The context or the facts changed in a way that remaining tasks depend on, or the `goal` changed.
 
-    `facts` are those that ceased and are needed, or that a changed goal lacks.
+    `facts` are needed facts that ceased, or facts that the changed goal lacks.
     """
 
     kind: Literal["context-changed"] = "context-changed"
@@ -75,7 +75,7 @@ class ContextChanged(TriggerEvent):
 
 
 class ResourceChanged(TriggerEvent):
-    """A resource or tool that something still needs has become too small or unavailable."""
+    """A resource or tool that a remaining task needs has become too small or unavailable."""
 
     kind: Literal["resource-changed"] = "resource-changed"
     name: str = ""
@@ -84,7 +84,7 @@ class ResourceChanged(TriggerEvent):
 
 
 class BetterPathFound(TriggerEvent):
-    """There is a way to the goal that is cheaper by at least the minimum gain."""
+    """A way to the goal exists that is cheaper by at least the minimum gain."""
 
     kind: Literal["better-path-found"] = "better-path-found"
     gain: float = 0.0
@@ -99,7 +99,7 @@ class HumanRequest(TriggerEvent):
 
 
 class GoalUnreachable(TriggerEvent):
-    """Nothing can run any more and work is left."""
+    """Tasks remain, and none of them can run."""
 
     kind: Literal["goal-unreachable"] = "goal-unreachable"
     missing_facts: tuple[str, ...] = ()
@@ -114,5 +114,5 @@ _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")
 
 
 def normalised_cause(*parts: JsonValue) -> str:
-    """Parts of a cause as one short text in which numbers and addresses, which vary by occasion, are masked."""
+    """Join the parts of a cause to one short text, with numbers and addresses masked because they vary."""
     return _VOLATILE_PARTS.sub("#", ":".join(str(part) for part in parts if part))[:200]

@@ -1,4 +1,4 @@
-"""A clock on which days pass in milliseconds, and always in the same way."""
+"""Virtual clock: days pass in milliseconds, and every run is the same."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from replanning import Environment
 from replanning.environment import Clock
 
 EPOCH: Final = 1_700_000_000.0
-"""Where a virtual clock starts unless it is told otherwise: November 2023, in seconds since the epoch."""
+"""Default start of a virtual clock: November 2023, in seconds since the epoch."""
 
 IDLE_ROUNDS: Final = 12
-"""Rounds of the event loop without a look at the clock, after which nothing else is taken to happen."""
+"""Rounds of the event loop without a look at the clock after which the program is considered idle."""
 
 THREAD_POLL_SECONDS: Final = 0.001
-"""Real seconds between looks at whether a thread still works."""
+"""Real seconds between checks whether a thread still works."""
 
 
 class _Sleeper(NamedTuple):
@@ -37,7 +37,7 @@ class _Sleeper(NamedTuple):
 
 
 class VirtualClock:
-    """Time that stands still while anything happens, and jumps to the earliest sleeper when nothing does.
+    """Clock that stands still while the program works, and jumps to the earliest sleeper when it is idle.
 
     Pass it in an `Environment`, and let scripted work and providers sleep on it::
 
@@ -48,11 +48,11 @@ class VirtualClock:
 
     Outside of `async with`, time moves by `advance` alone.
 
-    It takes the program to be idle when nobody has looked at the clock for a dozen rounds of the event loop;
-    every journal record looks at the clock. It waits for threads started through `anyio.to_thread`, but cannot
-    see what else happens elsewhere: work that waits for a real thing (a process, a connection, `anyio.sleep`)
-    looks idle, and time jumps past it where anybody waits for time to pass meanwhile. On asyncio the same program
-    runs in the same way each time; trio runs tasks that are ready at the same time in random order.
+    The program counts as idle when nothing has read the clock for a dozen rounds of the event loop; every journal
+    record reads it. The clock waits for threads started through `anyio.to_thread`, but work that waits for anything
+    else outside of the loop (a process, a connection, `anyio.sleep`) looks idle, and time jumps past it if a sleeper
+    waits. On asyncio the same program runs in the same way each time; trio runs tasks that are ready at the same time
+    in random order.
 
     Args:
         start: the first moment, in seconds since the epoch.
@@ -81,15 +81,15 @@ class VirtualClock:
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        """Return when this much virtual time has passed; infinity sleeps until cancelled."""
+        """Sleep for some seconds of virtual time; infinity sleeps until cancelled."""
         await self.sleep_while(seconds, _always_true)
 
     async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
-        """Likewise, and time does not jump there while that is not wanted any more.
+        """Sleep for some seconds of virtual time; time does not jump to the end of a sleep that is no longer wanted.
 
         Args:
-            seconds: of virtual time.
-            wanted: asked before a jump whether anything still waits for the end of this sleep.
+            seconds: the duration in virtual seconds.
+            wanted: called before a jump; returns whether the end of this sleep still matters.
         """
         if math.isnan(seconds):
             raise ValueError("sleep takes a number of seconds, got nan")
@@ -111,17 +111,17 @@ class VirtualClock:
                 heapq.heapify(self._sleepers)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and wake everybody who is due by then, the earliest first.
+        """Let time pass, and wake all sleepers that are due by then, the earliest first.
 
-        Whoever is due in between wakes at the new time, as from a machine that was suspended.
+        Sleepers that are due in between wake at the new time, as on a machine that was suspended.
         """
         if not 0 <= seconds < math.inf:
-            raise ValueError(f"time goes forward only, got {seconds!r} seconds")
+            raise ValueError(f"advance takes a finite number of seconds from 0, got {seconds!r}")
         self._wake(self._now + seconds)
 
     async def __aenter__(self) -> Self:
         if self._running is not None:
-            raise RuntimeError("this clock runs already; enter it once, around everything that uses it")
+            raise RuntimeError("this clock is running already; enter it once, around everything that uses it")
         self._running = self._auto_advance()
         await self._running.__aenter__()
         return self
@@ -144,7 +144,7 @@ class VirtualClock:
                 yield
             except anyio.get_cancelled_exc_class():
                 raise
-            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+            except BaseException as error:  # noqa: BLE001 - raised below, without an exception group around it
                 failure = error
             group.cancel_scope.cancel()
         if failure is not None:
@@ -161,13 +161,13 @@ class VirtualClock:
                 self._activity_event = None
 
     def _next_due(self) -> float | None:
-        """When the first sleep ends that anything waits for."""
+        """Return the end of the first sleep that is still wanted."""
         if self._sleepers and self._sleepers[0].is_needed():
             return self._sleepers[0].due
         return min((sleeper.due for sleeper in self._sleepers if sleeper.is_needed()), default=None)
 
     def _note_activity(self) -> None:
-        """Something happens; who waits for time to pass may wait for something else after it."""
+        """Restart the count of idle rounds."""
         self._activity += 1
         if self._activity_event is not None:
             self._activity_event.set()
@@ -196,14 +196,14 @@ def _always_true() -> bool:
 
 
 def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environment:
-    """An environment in which a program runs in the same way every time.
+    """Return an environment in which a program runs in the same way every time.
 
     Args:
-        seed: where chance begins, which spreads the delays of retries.
-        clock: time; a new `VirtualClock` when left out, to be entered by its user (`environment.clock`).
+        seed: seed of the random numbers, which spread the delays of retries.
+        clock: the clock; a new `VirtualClock` by default, to be entered by the caller (`environment.clock`).
 
     Returns:
-        An environment that calls its runs `run-1`, `run-2` and so on.
+        An environment whose runs have the ids `run-1`, `run-2` and so on.
     """
     numbers = count(1)
     return Environment(

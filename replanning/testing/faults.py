@@ -1,4 +1,4 @@
-"""What goes wrong in simulated runs: said once, drawn anew for every run."""
+"""Faults of simulated runs: a schedule of probabilities, drawn anew for every run; and a store that fails."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from replanning.testing.scripted import ExecutorCall, ScriptedGate, ScriptStep, 
 
 
 class FlakyStore(RunStore):
-    """Stands before another store and fails on schedule; nothing is written by a call that fails.
+    """Store in front of another one that fails on schedule; a failing call writes nothing.
 
     ::
 
         store = FlakyStore(fails=lambda operation, number: operation == "append" and 10 <= number < 15)
 
     Args:
-        store: keeps what gets through; in memory when left out.
-        fails: says whether a call fails, from the name of the method and the number of its calls so far, from 1.
-        durable: what to claim about outliving the process; as the other store does when left out.
+        store: the other store; a `MemoryStore` by default.
+        fails: called with the name of a method and the number of the call to it, from 1; returns whether it fails.
+        durable: value of the attribute `durable`; that of the other store by default.
 
     Attributes:
-        failures: how many calls have failed.
+        failures: number of calls that failed.
     """
 
     durable = False
@@ -59,35 +59,35 @@ class FlakyStore(RunStore):
         number = self._calls[operation]
         if self._fails(operation, number):
             self.failures += 1
-            raise StoreError(f"the store was told to fail at call {number} of {operation!r}")
+            raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
         return self._store
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Make an empty journal, unless it is time to fail."""
+        """Create an empty journal, or fail."""
         return self._forward("create").create(run, owner, at, ttl)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Own an existing run, unless it is time to fail."""
+        """Take over a run, or fail."""
         return self._forward("acquire").acquire(run, owner, at, ttl)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
-        """Own the run for longer, unless it is time to fail."""
+        """Extend the lease, or fail."""
         self._forward("renew").renew(lease, at, ttl)
 
     def release(self, lease: Lease) -> None:
-        """Give the run up, unless it is time to fail."""
+        """Give up the run, or fail."""
         self._forward("release").release(lease)
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Add a record, unless it is time to fail."""
+        """Append a record, or fail."""
         self._forward("append").append(lease, record)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """The records of a run, unless it is time to fail."""
+        """Return the records of a run, or fail."""
         return self._forward("read").read(run, after)
 
     def runs(self) -> Sequence[RunInfo]:
-        """All runs, unless it is time to fail."""
+        """Return all runs, or fail."""
         return self._forward("runs").runs()
 
     def post(self, run: RunId, message: InboxMessage) -> None:
@@ -99,17 +99,17 @@ class FlakyStore(RunStore):
         return self._forward("inbox").inbox(run)
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Forget messages, unless it is time to fail."""
+        """Remove messages, or fail."""
         self._forward("discard").discard(lease, messages)
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Remember outcomes, unless it is time to fail."""
+        """Add outcomes, or fail."""
         self._forward("add_outcomes").add_outcomes(outcomes)
 
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
     ) -> Sequence[ToolOutcome]:
-        """The last outcomes, unless it is time to fail."""
+        """Return the last outcomes, or fail."""
         return self._forward("outcomes").outcomes(tool=tool, capability=capability, limit=limit)
 
     def close(self) -> None:
@@ -118,13 +118,13 @@ class FlakyStore(RunStore):
 
 
 Duration = float | tuple[float, float]
-"""Seconds, or the least and the most of them."""
+"""Seconds, or a range of seconds."""
 
 ScheduledEvent = tuple[float, Callable[[PlanRun], object]]
-"""Something that happens to a run from outside, so many seconds after its start."""
+"""Seconds after the start of a run, and a function of the run to call then."""
 
 ANY_TASK: Final = "*"
-"""Stands for every task that is not named by its id or its tool."""
+"""Key for every task that is not named by its id or its tool."""
 
 _OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*)\}")
 
@@ -133,32 +133,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultSchedule:
-    """What goes wrong, and how likely it is. Every run draws from it with a seed of its own.
+    """Faults and their probabilities. Every run draws from them with a seed of its own.
 
     ::
 
         FaultSchedule(
-            fail={"build": 1.0},  # the first tool never works
-            flaky={"*": 0.05},  # and everything fails now and then
+            fail={"build": 1.0},  # never works
+            flaky={"*": 0.05},  # everything fails now and then
             durations={"build": (60, 90), "*": 5},
-            happenings=[(120, lambda run: run.change_context({"region": "eu"}))],
+            events=[(120, lambda run: run.change_context({"region": "eu"}))],
             answers=[returns(Answer("approve", by="ada"), after=600)],
         )
 
-    Tasks are named by id, else by tool, else by `*`; chances go from 0 to 1.
+    Tasks are named by id, else by tool, else by `*`; probabilities are from 0 to 1.
 
     Attributes:
-        fail: the chance that, in a run, every attempt at a task fails.
-        flaky: the chance of each attempt to fail with an error that may pass.
-        hang: the chance of each attempt never to come back; only a timeout of the task ends it.
-        durations: how long attempts take, in seconds; 1 where nothing is said.
-        outputs: what tasks return; made up to suit the references to them where nothing is said.
-        provider_fail: the chance of each request to a provider to fail.
-        provider_hang: the chance of each request to a provider never to be answered.
-        store_fail: the chance of each record to find the store out of order, for as long as `store_outage`.
-        store_outage: how long the store then fails, in seconds.
-        events: what happens to every run, and when.
-        answers: what people answer, as `ScriptedGate` takes it; nobody is asked when left out.
+        fail: probability that every attempt at a task fails in a run.
+        flaky: probability of each attempt to fail with a transient error.
+        hang: probability of each attempt to hang until the timeout of the task.
+        durations: duration of attempts in seconds; 1 by default.
+        outputs: outputs of tasks; made up to match the references to them by default.
+        provider_fail: probability of each request to a provider to fail.
+        provider_hang: probability of each request to a provider to hang.
+        store_fail: probability of each record to begin an outage of the store.
+        store_outage: duration of an outage in seconds.
+        events: functions to call on every run, each with its time.
+        answers: script of a `ScriptedGate`; without one there is no gate.
     """
 
     fail: Mapping[str, float] = field(default_factory=dict)
@@ -174,26 +174,26 @@ class FaultSchedule:
     answers: Sequence[ScriptStep | Answer] | Callable[[Question], ScriptStep | Answer] | None = None
 
     def check(self, plan: Plan) -> None:
-        """See that the schedule suits a plan.
+        """Check the schedule against a plan.
 
         Raises:
-            PlanError: it names what the plan does not have, or a chance or duration is out of range.
+            PlanError: it names tasks or tools that the plan lacks, or a probability or duration is out of range.
         """
         known = {ANY_TASK, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
         known |= {tool.name for tool in plan.tools}
         problems = [
-            Problem(f"faults.{name}", f"there is no task or tool {key!r}; name one, or {ANY_TASK!r} for all")
+            Problem(f"faults.{name}", f"the plan has no task or tool {key!r}; name one, or {ANY_TASK!r} for all")
             for name in ("fail", "flaky", "hang", "durations", "outputs")
             for key in getattr(self, name)
             if key not in known
         ]
         problems += [
-            Problem(place, f"a chance goes from 0 to 1, got {chance!r}")
+            Problem(place, f"expected a probability from 0 to 1, got {chance!r}")
             for place, chance in self._chances()
             if not 0 <= chance <= 1
         ]
         problems += [
-            Problem(place, f"expected seconds, or the least and the most of them, got {duration!r}")
+            Problem(place, f"expected seconds, or a range of seconds, got {duration!r}")
             for place, duration in self._durations()
             if not 0 <= _bounds(duration)[0] <= _bounds(duration)[1]
         ]
@@ -213,22 +213,21 @@ class FaultSchedule:
         yield "faults.store_outage", self.store_outage
 
     def draw(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> RunFaults:
-        """What goes wrong in one run.
+        """Draw the faults of one run.
 
         Args:
-            plan: what is run.
+            plan: the plan.
             seed: equal seeds draw equal faults.
-            clock: the time of the run.
-            root_of: finds the original of a task that replaces another, whose output it must be able to give.
+            clock: the clock of the run.
+            root_of: returns the lineage root of a task, whose output a replacement must provide.
         """
         return RunFaults(self, plan, seed, clock, root_of)
 
 
 class RunFaults:
-    """What goes wrong in one run, drawn from a `FaultSchedule`.
+    """Faults of one run, drawn from a `FaultSchedule`.
 
-    What is drawn for an attempt depends on the seed, the task and the number of the attempt, not on what else
-    happens or in which order.
+    The faults of an attempt depend on the seed, the task and the number of the attempt only, not on the order of events.
     """
 
     def __init__(
@@ -241,10 +240,10 @@ class RunFaults:
         self._synthetic_outputs = synthetic_outputs(plan)
 
     def __repr__(self) -> str:
-        return f"<Faults drawn with seed {self.seed}>"
+        return f"<RunFaults seed={self.seed}>"
 
     def attempt_step(self, call: ExecutorCall) -> ScriptStep:
-        """What an attempt does: the script of a `ScriptedExecutor`."""
+        """Return the step of an attempt; the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
         keys = (task.id, task.tool, ANY_TASK)
         if self._chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
@@ -258,11 +257,11 @@ class RunFaults:
         return returns(output, after=self._duration(call))
 
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
-        """A provider that now and then fails or hangs."""
+        """Return the provider with its faults."""
         return _FaultyProvider(provider, self)
 
     def provider_step(self, name: str, number: int) -> ScriptStep | None:
-        """What goes wrong with a request to a provider, if anything does."""
+        """Return the fault of a request to a provider, if any."""
         if self._chance("provider hang", name, number) < self.schedule.provider_hang:
             return hangs()
         if self._chance("provider fail", name, number) < self.schedule.provider_fail:
@@ -270,13 +269,12 @@ class RunFaults:
         return None
 
     def wrap_store(self, store: RunStore) -> RunStore:
-        """A store that now and then does not work for a while, after the first record of a run."""
+        """Return the store with its outages, which begin after the first record of a run."""
         if not self.schedule.store_fail:
             return store
         until = -1.0
 
         def fails(operation: str, number: int) -> bool:
-            """Whether the store is out of order now."""
             nonlocal until
             if operation != "append" or number == 1:
                 return False
@@ -287,7 +285,7 @@ class RunFaults:
         return FlakyStore(store, fails)
 
     def gate(self) -> HumanGate | None:
-        """Whoever answers questions, if anybody does."""
+        """Return the gate that answers questions, if any."""
         if self.schedule.answers is None:
             return None
         return ScriptedGate(self.schedule.answers, clock=self._clock)
@@ -301,12 +299,12 @@ class RunFaults:
         return least if least == most else round(least + (most - least) * self._chance(*what), 3)
 
     def _chance(self, *what: object) -> float:
-        # Seeded by words, so that one draw never shifts another.
+        # Seeded by the subject, so that one draw never shifts another.
         return Random("/".join(map(str, (self.seed, *what)))).random()
 
 
 class _FaultyProvider:
-    """Stands before a provider."""
+    """Provider in front of another one that fails or hangs as drawn."""
 
     def __init__(self, provider: AlternativeProvider, faults: RunFaults) -> None:
         self.name = provider.name
@@ -315,12 +313,12 @@ class _FaultyProvider:
         self._requests = 0
 
     def estimate(self, request: ReplanRequest) -> Usage:
-        """What the provider estimates, if it does."""
+        """Return the estimate of the provider, if it has one."""
         estimate = getattr(self._provider, "estimate", None)
         return Usage() if estimate is None else estimate(request)
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """What the provider proposes, unless something goes wrong."""
+        """Return the proposals of the provider, or fail or hang."""
         self._requests += 1
         step = self._faults.provider_step(self.name, self._requests)
         if step is not None and step.error is not None:
@@ -331,9 +329,9 @@ class _FaultyProvider:
 
 
 def synthetic_outputs(plan: Plan) -> JsonObject:
-    """Outputs that have what the arguments of other tasks look for in them; the values are made up.
+    """Return outputs with the fields that references in the arguments of other tasks need; the values are made up.
 
-    Where `${build.output.path}` stands in an argument, the output of `build` is `{"path": "build.path"}`.
+    For the argument `${build.output.path}` the output of `build` is `{"path": "build.path"}`.
     """
     outputs: JsonObject = {}
     for task in plan.tasks:
@@ -350,7 +348,7 @@ def synthetic_outputs(plan: Plan) -> JsonObject:
 
 
 def _first_match(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
-    """What a mapping has under the first of some keys that it has."""
+    """Return the value of the first key in the mapping, or the default."""
     for key in keys:
         if key is not None and key in mapping:
             return mapping[key]

@@ -1,4 +1,4 @@
-"""A language model that answers as a script says, without a network."""
+"""Scripted language model, without a network."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from replanning.plan.types import JsonValue
 from replanning.testing.scripted import ScriptStep, perform_step
 
 LLMReply = ScriptStep | Completion | BaseModel | Exception | JsonValue
-"""What a language model answers: text; JSON or a model, sent as text; a whole `Completion`; an error, which is raised;
-or a step that comes to one of these, or to nothing, in its time."""
+"""Reply of a scripted model: text; JSON or a pydantic model, sent as text; a whole `Completion`; an error to raise; or a
+step that returns one of these."""
 
 EMBEDDING_DIMENSIONS: Final = 64
-"""How long the made-up vectors of texts are."""
+"""Length of the made-up embedding vectors."""
 
 
 class RecordedLLMRequest(NamedTuple):
-    """One request to a `ScriptedLLM`: the prompt as it would have been sent, and the options, all filled in."""
+    """Request to a `ScriptedLLM`: the prompt as it would have been sent, and the options with their defaults."""
 
     prompt: str
     options: LLMOptions
 
 
 class ScriptedLLM(LLMProvider):
-    """Answers as a script says, and remembers what it was asked.
+    """Language model that answers from a script and records its requests.
 
     ::
 
@@ -41,22 +41,21 @@ class ScriptedLLM(LLMProvider):
         model = ScriptedLLM(lambda prompt: {"sum": 5} if "2 + 3" in prompt else "I do not know.")
 
     Args:
-        script: the answers in order; or a function of the prompt.
-        name: how it is called.
-        model: which model it says it is.
+        script: the replies in order; or a function of the prompt.
+        name: name of the provider.
+        model: name of the model.
         temperature: as for every provider.
-        max_tokens: as for every provider; what it answers is not cut.
+        max_tokens: as for every provider; replies are not cut.
         timeout: seconds that a call may take in total.
-        prices: what its model costs.
-        environment: its clock is what steps wait on; `virtual_environment(clock=clock)` in most tests.
-        unavailable_reason: why it cannot be asked, such as a missing key; it is asked all the same where somebody does so.
-        embeddings: the vectors of texts; made up from their words when left out, so that texts that share words are
-            alike.
+        prices: prices of the model.
+        environment: steps wait on its clock; `virtual_environment(clock=clock)` in most tests.
+        unavailable_reason: why it cannot be used, such as a missing key; calls work all the same.
+        embeddings: vectors of texts; by default made up from their words, so that texts with common words are similar.
 
     Attributes:
         requests: every request, in order.
-        embedded_texts: every text whose vector was wanted, in order.
-        closed: whether it was closed.
+        embedded_texts: every text that was embedded, in order.
+        closed: True after `aclose`.
     """
 
     name: ClassVar[str] = "scripted"
@@ -98,15 +97,15 @@ class ScriptedLLM(LLMProvider):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts it was asked, in order."""
+        """The prompts of all requests, in order."""
         return [asked.prompt for asked in self.requests]
 
     def unavailable_reason(self) -> str:
-        """What the script says."""
+        """Return the reason given to the constructor."""
         return self._unavailable_reason
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Answer as the script says."""
+        """Return the next reply of the script."""
         self.requests.append(RecordedLLMRequest(prompt, options))
         await anyio.lowlevel.checkpoint()
         reply = self._scripted_reply(prompt)
@@ -117,10 +116,10 @@ class ScriptedLLM(LLMProvider):
         return reply if isinstance(reply, Completion) else self._completion(reply_text(reply), prompt, options)
 
     async def request_embedding(self, text: str, options: LLMOptions) -> tuple[list[float], Completion]:
-        """The vector of a text.
+        """Return the vector of a text.
 
         Raises:
-            LLMError: vectors were given, and none for this text.
+            LLMError: `embeddings` has no vector for this text.
         """
         self.embedded_texts.append(text)
         await anyio.lowlevel.checkpoint()
@@ -130,7 +129,7 @@ class ScriptedLLM(LLMProvider):
         return vector, self._completion("", text, options)
 
     async def aclose(self) -> None:
-        """Remember that it was closed."""
+        """Set `closed`."""
         self.closed = True
 
     def _scripted_reply(self, prompt: str) -> LLMReply:
@@ -157,19 +156,19 @@ class ScriptedLLM(LLMProvider):
 
 
 def reply_text(reply: object) -> str:
-    """An answer as the text that a language model would write."""
+    """Return a reply as the text that a language model would write."""
     if isinstance(reply, str):
         return reply
     return reply.model_dump_json() if isinstance(reply, BaseModel) else json.dumps(reply, ensure_ascii=False)
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has: one for every four bytes, as services count English."""
+    """Estimate the number of tokens of a text: one for every four bytes, the average of English."""
     return -(-len(text.encode()) // 4)
 
 
 def fake_embedding(text: str) -> list[float]:
-    """A made-up meaning of a text: of length 1, the same each time, and near to that of a text with the same words."""
+    """Return a made-up vector of length 1, similar for texts with the same words."""
     vector = [0.0] * EMBEDDING_DIMENSIONS
     for word in re.findall(r"\w+", text.lower()):
         vector[crc32(word.encode()) % EMBEDDING_DIMENSIONS] += 1.0

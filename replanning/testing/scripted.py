@@ -1,4 +1,4 @@
-"""What a fake does when it is called: the small language in which executors, providers and gates are scripted."""
+"""Scripted executors, providers and gates, and the steps that their scripts consist of."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from replanning.telemetry import Exporter
 
 @dataclass(frozen=True, slots=True)
 class ScriptStep:
-    """What a fake does at one call: wait, then return a value or raise an error.
+    """Behaviour of a fake at one call: wait, then return a value or raise an error.
 
     Made by `returns`, `raises` and `hangs`.
 
     Attributes:
-        value: what is returned.
-        error: what is raised instead.
-        after: seconds on the clock before that; infinity for never.
+        value: the value to return.
+        error: the error to raise instead.
+        after: seconds on the clock before that; infinity to hang.
     """
 
     value: object = None
@@ -36,29 +36,29 @@ class ScriptStep:
 
     def __post_init__(self) -> None:
         if not self.after >= 0:
-            raise ValueError(f"after is a number of seconds, 0 or more; got {self.after!r}")
+            raise ValueError(f"after must be a number of seconds from 0, got {self.after!r}")
 
 
 def returns(value: object = None, *, after: float = 0.0) -> ScriptStep:
-    """Return a value, after so many seconds."""
+    """Return a step that returns a value after some seconds."""
     return ScriptStep(value, after=after)
 
 
 def raises(error: BaseException | type[BaseException], *, after: float = 0.0) -> ScriptStep:
-    """Raise an error, after so many seconds."""
+    """Return a step that raises an error after some seconds."""
     return ScriptStep(error=error, after=after)
 
 
 def hangs() -> ScriptStep:
-    """Never come back, until cancelled."""
+    """Return a step that waits until it is cancelled."""
     return ScriptStep(after=math.inf)
 
 
 async def perform_step(step: ScriptStep, clock: Clock | None) -> object:
-    """Do what a step says.
+    """Carry out a step.
 
     Raises:
-        ValueError: it waits, and there is no clock to wait on.
+        ValueError: it takes time, and there is no clock.
     """
     if step.after == math.inf:
         await anyio.sleep_forever()
@@ -79,9 +79,9 @@ class ExecutorCall:
     """One call of a `ScriptedExecutor`.
 
     Attributes:
-        task: what is to be done, its arguments resolved.
-        context: what work gets beside its task.
-        number: which attempt at the task this is, from 1.
+        task: the task, with resolved arguments.
+        context: the context that work receives with its task.
+        number: the number of the attempt at the task, from 1.
     """
 
     task: Task
@@ -93,7 +93,7 @@ class ExecutorCall:
 
 
 class ScriptedExecutor:
-    """Executes tasks as a script says, and remembers its calls; give it to an orchestrator as its work.
+    """Work that executes tasks from a script and records its calls; pass it to an orchestrator or an engine.
 
     ::
 
@@ -106,10 +106,10 @@ class ScriptedExecutor:
         )
 
     Args:
-        script: for a task's id, or else for the name of its tool, the step of every attempt or those of its
+        script: for the id of a task, or else the name of its tool, the step of every attempt or the steps of its
             attempts in order, of which the last one repeats; or a function of the call.
-        clock: on which steps wait.
-        default: what tasks do that the script does not name.
+        clock: the clock on which steps wait.
+        default: the step of tasks that the script does not name.
 
     Attributes:
         calls: every call, in order.
@@ -131,13 +131,13 @@ class ScriptedExecutor:
         return f"<ScriptedExecutor calls={len(self.calls)}>"
 
     async def __call__(self, task: Task, context: TaskContext) -> object:
-        """Do what the script says for this attempt."""
+        """Carry out the step for this attempt."""
         call = ExecutorCall(task, context, int(context.attempt_id.rpartition("#")[2]))
         self.calls.append(call)
         return await perform_step(self._step(call), self._clock)
 
     def calls_of(self, task_id: str) -> list[ExecutorCall]:
-        """The calls for one task."""
+        """Return the calls for one task."""
         return [call for call in self.calls if call.task.id == task_id]
 
     def _step(self, call: ExecutorCall) -> ScriptStep:
@@ -151,11 +151,11 @@ class ScriptedExecutor:
 
 
 Proposal = ScriptStep | Alternative | Sequence[Alternative]
-"""What a provider answers: alternatives, or a step that returns them."""
+"""Answer of a provider: alternatives, or a step that returns them."""
 
 
 class ScriptedProvider:
-    """Proposes what a script says, and remembers what it was asked.
+    """Provider that proposes from a script and records its requests.
 
     ::
 
@@ -163,13 +163,13 @@ class ScriptedProvider:
 
     Args:
         script: the answers in order, after which it proposes nothing; or a function of the request.
-        name: how it is called.
-        clock: on which steps wait.
-        estimate: what one request uses at most, reserved from the budget before it is asked.
-        usage: what one request really uses, charged before it answers.
+        name: name of the provider.
+        clock: the clock on which steps wait.
+        estimate: largest usage of one request, reserved from the budget before it.
+        usage: actual usage of one request, charged before the answer.
 
     Attributes:
-        requests: every request, in order. Their views are stale once the plan has moved on.
+        requests: every request, in order. Their views are stale once the plan has changed.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class ScriptedProvider:
         return f"<ScriptedProvider {self.name!r} requests={len(self.requests)}>"
 
     def estimate(self, request: ReplanRequest) -> Usage:
-        """What a request uses at most."""
+        """Return the estimate given to the constructor."""
         return self._estimate or Usage()
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Answer as the script says."""
+        """Return the next answer of the script."""
         self.requests.append(request)
         number = len(self.requests)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
@@ -214,20 +214,20 @@ class ScriptedProvider:
 
 
 class ScriptedGate:
-    """Answers questions as a script says, and remembers them.
+    """Gate that answers from a script and records the questions.
 
     ::
 
         gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
 
     Args:
-        script: answers, or steps that return one, in the order of the questions, after which nobody answers;
+        script: answers, or steps that return one, in the order of the questions, after which no answer comes;
             or a function of the question.
-        clock: on which steps wait.
+        clock: the clock on which steps wait.
 
     Attributes:
-        questions: what was asked, in order; a question whose answer was refused is asked again.
-        reminders: the questions it was reminded of.
+        questions: every question, in order; a question whose answer was refused is asked again.
+        reminders: the questions of which it was reminded.
     """
 
     def __init__(
@@ -245,18 +245,18 @@ class ScriptedGate:
         return f"<ScriptedGate questions={len(self.questions)} reminders={len(self.reminders)}>"
 
     async def ask(self, question: Question) -> Answer:
-        """Answer as the script says."""
+        """Return the next answer of the script."""
         self.questions.append(question)
         number = len(self.questions)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
         step = self._step(question, number)
         answer = step if isinstance(step, Answer) else await perform_step(step, self._clock)
         if not isinstance(answer, Answer):
-            raise TypeError(f"the script of the gate gave {answer!r}; it takes an Answer, or a step that returns one")
+            raise TypeError(f"the script of the gate returned {answer!r}; expected an Answer")
         return answer
 
     async def remind(self, question: Question) -> None:
-        """Remember the reminder."""
+        """Record the reminder."""
         self.reminders.append(question)
 
     def _step(self, question: Question, number: int) -> ScriptStep | Answer:
@@ -267,13 +267,13 @@ class ScriptedGate:
 
 @dataclass
 class RecordingExporter(Exporter):
-    """Keeps in memory what it is told to export.
+    """Exporter that keeps records in memory.
 
     Attributes:
-        error: raised at every export after the record was kept, to see that it is contained.
-        spans: where spans go, if anywhere.
+        error: raised by every export after the record was kept, to test that it is contained.
+        spans: tracer provider for the spans of runs.
         records: every record with the id of its run, in order.
-        closed: whether it was closed.
+        closed: True after `aclose`.
     """
 
     name: ClassVar[str] = "recording"
@@ -283,7 +283,7 @@ class RecordingExporter(Exporter):
     closed: bool = False
 
     def tracer_provider(self) -> TracerProvider | None:
-        """Where spans go."""
+        """Return the tracer provider given as `spans`."""
         return self.spans
 
     async def export(self, run: RunId, record: Record) -> None:
@@ -293,11 +293,11 @@ class RecordingExporter(Exporter):
             raise self.error
 
     async def aclose(self) -> None:
-        """Remember that it was closed."""
+        """Set `closed`."""
         self.closed = True
 
     def bodies(self, *kinds: type[RecordBody], run: str | None = None) -> list[RecordBody]:
-        """The bodies of the records, in order: of these kinds, of one run, where that is said."""
+        """Return the bodies of the records in order, filtered by kinds and by run."""
         return [
             record.body
             for run_id, record in self.records

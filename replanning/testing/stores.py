@@ -1,4 +1,4 @@
-"""What every store must keep to, as checks that the tests of any store can run.
+"""Conformance suite for stores: checks that the tests of any store can run.
 
 A check takes a function that opens the store; each call opens the same one, so that a durable store finds what
 was kept through an earlier opening. With pytest::
@@ -7,8 +7,8 @@ was kept through an earlier opening. With pytest::
     def test_store(check, tmp_path):
         check(lambda: MyStore(tmp_path / "history"))
 
-A check that fails raises AssertionError, which says what was promised, what was expected and what came. Checks of
-what outlives a store that was closed pass at once for a store that is not `durable`.
+A check that fails raises AssertionError with the promise, the expected and the actual value. Checks of data that outlives
+a closed store pass at once for a store that is not `durable`.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
 
 
 def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
-    """What was kept in a durable store is found when it is opened again, and the lease still counts."""
+    """A durable store that is opened again has all its data, and the lease is still valid."""
     records = [Record(seq, 1.0, body) for seq, body in enumerate(sample_bodies(RUN), 1)]
     outcome = ToolOutcome("pip", "build", True, 1.0)
     with closing(open_store()) as store:

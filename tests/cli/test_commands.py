@@ -49,8 +49,8 @@ from tests.support.cli import (
         (["run", "plan.yaml", "--run-id", "a/b"], "'a/b' cannot be the id of a run: it has a path separator"),
         (["resume", "r"], "there are no runs in"),
         (["pause", "r"], "there are no runs in"),
-        (["simulate", "plan.yaml", "--fail", "nobody"], "error: --fail: there is no task"),
-        (["simulate", "plan.yaml", "--hang", "one=2"], "--hang one: a chance goes from 0 to 1, got 2.0"),
+        (["simulate", "plan.yaml", "--fail", "nobody"], "error: --fail: the plan has no task"),
+        (["simulate", "plan.yaml", "--hang", "one=2"], "--hang one: expected a probability from 0 to 1, got 2.0"),
         (["status", "--store", "sqlit:runs.db"], "no store 'sqlit' is installed; installed are: jsonl, memory, sqlite"),
         (["simulate", "plan.yaml", "--flaky", "one=often"], "expected TASK or TASK=CHANCE"),
         (["jump"], "jump"),
@@ -90,7 +90,7 @@ def test_a_run_id_is_used_once(tmp_path: Path) -> None:
     done = cli(tmp_path, "run", "plan.yaml", "--run-id", "r")
 
     assert done.returncode == 2
-    assert "there is a run 'r' already" in done.stderr
+    assert "run 'r' already exists" in done.stderr
     assert lines(tmp_path / "log") == ["x"]
 
 

@@ -253,7 +253,7 @@ def test_history_filters() -> None:
     """A part of a history is found by trigger and decision; a word that is none is refused with the known ones."""
     make_run("one", "a", "b")
     assert call("history", "--trigger", "task-failed").count("applied:") == 2
-    assert "no replan is like that" in call("history", "--decision", "abort")
+    assert "no replan matches" in call("history", "--decision", "abort")
     found = data("history", "--decision", "execute")
     assert (len(found["events"]), "journal" in found) == (2, False)
     assert "did you mean 'timeout'?" in call("history", "--trigger", "timout", code=2)

@@ -611,9 +611,13 @@ BROKEN = {
     "a record is text": (lambda d: {**d, "journal": ["x"]}, r"journal\[0\]"),
     "no beginning": (lambda d: {**d, "journal": [{**d["journal"][1], "seq": 1}]}, "run-opened"),
     "an unknown kind": (lambda d: {**d, "journal": [{**d["journal"][0], "kind": "x"}]}, "unknown kind"),
-    "a bad body": (lambda d: {**d, "journal": [{**d["journal"][0], "body": {"run": 1}}]}, r"journal\[0\]"),
+    "a bad body": (lambda d: {**d, "journal": [{**d["journal"][0], "body": {"format": 2, "run": 1}}]}, r"journal\[0\]"),
+    "an older journal": (lambda d: {**d, "journal": [{**d["journal"][0], "body": {"run": "x"}}]}, "'x' has format 1"),
     "no time": (lambda d: {**d, "journal": [{**d["journal"][0], "at": 10**400}]}, "seconds since the epoch"),
-    "no plan": (lambda d: {**d, "journal": [{**d["journal"][0], "body": {"run": "x", "plan": {}}}]}, r"journal\[0\]"),
+    "no plan": (
+        lambda d: {**d, "journal": [{**d["journal"][0], "body": {"format": 2, "run": "x", "plan": {}}}]},
+        r"journal\[0\]",
+    ),
     "a story that cannot be": (
         lambda d: {
             **d,

@@ -161,10 +161,10 @@ async def test_edits_in_text() -> None:
 async def test_part_of_a_history() -> None:
     """A report can be about some replans alone, and says when there are none of them."""
     history = await history_of(chain("a"), "a")
-    assert "no replan is like that" in text_report(history, [])
+    assert "no replan matches" in text_report(history, [])
     assert "## r1" not in markdown_report(history, [])
     quiet = await history_of(chain("a"))
-    assert "nothing was replanned" in text_report(quiet)
+    assert "no replans" in text_report(quiet)
     assert "mermaid" not in markdown_report(quiet)
 
 

@@ -96,17 +96,20 @@ def test_fenced_owner_does_not_mend(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"", "this is no line"),
-        (b"\0" * 80, "this is no line"),
-        (b'{"seq":3,"at":1.5,"kind":"attempt-succeeded"}', "this is no line"),
-        (b'{"seq":3,"at":1.5,"kind":"attempt-succeeded","data":{"attempt":"a"}}', "this is no attempt-succeeded: task"),
+        (b"", "not a line"),
+        (b"\0" * 80, "not a line"),
+        (b'{"seq":3,"at":1.5,"kind":"attempt-succeeded"}', "not a line"),
+        (
+            b'{"seq":3,"at":1.5,"kind":"attempt-succeeded","data":{"attempt":"a"}}',
+            "not a valid attempt-succeeded: task",
+        ),
         (
             b'{"seq":3,"at":1.5,"kind":"attempt-succeeded","data":{"x":\xff}}',
-            "this is no attempt-succeeded: Invalid JSON",
+            "not a valid attempt-succeeded: Invalid JSON",
         ),
         (b'{"seq":3,"at":1.5,"kind":"dream","data":{}}', "unknown kind of record 'dream'"),
         (b'{"seq":3,"at":1-5,"kind":"run-paused","data":{"reason":""}}', "could not convert string to float"),
-        (b'{"seq":4,"at":1.5,"kind":"run-paused","data":{"reason":""}}', "this is record 4, and record 3 belongs here"),
+        (b'{"seq":4,"at":1.5,"kind":"run-paused","data":{"reason":""}}', "expected record 3, got record 4"),
     ],
 )
 def test_bad_line(tmp_path, line, reason):
@@ -173,7 +176,7 @@ def test_bad_lease_file(tmp_path):
     (tmp_path / ".r.lease").write_text("me!\n")
     with closing(JsonlStore(tmp_path)) as store:
         for call in (lambda: store.acquire(RUN, "me", 9.0, 5.0), lambda: store.append(lease, NEXT)):
-            with pytest.raises(StoreError, match=r"\.r\.lease does not say who owns the run; .* remove this file"):
+            with pytest.raises(StoreError, match=r"\.r\.lease does not name the owner of the run; .* remove this file"):
                 call()
 
 
@@ -203,7 +206,7 @@ def test_bad_message(tmp_path):
     """A bad line in an inbox is named with file and number."""
     filled(tmp_path)
     (tmp_path / ".r.inbox").write_text('{"id":1}\nhello\n')
-    with pytest.raises(JournalCorrupt, match=r"\.r\.inbox, line 2: this is no message"):
+    with pytest.raises(JournalCorrupt, match=r"\.r\.inbox, line 2: not a message"):
         JsonlStore(tmp_path).inbox(RUN)
 
 
@@ -231,7 +234,7 @@ def test_bad_outcome(tmp_path):
 def test_file_in_the_way(tmp_path):
     """A folder that cannot be made, because a file has its name, is refused."""
     (tmp_path / "runs").write_text("")
-    with pytest.raises(StoreError, match="runs cannot take a new run: File exists; a file stands where a folder"):
+    with pytest.raises(StoreError, match="runs cannot take a new run: File exists; a file has the name of the folder"):
         JsonlStore(tmp_path / "runs").create(RUN, "me", 0.0, 5.0)
 
 

@@ -103,9 +103,7 @@ def test_other_program(path, statement):
 def test_no_database(path):
     """A file that is no database is refused with its name, and left as it was."""
     path.write_text("dear diary\n" * 1000)
-    with pytest.raises(
-        StoreError, match=r"history\.db cannot be opened: file is not a database; the file is something"
-    ):
+    with pytest.raises(StoreError, match=r"history\.db cannot be opened: file is not a database; it is not a SQLite"):
         SqliteStore(path)
     assert path.read_text() == "dear diary\n" * 1000
 
@@ -148,8 +146,8 @@ def test_closed(path):
     ("damage", "reason"),
     [
         ("DELETE FROM records WHERE seq = 2", "it is missing"),
-        ("UPDATE records SET data = '{\"attempt\"' WHERE seq = 2", "this is no attempt-succeeded: Invalid JSON"),
-        ('UPDATE records SET data = \'{"attempt":"a"}\' WHERE seq = 2', "this is no attempt-succeeded: task: "),
+        ("UPDATE records SET data = '{\"attempt\"' WHERE seq = 2", "not a valid attempt-succeeded: Invalid JSON"),
+        ('UPDATE records SET data = \'{"attempt":"a"}\' WHERE seq = 2', "not a valid attempt-succeeded: task: "),
         ("UPDATE records SET kind = 'dream' WHERE seq = 2", "unknown kind of record 'dream'"),
     ],
 )

@@ -215,7 +215,7 @@ async def test_history_says_what_was_spent() -> None:
     history = run.engine.history(run.result.run)
     (event,) = history.events
     assert event.spent == run.result.spent == history.metrics.spent
-    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, and what has no known price"
+    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, plus usage without a known price"
     assert tokens in markdown_report(history)
     document = json.loads(export_history(history))
     assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens

@@ -459,7 +459,7 @@ async def test_opened_and_killed_at_once() -> None:
     assert "has no records" in await refused(store)
     async with engine(store).open(chain("a"), run_id=RUN) as run:
         assert await through(run) == ["a"]
-    with pytest.raises(StoreError, match="there is a run 'run-1' already"):
+    with pytest.raises(StoreError, match="run 'run-1' already exists"):
         async with engine(store).open(chain("a"), run_id=RUN):
             pass
 

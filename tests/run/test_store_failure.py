@@ -235,7 +235,7 @@ async def test_lasting() -> None:
         tasks = [Task(id="long", idempotent=True), *(Task(id=f"t{number}") for number in range(9))]
         result = await keeper.execute(plan(*tasks), work, max_concurrency=2)
     assert result.status == "paused"
-    assert result.reason.startswith("the store has failed for 30 s: the store was told to fail at call ")
+    assert result.reason.startswith("the store has failed for 30 s: call ")
     assert finished == [("t0", 2), ("t1", 4), ("long", 100)]
     journaled = [body.task for body in bodies(store, result.run, AttemptSucceeded)]
     assert journaled == ["t0"]
