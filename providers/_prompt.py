@@ -1,19 +1,17 @@
-"""What a language model is told about a plan: bounded in size, with everything that others wrote marked as data.
+"""Prompts that describe a plan to a language model: bounded in size, with all untrusted text marked as data.
 
-Data stands as JSON, one value a line, between tags. Within it `<`, `>`, `&` and whatever cannot be seen are written as
-escapes of JSON, so that no text can close a tag, open another or hide. Secrets are taken out before anything is cut.
+Data are JSON, one value a line, between tags that no text can close or open (`replanning.llm.quoting`). Secrets are
+redacted before anything is cut.
 
-What is looked at is what stands nearest to the tasks concerned, at most so much of each kind: the work does not grow
-with the plan. Where that is still too much for the size that is allowed, it is cut by whole values in the order of
-`CUT_ORDER`, within each kind from the farthest, the oldest or the last stated; where something was cut, a line says how
-much. Single values that are long are cut at their end, which is marked as well.
+Only the surroundings of the tasks concerned are read, at most so much of each kind, so that the work does not grow with
+the plan. A prompt that is still too large is cut by whole values in the order of `CUT_ORDER`, within each kind from the
+farthest, the oldest or the last stated; a line says how much was cut. Long values are cut at their end, which is marked.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Self, cast
 
@@ -37,19 +35,19 @@ from replanning.plan import JsonObject, placeholders
 from replanning.plan.types import JsonValue
 
 DEFAULT_PROMPT_CHARS: Final = 24_000
-"""Characters of a prompt, if nothing else is said."""
+"""Most characters of a prompt, unless another limit is given."""
 
 MIN_PROMPT_CHARS: Final = 6_000
-"""With fewer characters than this a model is not told enough to be asked."""
+"""Characters below which a prompt cannot describe a plan."""
 
 CUT_ORDER: Final = ("earlier", "context", "results", "facts", "around", "tools", "limits", "rejected", "tasks")
-"""The kinds of data, the first to be cut first; after them what happened, and the goal."""
+"""Kinds of data, the first to be cut first; after them the triggers, and the goal."""
 
 MAX_TASKS: Final = 120
-"""So many tasks are looked at."""
+"""Most tasks that are read."""
 
 Redact = Callable[[JsonValue], JsonValue]
-"""Takes secrets out of a value."""
+"""Function that takes secrets out of a value."""
 
 _MAX_CONCERNED_TASKS: Final = 20
 _MAX_TRIGGERS: Final = 10
@@ -58,7 +56,7 @@ _MAX_FACTS: Final = 300
 _MAX_KEYS: Final = 40
 _MAX_EARLIER_RECORDS: Final = 16
 _SMALL_PLAN_TASKS: Final = 500
-"""Of plans with more tasks than this, those that have nothing to do with the tasks concerned are not looked for."""
+"""Most tasks of a plan of which also tasks that are not connected to those concerned are read."""
 
 SYSTEM_PROMPT: Final = """\
 You repair the plan of a running program. You are told the goal, what happened, the tasks, the tools and what holds now,
@@ -89,204 +87,178 @@ _RETRY_PROMPT: Final = """\
 You have answered before. What is rejected above is what you proposed, with why none of it can be used. Propose something else."""
 
 
+def encode_line(value: JsonValue, max_chars: int, redact: Redact) -> str:
+    """Return a value as a line of data, redacted and truncated to about so many characters."""
+    return encode_data(truncate_value(redact(truncate_value(value, 8 * max_chars)), max_chars))
+
+
 class PromptBuilder:
-    """Writes prompts for one request, of which it has read all there is to tell.
+    """Prompts about one request, whose data are read once.
 
     Args:
-        lines: what there is to tell, by kind.
-        used_tools: the tools that the tasks use which are shown, None where some use none.
-        size: characters that a prompt may have.
-        count: how many candidates are wanted.
-        clean: takes secrets out of a value.
+        request: the request.
+        size: most characters of a prompt.
+        redact: takes secrets out of a value.
+
+    Attributes:
+        used_tools: the tools of the tasks in the prompt, with None if some have none.
     """
 
-    def __init__(
-        self, lines: dict[str, list[str]], used: frozenset[str | None], size: int, count: int, clean: Redact
-    ) -> None:
-        self.used_tools = used
-        self._lines = lines
+    def __init__(self, request: ReplanRequest, size: int, redact: Redact) -> None:
+        self._request = request
+        self._view: PlanView = request.view
         self._size = size
-        self._max_candidates = count
-        self._redact = clean
+        self._redact = redact
+        self._lines: dict[str, list[str]] = {}
+        named = dict.fromkeys(task_id for trigger in request.triggers for task_id in trigger.tasks)
+        concerned = [self._view.task(task_id) for task_id in islice(named, _MAX_CONCERNED_TASKS)]
+        self._concerned = concerned or list(self._view.stuck()[:_MAX_CONCERNED_TASKS])
+        self._nearby = list(islice(self._nearest_tasks(), MAX_TASKS - len(self._concerned)))
+        self.used_tools = frozenset(task.task.tool for task in (*self._concerned, *self._nearby))
 
     @classmethod
-    async def for_request(cls, request: ReplanRequest, size: int, clean: Redact) -> Self:
-        """Read what there is to tell, leaving the event loop its turns.
+    async def for_request(cls, request: ReplanRequest, size: int, redact: Redact) -> Self:
+        """Read the data of a request, with checkpoints for other tasks of the event loop.
 
         Raises:
-            StaleView: the plan has moved on meanwhile.
+            StaleView: the plan has changed meanwhile.
         """
-        scene = _PromptData(request)
-        used = frozenset(task.task.tool for task in (*scene.concerned, *scene.nearby))
-        found = cls({}, used, size, request.max_alternatives, clean)
+        builder = cls(request, size, redact)
         kinds: dict[str, tuple[int, Iterator[JsonValue]]] = {
-            "goal": (4000, scene.goal()),
-            "happened": (1500, scene.trigger_data()),
-            "tasks": (2500, scene.tasks()),
-            "around": (700, scene.nearby_tasks()),
-            "results": (1500, scene.results()),
-            "tools": (1200, scene.tools()),
-            "limits": (1000, scene.limits()),
-            "facts": (200, scene.facts()),
-            "context": (400, scene.context()),
-            "earlier": (1200, scene.earlier()),
+            "goal": (4000, builder._goal()),
+            "happened": (1500, builder._triggers()),
+            "tasks": (2500, builder._concerned_tasks()),
+            "around": (700, builder._nearby_tasks()),
+            "results": (1500, builder._results()),
+            "tools": (1200, builder._tools()),
+            "limits": (1000, builder._limits()),
+            "facts": (200, builder._facts()),
+            "context": (400, ({key: value} for key, value in islice(builder._view.context.items(), _MAX_KEYS))),
+            "earlier": (1200, map(_record_summary, islice(reversed(request.history), _MAX_EARLIER_RECORDS))),
         }
         for name, (room, values) in kinds.items():
-            found._lines[name] = [found._encode_value(value, room) for value in values]
+            builder._lines[name] = [builder._encode(value, room) for value in values]
             await anyio.lowlevel.checkpoint()
-        return found
+        return builder
 
     def __repr__(self) -> str:
-        return f"<Prompts of {self._size} characters, {sum(map(len, self._lines.values()))} values>"
+        return f"<PromptBuilder of {self._size} characters, {sum(map(len, self._lines.values()))} values>"
 
     def initial_prompt(self) -> str:
-        """The prompt with which a model is asked."""
-        return self._render({}, _ANSWER_FORMAT.format(count=self._max_candidates))
+        """Return the first prompt."""
+        return self._render({}, "")
 
     def retry_prompt(self, rejected: Sequence[JsonObject]) -> str:
-        """The prompt with which it is asked once more: what it proposed in vain, each with the reason."""
-        lines = [self._encode_value(dict(proposal), 2000) for proposal in rejected]
-        return self._render(
-            {"rejected": lines}, f"{_RETRY_PROMPT}\n{_ANSWER_FORMAT.format(count=self._max_candidates)}"
-        )
+        """Return the second prompt, with the rejected proposals of the first answer and the reasons."""
+        lines = [self._encode(dict(proposal), 2000) for proposal in rejected]
+        return self._render({"rejected": lines}, f"{_RETRY_PROMPT}\n")
 
-    def _encode_value(self, value: JsonValue, room: int) -> str:
-        room = min(room, self._size // 6)
-        return encode_data(truncate_value(self._redact(truncate_value(value, 8 * room)), room))
+    def _encode(self, value: JsonValue, room: int) -> str:
+        return encode_line(value, min(room, self._size // 6), self._redact)
 
-    def _render(self, more: Mapping[str, list[str]], end: str) -> str:
+    def _render(self, more: Mapping[str, list[str]], preface: str) -> str:
+        end = preface + _ANSWER_FORMAT.format(count=self._request.max_alternatives)
         sections = [DataSection(name, lines) for name, lines in {**self._lines, **more}.items() if lines]
         return fit_sections(sections, self._size - len(end), (*CUT_ORDER, "happened", "goal")) + end
 
-
-@dataclass
-class _PromptData:
-    """What there is to tell, the most important of each kind first."""
-
-    request: ReplanRequest
-    concerned: list[TaskView] = field(default_factory=list)
-    nearby: list[TaskView] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.view: PlanView = self.request.view
-        named = dict.fromkeys(task_id for trigger in self.request.triggers for task_id in trigger.tasks)
-        found = [self.view.task(task_id) for task_id in islice(named, _MAX_CONCERNED_TASKS)]
-        self.concerned = found or list(self.view.stuck()[:_MAX_CONCERNED_TASKS])
-        self.nearby = list(islice(self._nearest_tasks(), MAX_TASKS - len(self.concerned)))
+    # The data of each kind, the most important first
 
     def _nearest_tasks(self) -> Iterator[TaskView]:
-        """The other tasks, those that are fewest dependencies away first."""
-        seen = {task.id for task in self.concerned}
-        queue = list(self.concerned)
-        for task in queue:  # grows while it is walked
-            beside = (*task.task.depends_on, *task.replaced_by, *self.view.dependents(task.id)[:MAX_TASKS])
-            for task_id in beside:
+        """Yield the other tasks, those that are fewest dependencies away first."""
+        seen = {task.id for task in self._concerned}
+        queue = list(self._concerned)
+        for task in queue:  # grows during the loop
+            neighbours = (*task.task.depends_on, *task.replaced_by, *self._view.dependents(task.id)[:MAX_TASKS])
+            for task_id in neighbours:
                 if task_id not in seen:
                     seen.add(task_id)
-                    queue.append(near := self.view.task(task_id))
+                    queue.append(near := self._view.task(task_id))
                     yield near
-        if sum(self.view.counts.values()) <= _SMALL_PLAN_TASKS:
-            yield from (task for task in self.view.tasks() if task.id not in seen)
+        if sum(self._view.counts.values()) <= _SMALL_PLAN_TASKS:
+            yield from (task for task in self._view.tasks() if task.id not in seen)
 
-    def goal(self) -> Iterator[JsonValue]:
-        """What the plan is for."""
-        goal = self.view.goal
+    def _goal(self) -> Iterator[JsonValue]:
+        goal = self._view.goal
         yield _non_empty(objective=goal.objective, facts=list(goal.facts), success_criteria=list(goal.success_criteria))
 
-    def trigger_data(self) -> Iterator[JsonValue]:
-        """Why replanning is considered."""
+    def _triggers(self) -> Iterator[JsonValue]:
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision"}
-        for trigger in self.request.triggers[:_MAX_TRIGGERS]:
-            found: Trigger = trigger
-            yield {"what": found.kind, **found.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}
+        triggers: Sequence[Trigger] = self._request.triggers[:_MAX_TRIGGERS]
+        for trigger in triggers:
+            yield {"what": trigger.kind, **trigger.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}
 
-    def tasks(self) -> Iterator[JsonValue]:
-        """The tasks concerned, with their errors and with what was tried for them in vain."""
-        for task in self.concerned:
-            before = [
+    def _concerned_tasks(self) -> Iterator[JsonValue]:
+        """Yield the tasks concerned, with their errors and the failed tasks that they replaced."""
+        for task in self._concerned:
+            replaced = [
                 _non_empty(
                     id=part.id, tool=part.task.tool, arguments=part.task.arguments, error=_error_fields(part.failure)
                 )
-                for part in self.view.lineage(task.id)[:-1]
+                for part in self._view.lineage(task.id)[:-1]
             ]
             yield _non_empty(
                 **_task_summary(task),
                 error=_error_fields(task.failure),
                 attempts=task.attempts,
-                waited_for_by=list(self.view.dependents(task.id)[:20]),
+                waited_for_by=list(self._view.dependents(task.id)[:20]),
                 when=task.task.when,
                 timeout=task.task.timeout,
                 acceptance=list(task.task.acceptance),
-                replaced_in_vain=before,
+                replaced_in_vain=replaced,
                 fallbacks=[_non_empty(tool=other.tool, arguments=other.arguments) for other in task.task.fallbacks[:5]],
-                free_id=self.view.unused_id(task.id),
+                free_id=self._view.unused_id(task.id),
             )
 
-    def nearby_tasks(self) -> Iterator[JsonValue]:
-        """The tasks around them."""
-        for task in self.nearby:
-            yield _non_empty(
-                **_task_summary(task), error=_error_fields(task.failure), replaced_by=list(task.replaced_by)
-            )
+    def _nearby_tasks(self) -> Iterator[JsonValue]:
+        for task in self._nearby:
+            error = _error_fields(task.failure)
+            yield _non_empty(**_task_summary(task), error=error, replaced_by=list(task.replaced_by))
 
-    def results(self) -> Iterator[JsonValue]:
-        """What finished tasks came to."""
-        for task in (*self.concerned, *self.nearby):
+    def _results(self) -> Iterator[JsonValue]:
+        for task in (*self._concerned, *self._nearby):
             if task.state is TaskState.DONE:
                 try:
-                    yield {"task": task.id, "output": self.view.result(task.id)}
+                    yield {"task": task.id, "output": self._view.result(task.id)}
                 except ReplanningError:
-                    continue  # it left nothing that could be kept
+                    continue  # its output could not be recorded
 
-    def tools(self) -> Iterator[JsonValue]:
-        """The tools that have to do with the tasks concerned first, then as the plan states them."""
-        some = list(islice(self.view.tools.values(), 20 * _MAX_TOOLS))
-        own = {task.task.tool for task in self.concerned}
-        alike = {tool.capability for tool in some if tool.name in own and tool.capability is not None}
-        some.sort(key=lambda tool: (tool.name not in own, tool.capability not in alike))
-        for tool in some[:_MAX_TOOLS]:
-            yield _tool_fields(tool)
-        if not some:
-            yield from (
-                _non_empty(name=name) for name in dict.fromkeys(t.task.tool for t in (*self.concerned, *self.nearby))
-            )
+    def _tools(self) -> Iterator[JsonValue]:
+        """Yield the tools of the tasks concerned and those like them first, then the others as the plan states them."""
+        tools = list(islice(self._view.tools.values(), 20 * _MAX_TOOLS))
+        own = {task.task.tool for task in self._concerned}
+        capabilities = {tool.capability for tool in tools if tool.name in own and tool.capability is not None}
+        tools.sort(key=lambda tool: (tool.name not in own, tool.capability not in capabilities))
+        yield from map(_tool_fields, tools[:_MAX_TOOLS])
+        if not tools:
+            names = dict.fromkeys(task.task.tool for task in (*self._concerned, *self._nearby))
+            yield from (_non_empty(name=name) for name in names)
 
-    def limits(self) -> Iterator[JsonValue]:
-        """How far the plan is, and what there is of resources and money."""
-        budget = self.view.original_plan.budget
+    def _limits(self) -> Iterator[JsonValue]:
+        """Yield the progress of the plan, and its resources and budget."""
+        budget = self._view.original_plan.budget
         yield _non_empty(
-            tasks={state.value: count for state, count in self.view.counts.items() if count},
-            resources=dict(islice(self.view.capacity.items(), _MAX_KEYS)),
+            tasks={state.value: count for state, count in self._view.counts.items() if count},
+            resources=dict(islice(self._view.capacity.items(), _MAX_KEYS)),
             budget=budget.model_dump(mode="json", exclude_none=True) if budget is not None else {},
-            revision=self.view.revision,
+            revision=self._view.revision,
         )
 
-    def facts(self) -> Iterator[JsonValue]:
-        """What holds, first of all what speaks of the things that the goal and the tasks concerned speak of."""
-        if self.view.original_plan.facts is None and not self.view.facts:
+    def _facts(self) -> Iterator[JsonValue]:
+        """Yield the facts, those that share words with the goal or the tasks concerned first."""
+        view = self._view
+        if view.original_plan.facts is None and not view.facts:
             return
-        texts = [
-            *self.view.goal.facts,
-            *(encode_data(truncate_value(task.task.arguments, 2000)) for task in self.concerned),
-        ]
-        words = {word for text in texts for word in re.findall(r"\w+", text[: _MAX_KEYS * 100])}
-        some = list(islice(self.view.facts, 10 * _MAX_FACTS))
-        some.sort(key=lambda fact: words.isdisjoint(re.findall(r"\w+", fact)))
-        yield from some[:_MAX_FACTS]
-
-    def context(self) -> Iterator[JsonValue]:
-        """The values that conditions and arguments refer to."""
-        for key, value in islice(self.view.context.items(), _MAX_KEYS):
-            yield {key: value}
-
-    def earlier(self) -> Iterator[JsonValue]:
-        """What became of the last replans, the latest first."""
-        for body in islice(reversed(self.request.history), _MAX_EARLIER_RECORDS):
-            yield _record_summary(body)
+        arguments = (encode_data(truncate_value(task.task.arguments, 2000)) for task in self._concerned)
+        words = {
+            word for text in (*view.goal.facts, *arguments) for word in re.findall(r"\w+", text[: _MAX_KEYS * 100])
+        }
+        facts = list(islice(view.facts, 10 * _MAX_FACTS))
+        facts.sort(key=lambda fact: words.isdisjoint(re.findall(r"\w+", fact)))
+        yield from facts[:_MAX_FACTS]
 
 
 def _non_empty(**fields: object) -> JsonObject:
-    """The fields that say something."""
+    """Return the fields that are not empty."""
     return cast(JsonObject, {name: value for name, value in fields.items() if value not in (None, "", [], {}, False)})
 
 
@@ -312,16 +284,9 @@ def _error_fields(failure: Failure | None) -> JsonObject:
 
 
 def _tool_fields(tool: ToolSpec) -> JsonObject:
-    """A tool without how it is carried out, which is no business of a model."""
-    patterns = (
-        *tool.requires,
-        *tool.adds,
-        *tool.removes,
-        *tool.needs,
-        *tool.produces,
-        tool.command or "",
-        tool.url or "",
-    )
+    """Return a tool without its implementation, which does not concern a model."""
+    facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
+    patterns = (*facts, tool.command or "", tool.url or "")
     parameters = dict(tool.parameters) or {name: "any" for pattern in patterns for name in placeholders(pattern)}
     fields = _non_empty(
         parameters=parameters,
@@ -340,7 +305,7 @@ def _tool_fields(tool: ToolSpec) -> JsonObject:
 
 
 def change_document(change: PlanChange) -> JsonObject:
-    """A change as the model would write it."""
+    """Return a change in the form in which models propose it."""
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 

@@ -1,9 +1,8 @@
-"""How services are told the shape of an answer."""
+"""Answers of language models: their schemas as services take them, and proposed changes as alternatives."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
@@ -36,21 +35,17 @@ from replanning.changes import (
 from replanning.errors import UnknownTask
 from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions
+from replanning.llm.extraction import validation_message
 from replanning.plan import JsonObject
+from replanning.plan.json_values import exceeds_depth
 from replanning.plan.types import JsonValue
 
 _SCHEMA_MAPS: Final = ("properties", "$defs")
 
-_UNSUPPORTED_KEYWORDS: Final = (
-    "default",
-    "examples",
-    "title",
-    "discriminator",
-    "minLength",
-    "maxLength",
-    "uniqueItems",
+_UNSUPPORTED_KEYWORDS: Final = frozenset(
+    {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
 )
-"""What a strict schema may not say; the answer is held to it afterwards."""
+"""Keywords that a strict schema may not have; answers are validated against them afterwards."""
 
 _NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
 
@@ -58,18 +53,18 @@ _TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 
 
 def schema_name(schema: type[BaseModel]) -> str:
-    """A name for a shape, as services take it."""
+    """Return the name of a shape in characters that services accept."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", schema.__name__)[:64]
 
 
 @lru_cache(maxsize=64)
 def json_schema(shape: type[BaseModel]) -> JsonObject:
-    """A shape as JSON Schema, not to be changed: it is made once, which takes longer than all else about a request."""
+    """Return a shape as JSON Schema, which must not be changed: it is cached, because it is slow to make."""
     return shape.model_json_schema()
 
 
 def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
-    """What the model is told about its role, and where its service takes no schema, about the shape of its answer."""
+    """Return the system prompt, with the schema of the answer if the service takes none."""
     parts = [options.system or ""]
     if options.schema is not None and schema_in_prompt:
         schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
@@ -79,13 +74,12 @@ def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
 
 @lru_cache(maxsize=64)
 def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
-    """The shape in the part of JSON Schema to which services can hold a model; None where it cannot be said there.
+    """Return a shape in the subset of JSON Schema that services can enforce; None if it has no such form.
 
-    There an object has exactly the members that are listed, all of them.
+    In that subset, an object has exactly the members that are listed, all of them.
     """
-    whole = json_schema(schema)
     try:
-        return _strict_object(whole)
+        return _strict_object(json_schema(schema))
     except ValueError:
         return None
 
@@ -104,7 +98,7 @@ def _strict_object(node: JsonObject) -> JsonObject:
             if name in node
         }
     if any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
-        raise ValueError("anything goes here")
+        raise ValueError("the schema accepts any value")
     strict: JsonObject = {}
     for name, value in node.items():
         if name in _SCHEMA_MAPS:
@@ -114,10 +108,10 @@ def _strict_object(node: JsonObject) -> JsonObject:
     if node.get("type") == "object":
         members = node.get("properties")
         if node.get("additionalProperties") or not isinstance(members, dict):
-            raise ValueError("any member may stand here")
+            raise ValueError("the schema accepts any member")
         strict |= {"additionalProperties": False, "required": list(members)}
     if node.get("type") == "array" and not isinstance(node.get("items"), dict):
-        raise ValueError("any item may stand here")
+        raise ValueError("the schema accepts any item")
     return strict
 
 
@@ -129,7 +123,7 @@ def _strict_map(nodes: JsonValue) -> JsonValue:
 MAX_CANDIDATES: Final = 20
 
 MAX_CHANGES: Final = 200
-"""More changes and new tasks than this make no candidate."""
+"""Most changes and new tasks of a candidate."""
 
 _MAX_JSON_DEPTH: Final = 30
 
@@ -137,28 +131,20 @@ _MAX_REASON_CHARS: Final = 1000
 
 _SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
 
-_INHERITED_FIELDS: Final = (
-    "goal",
-    "priority",
-    "timeout",
-    "retry",
-    "optional",
-    "when",
-    "resources",
-    "acceptance",
-    "metadata",
+_INHERITED_FIELDS: Final = frozenset(
+    {"goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata"}
 )
 
 
 class ReplyModel(BaseModel):
-    """A part of an answer: taken strictly as it is, with nothing that was not asked for."""
+    """A part of an answer, validated strictly, without additional members."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        """Many models write null for what they leave out."""
+        """Drop members that are null, as many models write it for omitted ones."""
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
@@ -189,7 +175,7 @@ class Remove(ReplyModel):
 
 
 class Replace(ReplyModel):
-    """Put one or more new tasks in the place of a task, whose dependencies they inherit."""
+    """Replace a task by one or more new tasks, which inherit its dependencies."""
 
     kind: Literal["replace"]
     task_id: str
@@ -252,7 +238,7 @@ ProposedChange = Annotated[
 
 
 class ProposedAlternative(ReplyModel):
-    """One way on."""
+    """One proposal of the model."""
 
     reason: str = Field(description="Why this helps, in a sentence.")
     changes: list[ProposedChange] = Field(description="Applied together, in this order.")
@@ -260,28 +246,28 @@ class ProposedAlternative(ReplyModel):
     _problem: str = PrivateAttr("")
 
     @classmethod
-    def invalid(cls, why: str) -> Self:
-        """Stands for a candidate that is none, so that the others are not lost with it."""
-        found = cls(reason="", changes=[], confidence=0.0)
-        found._problem = why
-        return found
+    def invalid(cls, problem: str) -> Self:
+        """Return a placeholder for an invalid candidate, so that the others are not lost with it."""
+        candidate = cls(reason="", changes=[], confidence=0.0)
+        candidate._problem = problem
+        return candidate
 
 
-def _validate_or_invalid(value: object, read: ValidatorFunctionWrapHandler) -> object:
+def _validate_or_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     try:
-        return read(value)
+        return validate(value)
     except ValidationError as error:
-        return ProposedAlternative.invalid(_validation_message(error))
+        return ProposedAlternative.invalid(_problem_text(error, "the candidate"))
 
 
 class ProposalReply(ReplyModel):
-    """What is asked of the model: ways on, the best first; none where there is none."""
+    """Answer of the model: alternatives, the best first; none if there is none."""
 
     candidates: list[Annotated[ProposedAlternative, WrapValidator(_validate_or_invalid)]]
 
 
 class ParsedCandidate(NamedTuple):
-    """What a candidate came to: an alternative, or why it is dropped."""
+    """Result of a candidate: an alternative, or the reason why it is dropped."""
 
     reason: str
     alternative: Alternative | None = None
@@ -289,46 +275,45 @@ class ParsedCandidate(NamedTuple):
 
 
 class ProposalParser:
-    """Makes alternatives of candidates.
+    """Converts candidates into alternatives.
 
-    Whether the plan takes them is for the engine to say; here stands what the engine cannot know of: that this comes
-    from a model, which may use nothing but the tools that are there, and needs a person for some things.
+    The engine checks them against the plan. The parser enforces the limits of a model: it may use only available
+    tools, and needs the approval of a person for some changes.
 
     Args:
         view: the plan.
-        used: the tools that the tasks use which the model was shown, None where some use none.
-        clean: takes secrets out of a value.
+        used_tools: the tools of the tasks that the model was shown, with None if some have none.
+        redact: takes secrets out of a value.
     """
 
-    def __init__(self, view: PlanView, used: Collection[str | None], clean: Callable[[JsonValue], JsonValue]) -> None:
+    def __init__(
+        self, view: PlanView, used_tools: Collection[str | None], redact: Callable[[JsonValue], JsonValue]
+    ) -> None:
         self._view = view
-        self._used_tools = used
-        self._redact = clean
+        self._used_tools = used_tools
+        self._redact = redact
 
     def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
-        """What each of the candidates came to."""
+        """Yield the result of each candidate."""
         for proposed in reply.candidates[:MAX_CANDIDATES]:
             yield self._parse_candidate(proposed)
         if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
-            yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were not looked at")
+            yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored")
 
     def _parse_candidate(self, proposed: ProposedAlternative) -> ParsedCandidate:
         reason = self._single_line(proposed.reason)
         if proposed._problem:
             return ParsedCandidate(reason, problem=proposed._problem)
         try:
-            if (
-                sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
-                > MAX_CHANGES
-            ):
+            size = sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
+            if size > MAX_CHANGES:
                 raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
             changes = tuple(map(self._convert_change, proposed.changes))
         except _InvalidCandidate as error:
             return ParsedCandidate(reason, problem=str(error))
         ask = next(self._approval_reasons(changes), "")
-        return ParsedCandidate(
-            reason, Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
-        )
+        alternative = Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
+        return ParsedCandidate(reason, alternative)
 
     def _convert_change(self, change: ProposedChange) -> PlanChange:
         match change:
@@ -353,59 +338,55 @@ class ProposalParser:
 
     def _convert_replacement(self, change: Replace) -> ReplaceTask:
         if not change.tasks:
-            raise _InvalidCandidate(f"{change.task_id!r} is to be replaced by nothing; skip or remove it instead")
-        found = self._find_task(change.task_id)
-        old = found.task if found is not None else None
+            raise _InvalidCandidate(f"{change.task_id!r} has no replacement tasks; use skip or remove")
+        replaced = self._find_task(change.task_id)
+        old = replaced.task if replaced is not None else None
         parts = [self._convert_task(new, old) for new in change.tasks]
         needed = {dep for part in parts for dep in part.depends_on}
-        # What the old task must meet cannot be met by those that only prepare it.
+        # Tasks that only prepare others cannot meet the acceptance of the old task.
         parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
         if old is not None and len(parts) == 1:
             self._check_untried(change.task_id, parts[0])
-            # What is left of its fallbacks goes on to its heir.
             left = [f for f in old.fallbacks if (f.tool, f.arguments) != (parts[0].tool, parts[0].arguments)]
             parts[0] = parts[0].model_copy(update={"fallbacks": tuple(left)})
         return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
 
     def _check_untried(self, task_id: str, new: Task) -> None:
-        """Refuse to do once more what has failed in the same lineage, under another id."""
+        """Reject a task that repeats a failed one of the same lineage under another id."""
         use = (new.tool, new.arguments, new.goal)
         for part in self._view.lineage(task_id):
-            lasting = part.failure is not None and not part.failure.transient
-            if lasting and use == (part.task.tool, part.task.arguments, part.task.goal):
+            is_permanent = part.failure is not None and not part.failure.transient
+            if is_permanent and use == (part.task.tool, part.task.arguments, part.task.goal):
                 raise _InvalidCandidate(f"the same was tried before as {part.id!r} and failed")
 
     def _convert_modification(self, change: Modify) -> ModifyTask:
-        given: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
-        if not given:
-            raise _InvalidCandidate(f"the change of {change.task_id!r} says nothing that is to be changed")
-        if "tool" in given:
+        fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
+        if not fields:
+            raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
+        if "tool" in fields:
             self._check_tool(change.tool, change.task_id)
-        _check_size(given, change.task_id)
-        return ModifyTask(task_id=change.task_id, fields=given)
+        _check_depth(fields, change.task_id)
+        return ModifyTask(task_id=change.task_id, fields=fields)
 
     def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
         self._check_tool(new.tool, new.id)
-        given: JsonObject = new.model_dump(exclude_none=True)
-        _check_size(given, new.id)
-        handed_on = {
-            name: getattr(old, name) for name in _INHERITED_FIELDS if old is not None and name in old.model_fields_set
-        }
+        fields: JsonObject = new.model_dump(exclude_none=True)
+        _check_depth(fields, new.id)
+        names = _INHERITED_FIELDS & old.model_fields_set if old is not None else ()
         try:
-            return Task.model_validate({**handed_on, **given})
+            return Task.model_validate({**{name: getattr(old, name) for name in names}, **fields})
         except ValidationError as error:
-            raise _InvalidCandidate(f"task {_quoted(new.id)}: {_validation_message(error)}") from None
+            raise _InvalidCandidate(f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}") from None
 
     def _check_tool(self, tool: str | None, task_id: str) -> None:
-        """Refuse what the engine takes where a plan describes no tools, or a task names none."""
+        """Reject unknown tools, which the engine accepts if a plan describes no tools, and tasks without a tool."""
         if tool in self._used_tools or (tool is not None and self._view.tools):
             return
-        known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
         if tool is None:
             raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
-        raise _InvalidCandidate(
-            f"task {_quoted(task_id)}: there is no tool {_quoted(tool)}; the tools of the plan are: {known}"
-        )
+        known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
+        problem = f"there is no tool {_quoted(tool)}; the tools of the plan are: {known}"
+        raise _InvalidCandidate(f"task {_quoted(task_id)}: {problem}")
 
     def _find_task(self, task_id: str) -> TaskView | None:
         try:
@@ -413,82 +394,63 @@ class ProposalParser:
         except UnknownTask:
             return None
 
-    # What a model may not do without a person
+    # Changes that need the approval of a person
 
     def _approval_reasons(self, changes: Sequence[PlanChange]) -> Iterator[str]:
         view = self._view
-        # Where facts say what the plan is for, the engine sees by itself whether that is still reached.
+        # With stated facts, the engine itself checks that the goal is still reached.
         stated = view.original_plan.facts is not None and bool(view.goal.facts)
         for change in changes:
             if isinstance(change, AbortRun):
                 yield "a model proposes to end the run"
             elif isinstance(change, AddTask):
                 yield from self._timeout_increases(change.task, None)
-            else:
-                yield from self._task_approval_reasons(change, stated)
+            elif not isinstance(change, ReorderTasks) and (task := self._find_task(change.task_id)) is not None:
+                yield from self._task_approval_reasons(change, task, stated)
 
-    def _task_approval_reasons(self, change: PlanChange, stated: bool) -> Iterator[str]:
-        found = self._find_task(change.task_id) if not isinstance(change, AbortRun | AddTask | ReorderTasks) else None
-        if found is None:
-            return
+    def _task_approval_reasons(self, change: PlanChange, task: TaskView, stated: bool) -> Iterator[str]:
         if isinstance(change, ReplaceTask):
             for part in change.tasks:
-                yield from self._timeout_increases(part, found.task)
+                yield from self._timeout_increases(part, task.task)
         elif isinstance(change, ModifyTask):
-            new = found.task.model_copy(update={k: v for k, v in change.fields.items() if k in ("tool", "timeout")})
-            yield from self._timeout_increases(new, found.task)
-            if not stated:
-                yield from self._dropped_dependencies(found, change.fields.get("depends_on"))
-        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(found):
-            yield f"a model proposes to do without {found.id!r}, which the plan requires"
+            fields = {name: value for name, value in change.fields.items() if name in ("tool", "timeout")}
+            yield from self._timeout_increases(task.task.model_copy(update=fields), task.task)
+            depends_on = change.fields.get("depends_on")
+            for dependency in task.task.depends_on if isinstance(depends_on, list) and not stated else ():
+                before = self._find_task(dependency)
+                if dependency not in depends_on and before is not None and self._is_required(before):  # type: ignore[operator]  # a list
+                    yield f"a model proposes to let {task.id!r} run without waiting for {dependency!r}"
+        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(task):
+            yield f"a model proposes to do without {task.id!r}, which the plan requires"
 
     def _is_required(self, task: TaskView) -> bool:
         return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED_STATES)
 
     def _timeout_increases(self, new: Task, old: Task | None) -> Iterator[str]:
-        """Whether a task would have more time than the task or tool that it comes from."""
+        """Yield a reason if a task would have more time than the task or tool that it derives from."""
         tool = self._view.tool(new.tool)
         limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
         if limit is not None and new.timeout is not None and new.timeout > limit:
             yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
 
-    def _dropped_dependencies(self, task: TaskView, depends_on: JsonValue) -> Iterator[str]:
-        """Whether a task would no longer wait for something that is still to be done."""
-        for dep in task.task.depends_on if isinstance(depends_on, list) else ():
-            found = self._find_task(dep)
-            if dep not in depends_on and found is not None and self._is_required(found):  # type: ignore[operator]  # a list
-                yield f"a model proposes to let {task.id!r} run without waiting for {dep!r}"
-
     def _single_line(self, text: str) -> str:
-        """A text for people, on one line and without what a terminal might obey."""
+        """Return a text for people on one line, without control characters."""
         clean = str(self._redact(text[: 4 * _MAX_REASON_CHARS]))
         return "".join(c if c.isprintable() else " " for c in clean).strip()[:_MAX_REASON_CHARS]
 
 
 class _InvalidCandidate(Exception):
-    """A candidate is none that a plan could have; says why."""
+    """A candidate is invalid for every plan."""
 
 
-def _check_size(value: JsonValue, task_id: str) -> None:
-    """Refuse what cannot be kept in a journal: too deep, or no number."""
-    layer: list[JsonValue] = [value]
-    for _ in range(_MAX_JSON_DEPTH):
-        if any(isinstance(item, float) and not math.isfinite(item) for item in layer):
-            raise _InvalidCandidate(f"task {_quoted(task_id)} has a number that is infinite or none")
-        nested = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, dict | list)]
-        layer = [inner for items in nested for inner in items]
-        if not layer:
-            return
-    raise _InvalidCandidate(f"the arguments of task {_quoted(task_id)} are nested too deeply")
+def _check_depth(value: JsonValue, task_id: str) -> None:
+    if exceeds_depth(value, _MAX_JSON_DEPTH):
+        raise _InvalidCandidate(f"the arguments of task {_quoted(task_id)} are nested too deeply")
 
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}…")
 
 
-def _validation_message(error: ValidationError) -> str:
-    """What is wrong, with its place, in one line."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{'.'.join(map(str, d['loc'])) or 'the candidate'}: {d['msg']}" for d in details[:5]]
-    more = f"; and {len(details) - 5} more" if len(details) > 5 else ""
-    return ("; ".join(lines) + more)[:_MAX_REASON_CHARS]
+def _problem_text(error: ValidationError, subject: str) -> str:
+    return validation_message(error, subject, most=5)[:_MAX_REASON_CHARS]

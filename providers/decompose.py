@@ -1,4 +1,4 @@
-"""Smaller tasks in the place of one that a judge finds too large, unclear or wrongly begun, from a language model."""
+"""Decomposition, by a language model, of a task whose results a judge rejected."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from replanning import Alternative, PlanView, ReplanRequest
 from replanning.errors import NoResult
 from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions, LLMProvider
-from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
+from replanning.llm.quoting import DataSection, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._prompt import MIN_PROMPT_CHARS
+from replanning.providers._prompt import MIN_PROMPT_CHARS, encode_line
 from replanning.providers._proposals import (
     NewTask,
     ProposalParser,
@@ -26,7 +26,7 @@ from replanning.providers._proposals import (
 )
 
 DEFAULT_PROMPT_CHARS: Final = 12_000
-"""Characters of a prompt, if nothing else is said."""
+"""Most characters of a prompt, unless another limit is given."""
 
 _MAX_TOOLS: Final = 60
 _MAX_RESULTS: Final = 20
@@ -34,7 +34,7 @@ _CUT_ORDER: Final = ("context", "results", "log", "tools", "acceptance", "task",
 
 
 class Decomposition(ReplyModel):
-    """What is asked of the model."""
+    """Answer of the model."""
 
     reason: str = Field(description="Why this helps, in a sentence.")
     tasks: list[NewTask] = Field(min_length=3, max_length=5, description="Smaller tasks, each of which can be done.")
@@ -42,27 +42,27 @@ class Decomposition(ReplyModel):
 
 
 class Decomposer:
-    """Asks a language model for three to five smaller tasks in the place of one that a judge wants done otherwise.
+    """Provider that replaces a task whose results a judge rejected by three to five smaller tasks.
 
-    It has nothing to say about any other trigger, and asks for one task at a time. What the task must meet, the last of
-    the smaller ones must meet: where several end the work, each of them. The new tasks are checked as those of every
-    language model: only tools of the plan, and a person agrees to what is dangerous.
+    It ignores all other triggers, and asks a language model about one task at a time. The last of the smaller tasks
+    must meet the acceptance of the task; if several end the work, each of them. The new tasks are checked as those of
+    every language model: they use only tools of the plan, and a person must agree to dangerous ones.
 
-    Where a prompt would be longer than `size`, whole values are left out, which is marked where they stood: first of the
-    context, then of results, what happened before, tools, the acceptance, the task and what the judge said.
+    From a prompt longer than `size` whole values are left out, which is marked: first of the context, then of results,
+    the history of the task, tools, the acceptance, the task and the verdict of the judge.
 
     Args:
         client: the language model.
-        name: how it is called in histories.
-        size: characters that a prompt may have.
+        name: in histories.
+        size: most characters of a prompt.
 
     Raises:
-        ValueError: the size is too small to say anything.
+        ValueError: the size is too small to describe a task.
     """
 
     def __init__(self, client: LLMProvider, *, name: str = "decompose", size: int = DEFAULT_PROMPT_CHARS) -> None:
         if size < MIN_PROMPT_CHARS:
-            raise ValueError(f"a prompt of {size} characters says nothing of a task: give at least {MIN_PROMPT_CHARS}")
+            raise ValueError(f"a prompt of {size} characters cannot describe a task: give at least {MIN_PROMPT_CHARS}")
         self.name = name
         self.client = client
         self._size = size
@@ -71,34 +71,35 @@ class Decomposer:
         return f"<Decomposer {self.name!r} of {self.client!r}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Smaller tasks for each task concerned that a judge has rejected.
+        """Return smaller tasks for each task concerned whose results a judge rejected.
 
         Raises:
-            LLMError: the model gave no answer that can be read.
-            BudgetExceeded: asking it does not fit what is left of the budget.
-            StaleView: the plan has moved on meanwhile.
+            LLMError: the model gave no valid answer.
+            BudgetExceeded: the call does not fit the remaining budget.
+            StaleView: the plan has changed meanwhile.
         """
         view = request.view
         concerned = dict.fromkeys(task_id for trigger in request.triggers for task_id in trigger.tasks)
-        rejected = [task for task in map(view.task, concerned) if _is_rejected(task)]
-        found = [await self._decompose(task, request) for task in rejected]
-        return [alternative for alternative in found if alternative is not None]
+        failed = [task for task in map(view.task, concerned) if task.state is TaskState.FAILED]
+        rejected = [task for task in failed if task.failure is not None and task.failure.kind == "rejected"]
+        alternatives = [await self._decompose(task, request) for task in rejected]
+        return [alternative for alternative in alternatives if alternative is not None]
 
     async def _decompose(self, task: TaskView, request: ReplanRequest) -> Alternative | None:
-        clean = self.client.redactor.value
         options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
-        said = await self.client.complete_json(self._prompt(task, request.view), Decomposition, options)
-        replacement = Replace(kind="replace", task_id=task.id, tasks=said.tasks)
-        proposed = ProposedAlternative(reason=said.reason, changes=[replacement], confidence=said.confidence)
+        answer = await self.client.complete_json(self._prompt(task, request.view), Decomposition, options)
+        replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
+        proposed = ProposedAlternative(reason=answer.reason, changes=[replacement], confidence=answer.confidence)
         used = frozenset(part.task.tool for part in request.view.lineage(task.id))
-        (read,) = ProposalParser(request.view, used, clean).parse(ProposalReply(candidates=[proposed]))
-        if read.alternative is None:
-            request.add_note(f"dropped the smaller tasks for {task.id!r}: {read.problem}")
-        return read.alternative
+        parser = ProposalParser(request.view, used, self.client.redactor.value)
+        (candidate,) = parser.parse(ProposalReply(candidates=[proposed]))
+        if candidate.alternative is None:
+            request.add_note(f"dropped the smaller tasks for {task.id!r}: {candidate.problem}")
+        return candidate.alternative
 
     def _prompt(self, task: TaskView, view: PlanView) -> str:
         room = self._size // 6
-        clean = self.client.redactor.value
+        redact = self.client.redactor.value
         data: dict[str, Iterator[JsonValue]] = {
             "goal": iter([view.goal.objective]),
             "task": _task_fields(task, view),
@@ -109,27 +110,18 @@ class Decomposer:
             "context": ({key: value} for key, value in view.context.items()),
             "tools": _tool_fields(view),
         }
-        sections = [
-            DataSection(
-                name, [encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room)) for value in values]
-            )
-            for name, values in data.items()
-        ]
-        filled = [section for section in sections if section.lines]
-        return fit_sections(filled, self._size - len(_ANSWER_FORMAT), (*_CUT_ORDER, "goal")) + _ANSWER_FORMAT
-
-
-def _is_rejected(task: TaskView) -> bool:
-    return task.state is TaskState.FAILED and task.failure is not None and task.failure.kind == "rejected"
+        lines = {name: [encode_line(value, room, redact) for value in values] for name, values in data.items()}
+        sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
+        return fit_sections(sections, self._size - len(_ANSWER_FORMAT), (*_CUT_ORDER, "goal")) + _ANSWER_FORMAT
 
 
 def _task_fields(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    """The task, with what it was given, where it works and how it stands among the others."""
+    """Yield the task with its arguments, directory, neighbours and unused ids."""
     document = task.task
     tool = view.tool(document.tool)
-    taken: set[str] = set()
+    free_ids: set[str] = set()
     for _ in range(5):
-        taken.add(view.unused_id(task.root, taken))
+        free_ids.add(view.unused_id(task.root, free_ids))
     fields: JsonObject = {
         "id": task.id,
         "name": document.name,
@@ -140,30 +132,34 @@ def _task_fields(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
         "metadata": document.metadata,
         "depends_on": list(document.depends_on),
         "waited_for_by": list(view.dependents(task.id)[:20]),
-        "free_ids": list[JsonValue](sorted(taken)),
+        "free_ids": list[JsonValue](sorted(free_ids)),
     }
     yield {name: value for name, value in fields.items() if value}
 
 
 def _lineage_log(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    """What became of the tasks that it replaced, and how often each was run; the latest first."""
+    """Yield the task and those that it replaced, with their errors and attempts, the latest first."""
     for part in reversed(view.lineage(task.id)):
         failure = part.failure
-        why = {"error": failure.type, "message": failure.message} if failure is not None and part.id != task.id else {}
-        yield {"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **why}
+        error = {} if failure is None or part.id == task.id else {"error": failure.type, "message": failure.message}
+        yield {"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **error}
 
 
 def _dependency_results(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    """What the tasks before it came to."""
     for task_id in task.task.depends_on[:_MAX_RESULTS]:
-        with suppress(NoResult):  # it has none yet, or left nothing that could be kept
+        with suppress(NoResult):  # it has not ended, or its output could not be recorded
             yield {"task": task_id, "output": view.result(task_id)}
 
 
 def _tool_fields(view: PlanView) -> Iterator[JsonValue]:
     for tool in list(view.tools.values())[:_MAX_TOOLS]:
-        said: JsonObject = {"name": tool.name, "parameters": dict(tool.parameters), "description": tool.description}
-        yield {**said, "available": tool.available, "dangerous": tool.dangerous}
+        yield {
+            "name": tool.name,
+            "parameters": dict(tool.parameters),
+            "description": tool.description,
+            "available": tool.available,
+            "dangerous": tool.dangerous,
+        }
 
 
 _SYSTEM_PROMPT: Final = """\

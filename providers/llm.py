@@ -1,4 +1,4 @@
-"""Alternatives from a language model: asked once, told once what cannot be used, and never trusted."""
+"""Alternatives proposed by a language model, which is not trusted, and told once what is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from replanning import Alternative, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
     MIN_PROMPT_CHARS,
@@ -20,34 +19,33 @@ from replanning.providers._proposals import ParsedCandidate, ProposalParser, Pro
 
 
 class LLMAlternatives:
-    """Asks a language model for ways on, several in one call, each with a reason and how sure it is.
+    """Provider that asks a language model for alternatives, several in one call, each with a reason and a confidence.
 
-    The model sees the goal, what happened, the tasks concerned and those around them with their results, the tools,
-    what holds, and what was decided before. Of what it proposes, the engine takes what fits the plan; where that is
-    nothing, the model is told why and asked once more, if deadline and budget allow it. A candidate that is none is
-    dropped, and a note says why. Only tools that are there are used; a model cannot change goal, tools, settings or
-    answers to questions, and a person must agree before anything that is dangerous, ends the run, does without
-    something that the plan requires, or takes more time than was allowed.
+    The model sees the goal, the triggers, the tasks concerned and those around them with their results, the tools, the
+    facts, and earlier decisions. The engine takes those of its proposals that fit the plan; if none does, the model
+    gets the reasons and is asked once more, if deadline and budget allow it. An invalid candidate is dropped with a
+    note. Only available tools are used; a model cannot change goal, tools, settings or answers to questions, and a
+    person must agree before anything that is dangerous, ends the run, does without something that the plan requires,
+    or takes more time than was allowed.
 
-    What others wrote (output of tools, errors, texts of tasks) stands in the prompt as data that cannot pass for
-    anything else, without secrets. A prompt that would be longer than `size` loses, in this order and in each kind from
-    the end: what was decided before (the oldest first), the context, results (of the farthest tasks first), facts
-    (those that speak of other things first), tasks around (the farthest first), tools (those that have least to do
-    with the tasks concerned first), limits, and only then the tasks concerned, what happened, and the goal. Where
-    something was left out, a line says how much; long values are cut at their end, which is marked.
+    Untrusted text (output of tools, errors, texts of tasks) is marked as data in the prompt, without secrets. A prompt
+    longer than `size` loses, in this order and in each kind from the end: earlier decisions (the oldest first), the
+    context, results (of the farthest tasks first), facts (unrelated ones first), tasks around (the farthest first),
+    tools (those least related to the tasks concerned first), limits, and only then the tasks concerned, the triggers,
+    and the goal. A line says how much was left out; long values are cut at their end, which is marked.
 
     Args:
         client: the language model.
-        name: how it is called in histories and settings; by default as its model provider.
-        size: characters that a prompt may have.
+        name: in histories and settings; by default that of the model's provider.
+        size: most characters of a prompt.
 
     Raises:
-        ValueError: the size is too small to say anything.
+        ValueError: the size is too small to describe a plan.
     """
 
     def __init__(self, client: LLMProvider, *, name: str | None = None, size: int = DEFAULT_PROMPT_CHARS) -> None:
         if size < MIN_PROMPT_CHARS:
-            raise ValueError(f"a prompt of {size} characters says nothing of a plan: give at least {MIN_PROMPT_CHARS}")
+            raise ValueError(f"a prompt of {size} characters cannot describe a plan: give at least {MIN_PROMPT_CHARS}")
         self.name = name or client.name
         self.client = client
         self._size = size
@@ -56,48 +54,41 @@ class LLMAlternatives:
         return f"<LLMAlternatives {self.name!r} of {self.client!r}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Alternatives for a request, as the model ranks them.
+        """Return alternatives for a request, as the model ranks them.
 
         Raises:
-            LLMError: the model gave no answer that can be read.
-            BudgetExceeded: asking it does not fit what is left of the budget.
-            StaleView: the plan has moved on meanwhile.
+            LLMError: the model gave no valid answer.
+            BudgetExceeded: the call does not fit the remaining budget.
+            StaleView: the plan has changed meanwhile.
         """
-        clean = self.client.redactor.value
-        prompts = await PromptBuilder.for_request(request, self._size, clean)
-        reader = ProposalParser(request.view, prompts.used_tools, clean)
-        found, why = self._parse_reply(await self._request_reply(prompts.initial_prompt(), request), reader, request)
-        if found and all(why):
-            rejected = [_rejected_proposal(read, reason) for read, reason in zip(found, why, strict=True)]
+        redact = self.client.redactor.value
+        prompts = await PromptBuilder.for_request(request, self._size, redact)
+        parser = ProposalParser(request.view, prompts.used_tools, redact)
+        candidates, rejections = await self._ask(prompts.initial_prompt(), parser, request)
+        if candidates and all(rejections):
+            rejected = [_rejected_proposal(*pair) for pair in zip(candidates, rejections, strict=True)]
             try:
-                found += self._parse_reply(
-                    await self._request_reply(prompts.retry_prompt(rejected), request), reader, request
-                )[0]
+                candidates += (await self._ask(prompts.retry_prompt(rejected), parser, request))[0]
             except (LLMError, BudgetExceeded) as error:
-                request.add_note(f"nothing of what it proposed can be used, and it could not be told: {error}")
-        return [read.alternative for read in found if read.alternative is not None]
+                request.add_note(f"none of its proposals can be used, and it could not be asked again: {error}")
+        return [candidate.alternative for candidate in candidates if candidate.alternative is not None]
 
-    async def _request_reply(self, prompt: str, request: ReplanRequest) -> ProposalReply:
-        options = LLMOptions(system=SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
-        return await self.client.complete_json(prompt, ProposalReply, options)
-
-    def _parse_reply(
-        self, reply: ProposalReply, reader: ProposalParser, request: ReplanRequest
+    async def _ask(
+        self, prompt: str, parser: ProposalParser, request: ReplanRequest
     ) -> tuple[list[ParsedCandidate], list[str]]:
-        """The candidates of a reply, and of each why it cannot be used; empty where it can."""
-        found = list(reader.parse(reply))
-        return found, [self._rejection_reason(read, request) for read in found]
+        """Return the candidates of an answer, and for each why it cannot be used, or an empty text."""
+        options = LLMOptions(system=SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
+        candidates = list(parser.parse(await self.client.complete_json(prompt, ProposalReply, options)))
+        rejections = []
+        for candidate in candidates:
+            if candidate.alternative is None:
+                request.add_note(f"dropped {candidate.reason or 'a candidate'!r}: {candidate.problem}")
+                rejections.append(candidate.problem)
+            else:
+                rejections.append(request.rejection_reason(candidate.alternative))
+        return candidates, rejections
 
-    def _rejection_reason(self, read: ParsedCandidate, request: ReplanRequest) -> str:
-        if read.alternative is None:
-            request.add_note(f"dropped {read.reason or 'a candidate'!r}: {read.problem}")
-            return read.problem
-        return request.rejection_reason(read.alternative)
 
-
-def _rejected_proposal(read: ParsedCandidate, why: str) -> JsonObject:
-    """A candidate that cannot be used, as the model is told."""
-    changes: list[JsonValue] = (
-        [change_document(change) for change in read.alternative.changes] if read.alternative else []
-    )
-    return {"why_not": why, "reason": read.reason, "changes": changes}
+def _rejected_proposal(candidate: ParsedCandidate, reason: str) -> JsonObject:
+    changes = candidate.alternative.changes if candidate.alternative else ()
+    return {"why_not": reason, "reason": candidate.reason, "changes": [change_document(change) for change in changes]}

@@ -1,4 +1,4 @@
-"""Which tasks a fact that has ceased to hold leaves without what they need."""
+"""Shared by detectors: tasks affected by a fact that ceased to hold, causes of failures, and wording."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.types import JsonValue
 
 MAX_TASKS_EXAMINED = 1_000
-"""How many tasks of a tool, and how many tasks before one, are looked at."""
+"""Most tasks of a tool, and most predecessors of a task, that are examined."""
+
+WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 _TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED)
 
 _STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
 
-_FactGrounder = Callable[[Mapping[str, JsonValue]], tuple[str, ...]]
+_FactGrounder = Callable[[Mapping[str, JsonValue]], Sequence[str]]
 
 
 def tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
-    """The tasks that still have to start, need a fact that ceased, and have nothing before them that adds it."""
+    """Yield the tasks that have not started, need a fact that ceased, and have no predecessor that adds it."""
     adding = {task.id for task in _tasks_adding(fact, view)}
     for tool in view.tools.values():
         if _may_match(fact, tool.requires, tool.needs):
@@ -35,7 +37,7 @@ def tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
 
 
 def is_lost_for_goal(fact: str, view: PlanView) -> bool:
-    """Whether the goal needs a fact that ceased and no task that is left adds it."""
+    """Return whether the goal needs a fact that ceased and no remaining task adds it."""
     return fact in view.goal.facts and next(_tasks_adding(fact, view), None) is None
 
 
@@ -51,24 +53,24 @@ def _unfinished_tasks(tool: ToolSpec, view: PlanView) -> Iterator[TaskView]:
     return islice((task for task in view.resource_users(tool.name) if task.task.tool == tool.name), MAX_TASKS_EXAMINED)
 
 
-def _ground_facts(facts: _FactGrounder, task: TaskView, view: PlanView) -> tuple[str, ...]:
+def _ground_facts(ground: _FactGrounder, task: TaskView, view: PlanView) -> Sequence[str]:
     try:
-        return facts(view.arguments(task.id))
+        return ground(view.arguments(task.id))
     except (ExpressionError, PlanError):
-        return ()  # its arguments come from results that do not exist yet: nothing is known
+        return ()  # its arguments come from results that do not exist yet
 
 
 def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
-    """Whether one of these tasks surely runs before a task."""
+    """Return whether one of the adding tasks certainly runs before a task."""
     seen = {task.id}
     stack = [task]
     while stack and len(seen) <= MAX_TASKS_EXAMINED:
-        for needed in stack.pop().task.depends_on:
-            if needed in adding:
+        for dependency in stack.pop().task.depends_on:
+            if dependency in adding:
                 return True
-            if needed not in seen:
-                seen.add(needed)
-                before = view.task(needed)
+            if dependency not in seen:
+                seen.add(dependency)
+                before = view.task(dependency)
                 if before.state is TaskState.REPLACED_BY_REPLAN:
                     stack.extend(view.task(new) for new in before.replaced_by)
                     if not adding.isdisjoint(before.replaced_by):
@@ -79,17 +81,16 @@ def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
 
 
 def _may_match(fact: str, patterns: Sequence[str], artifacts: Sequence[str]) -> bool:
-    """Whether one of the patterns could stand for a fact, by its name before the bracket."""
+    """Return whether one of the patterns could match a fact, judged by its name before the bracket."""
     head = fact.partition("(")[0]
     heads = (pattern.partition("(")[0] for pattern in patterns)
     return any("{" in name or name == head for name in heads) or (bool(artifacts) and head == "artifact")
 
 
 def task_cause(task: TaskView, *error: str) -> str:
-    """What went wrong, such that the same call going wrong in the same way is the same cause.
+    """Return the cause of a failure: equal for equal calls that fail in the same way.
 
-    What varies by occasion is masked in the error alone: `tool-1` and `tool-2` are different tools, and one tool
-    with other arguments is another call.
+    Only the error is normalised: `tool-1` and `tool-2` are different tools, and other arguments make another call.
     """
     call = task.task.tool or task.id
     if task.task.arguments:
@@ -99,13 +100,18 @@ def task_cause(task: TaskView, *error: str) -> str:
 
 
 def task_label(task: TaskView) -> str:
-    """A task as sentences name it: with its tool, and with what it stands in for."""
+    """Return a task as sentences name it: with its tool, and with the task that it replaces."""
     tool = f" with {task.task.tool!r}" if task.task.tool else ""
-    stands_for = f" in place of {task.root!r}" if task.root != task.id else ""
-    return f"task {task.id!r}{tool}{stands_for}"
+    replaces = f" in place of {task.root!r}" if task.root != task.id else ""
+    return f"task {task.id!r}{tool}{replaces}"
+
+
+def list_items(items: Sequence[str]) -> str:
+    """Return the first five items, separated by commas, with a mark if there are more."""
+    return ", ".join(items[:5]) + (", …" if len(items) > 5 else "")
 
 
 def shorten(text: str, limit: int = 300) -> str:
-    """A text on one line that is no longer than a sentence may be."""
+    """Return a text on one line, truncated to the length of a sentence."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

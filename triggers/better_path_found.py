@@ -1,4 +1,4 @@
-"""Looks now and then whether what is left of the plan could be done by cheaper tools."""
+"""Detects that cheaper tools could execute the remaining tasks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import ClassVar
 
 from replanning import Settings, ToolSpec
 from replanning.journal import AttemptSucceeded, BetterPathFound, Observation, RecordBody
-from replanning.live import PlanView, TaskState, TaskView
+from replanning.live import PlanView, TaskView
+from replanning.triggers._text import WAITING_STATES
 
 MAX_TASKS_PER_TOOL = 1_000
-"""How many tasks of one tool are looked at."""
-
-_WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
+"""Most tasks of one tool that are examined."""
 
 
 class BetterPathDetector:
@@ -22,8 +21,8 @@ class BetterPathDetector:
     Only tools that state their cost are compared.
 
     Args:
-        every: looks after this many successes.
-        min_gain: smallest gain worth a change, as a share of what the remaining path costs.
+        every: number of successful attempts between two comparisons.
+        min_gain: smallest gain worth a change, as a share of the cost of the remaining path.
     """
 
     name = "better-path-found"
@@ -35,11 +34,11 @@ class BetterPathDetector:
 
     @classmethod
     def for_settings(cls, settings: Settings) -> BetterPathDetector:
-        """A detector that looks as often as the settings say."""
+        """Return a detector configured by the settings."""
         return cls(every=settings.better_path.every, min_gain=settings.better_path.min_gain)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
-        """One trigger for each tool whose waiting tasks a cheaper one could take over."""
+        """Yield one trigger for each tool whose waiting tasks a cheaper one could take over."""
         if not isinstance(observation, AttemptSucceeded) or view.succeeded_attempts % self.every:
             return
         cheapest = _cheapest_tools(view)
@@ -60,25 +59,25 @@ def _trigger(name: str, other: ToolSpec, tasks: list[TaskView], gain: float) -> 
     return BetterPathFound(
         tasks=tuple(task.id for task in tasks),
         cause=f"{name}>{other.name}",
-        reason=f"{other.name!r} can take over {count} from {name!r} and makes what is left {gain:.0%} cheaper",
+        reason=f"{other.name!r} can take over {count} from {name!r} and makes the remaining plan {gain:.0%} cheaper",
         gain=gain,
         tool=other.name,
     )
 
 
 def _cheapest_tools(view: PlanView) -> dict[str, ToolSpec]:
-    """For each capability the available tool that costs least."""
-    found: dict[str, ToolSpec] = {}
+    """Return the cheapest available tool of each capability."""
+    cheapest: dict[str, ToolSpec] = {}
     for tool in view.tools.values():
         if tool.capability and tool.available and tool.cost is not None:
-            best = found.get(tool.capability)
+            best = cheapest.get(tool.capability)
             if best is None or tool.cost < (best.cost or 0.0):
-                found[tool.capability] = tool
-    return found
+                cheapest[tool.capability] = tool
+    return cheapest
 
 
 def _cost_saving(tool: ToolSpec, cheapest: dict[str, ToolSpec]) -> float:
-    """How much cheaper one use of the cheapest equal tool is."""
+    """Return the saving of one use of the cheapest tool of the same capability."""
     other = cheapest.get(tool.capability or "")
     return 0.0 if other is None or tool.cost is None else max(0.0, tool.cost - (other.cost or 0.0))
 
@@ -87,5 +86,5 @@ def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:
     return [
         task
         for task in islice(view.resource_users(name), MAX_TASKS_PER_TOOL)
-        if task.task.tool == name and task.state in _WAITING_STATES
+        if task.task.tool == name and task.state in WAITING_STATES
     ]

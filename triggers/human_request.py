@@ -1,4 +1,4 @@
-"""Passes on that a person asked for replanning."""
+"""Detects that a person asked for replanning."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ class HumanRequestDetector:
     observes: ClassVar[tuple[type[RecordBody], ...]] = (ReplanRequested,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[HumanRequest]:
-        """One trigger for each request."""
+        """Yield one trigger for each request."""
         if not isinstance(observation, ReplanRequested):
             return
-        who = observation.by or "somebody"
         yield HumanRequest(
             tasks=observation.tasks,
             cause=f"{observation.by}:{','.join(observation.tasks)}:{observation.reason}",
-            reason=f"{who} asked for replanning: {observation.reason}",
+            reason=f"{observation.by or 'a person'} asked for replanning: {observation.reason}",
             by=observation.by,
         )

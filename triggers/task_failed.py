@@ -1,4 +1,4 @@
-"""Notices tasks that failed for good: their own retries are used up, or they could not even be tried."""
+"""Detects tasks that failed for good: their own retries are used up, or they could not even be started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replanning.triggers._text import shorten, task_cause, task_label
 
 
 class TaskFailedDetector:
-    """`task-failed`: an attempt failed or was cut off and is not repeated, or a condition could not be evaluated."""
+    """`task-failed`: an attempt failed or was interrupted and is not retried, or a condition cannot be evaluated."""
 
     name = "task-failed"
     observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptFailed, AttemptInterrupted, ConditionEvaluated)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskFailed]:
-        """One trigger when the task now stands as failed."""
+        """Yield one trigger if the task has failed now."""
         if not isinstance(observation, AttemptFailed | AttemptInterrupted | ConditionEvaluated):
             return
         task = view.task(observation.task)

@@ -1,4 +1,4 @@
-"""Notices attempts that ran into their deadline and are not repeated by themselves."""
+"""Detects attempts that timed out and are not retried."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from replanning.triggers._text import task_cause, task_label
 
 
 class TimeoutDetector:
-    """`timeout`: the deadline of an attempt passed, and the task is not run again by itself."""
+    """`timeout`: an attempt passed its deadline, and the task is not retried by itself."""
 
     name = "timeout"
     observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptTimedOut,)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[TaskTimedOut]:
-        """One trigger for an attempt after which the task stands as failed."""
+        """Yield one trigger for an attempt after which the task has failed."""
         if not isinstance(observation, AttemptTimedOut) or observation.retry_at is not None:
             return
         task = view.task(observation.task)

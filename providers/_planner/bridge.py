@@ -1,4 +1,4 @@
-"""Puts a bridge into a plan: which tasks are added, replaced and removed, and who waits for whom then."""
+"""Plan repair over facts: poses the planning problems of a request, and puts their solutions into the plan."""
 
 from __future__ import annotations
 
@@ -16,463 +16,219 @@ import anyio.to_thread
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.journal import ContextChanged, Trigger
-from replanning.live import (
-    DraftView,
-    Feasibility,
-    GroundAction,
-    StripsProblem,
-    StripsStep,
-    TaskState,
-    TaskView,
-    artifact_fact,
-)
+from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState, artifact_fact
 from replanning.plan import as_text, compile_fact_pattern, placeholders
 from replanning.plan.types import JsonValue
-from replanning.providers._planner.domain import Domain, ToolAction, action_key
+from replanning.providers._planner.domain import Domain, action_key
 from replanning.providers._planner.search import MAX_INLINE_NODES, PlanRemainder, Repair, RepairProblem, Solution, solve
 
 AnyPlanView: TypeAlias = PlanView | DraftView
-"""The plan as it stands, or as changes would leave it."""
-
-
-def splice(way: Repair, view: AnyPlanView, taken: set[str]) -> tuple[PlanChange, ...]:
-    """The changes that carry a way out.
-
-    Args:
-        way: what is to be done.
-        view: the plan.
-        taken: ids that have been given out, to which those of new tasks are added.
-    """
-    gone = {step.id: step for step in way.removed_steps}
-    kept = [step for step in way.remainder.suffix if step.id not in gone]
-    new = _combined_effects(way.actions)
-    before = _latest_steps(step for step in way.remainder.prefix if _interferes(step.action, new))
-    external = [dep for step in gone.values() for dep in view.task(step.id).task.depends_on if dep not in gone]
-    inherited = tuple(dict.fromkeys([*external, *(step.id for step in before)]))
-    waiting = _earliest_steps(
-        (step for step in kept if _interferes(step.action, new) or not gone.keys().isdisjoint(step.depends_on)), kept
-    )
-    if not gone:
-        return tuple(_add_changes(_task_chain(way.actions, None, way, view, taken), inherited, waiting))
-    if not way.actions:
-        return (*_rewire_dependencies(kept, gone, inherited, (), view), *_remove_changes(gone.values(), view))
-    if isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new_task_ids for i in gone):
-        added = tuple(_add_changes(_task_chain(way.actions, None, way, view, taken), inherited, waiting))
-        last = (added[-1].task.id,)
-        return (*added, *_rewire_dependencies(kept, gone, last, (), view), *_remove_changes(gone.values(), view))
-    target = _replaced_step(way)
-    chain = _task_chain(way.actions, target, way, view, taken)
-    own = view.task(target.id).task.depends_on
-    lead = () if own == inherited else (ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}),)
-    return (
-        *lead,
-        ReplaceTask(task_id=target.id, tasks=chain),
-        *_rewire_dependencies(kept, {i: s for i, s in gone.items() if i != target.id}, (target.id,), waiting, view),
-        *_remove_changes((step for step in gone.values() if step.id != target.id), view),
-    )
-
-
-def merge_changes(first: Sequence[PlanChange], more: Sequence[PlanChange], view: PlanView) -> Iterator[PlanChange]:
-    """Changes and more that follow them, without tasks that would be added to be removed again."""
-    removed = {change.task_id for change in more if isinstance(change, RemoveTask)}
-    new = {change.task.id for change in first if isinstance(change, AddTask)}
-    waits = {c.task_id: _names(c.fields["depends_on"]) for c in more if isinstance(c, ModifyTask) and c.task_id in new}
-    short: list[PlanChange] = []
-    for change in first:
-        if isinstance(change, AddTask) and change.task.id in waits.keys() - removed:
-            task = change.task.model_copy(update={"depends_on": waits[change.task.id]})
-            short.append(change.model_copy(update={"task": task}))
-        elif not (isinstance(change, AddTask) and change.task.id in removed):
-            short.append(change)
-    short += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
-    yield from (*first, *more) if view.check(short) else short
-
-
-def _names(names: JsonValue) -> tuple[str, ...]:
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _replaced_step(way: Repair) -> StripsStep:
-    """The task for which the bridge stands: the one that failed, else the last one that it makes superfluous."""
-    return next((step for step in way.removed_steps if not step.startable), way.removed_steps[-1])
-
-
-def _task_chain(
-    actions: Sequence[ToolAction], target: StripsStep | None, way: Repair, view: AnyPlanView, taken: set[str]
-) -> tuple[Task, ...]:
-    """New tasks for actions, each after the one before; like the task of which one is a repetition."""
-    used = {action.tool for action in actions}
-    steps = (step for step in (*way.remainder.suffix, *way.remainder.prefix) if step.tool in used)
-    like = {action_key(step.tool, step.arguments): step for step in steps}
-    tasks: list[Task] = []
-    for action in actions:
-        base = view.task(target.id).root if target is not None else action.tool
-        new = view.unused_id(base, taken)
-        taken.add(new)
-        after = (tasks[-1].id,) if tasks else ()
-        same = like.get(action.key)
-        if same is not None:
-            tasks.append(view.task(same.id).task.model_copy(update={"id": new, "depends_on": after}))
-        else:
-            tasks.append(Task(id=new, tool=action.tool, arguments=action.arguments, depends_on=after))
-    return tuple(tasks)
-
-
-def _add_changes(chain: Sequence[Task], inherited: tuple[str, ...], waiting: Sequence[StripsStep]) -> Iterator[AddTask]:
-    for index, task in enumerate(chain):
-        last = index == len(chain) - 1
-        new = task if index else task.model_copy(update={"depends_on": inherited})
-        yield AddTask(task=new, before=tuple(step.id for step in waiting) if last else ())
-
-
-def _rewire_dependencies(
-    kept: Iterable[StripsStep],
-    gone: dict[str, StripsStep],
-    instead: tuple[str, ...],
-    waiting: Sequence[StripsStep],
-    view: AnyPlanView,
-) -> Iterator[PlanChange]:
-    """Make tasks that stay wait for others instead of those that go."""
-    late = {step.id for step in waiting}
-    for step in kept:
-        deps = view.task(step.id).task.depends_on
-        new = [dep for dep in deps if dep not in gone]
-        if len(new) < len(deps) or step.id in late:
-            new = list(dict.fromkeys([*new, *instead]))
-        if new != list(deps) and not step.running:
-            yield ModifyTask(task_id=step.id, fields={"depends_on": list(new)})
-
-
-def _remove_changes(gone: Iterable[StripsStep], view: AnyPlanView) -> Iterator[PlanChange]:
-    for step in gone:
-        if view.task(step.id).root == step.id:
-            yield RemoveTask(task_id=step.id)
-        else:  # what it stands for must be satisfied
-            yield SkipTask(task_id=step.id, reason="the repair makes it superfluous")
-
-
-def _combined_effects(actions: Sequence[ToolAction]) -> GroundAction:
-    """What actions need, add and remove, any of them."""
-    needs = frozenset(fact for action in actions for fact in action.needs)
-    adds = frozenset(fact for action in actions for fact in action.adds)
-    return GroundAction(needs, adds, frozenset(fact for action in actions for fact in action.removes))
-
-
-def _interferes(one: GroundAction, other: GroundAction) -> bool:
-    """Whether the order of two uses matters: one changes what the other needs or changes."""
-    changed, touched = one.adds | one.removes, other.adds | other.removes
-    return not (
-        changed.isdisjoint(other.requires)
-        and touched.isdisjoint(one.requires)
-        and one.adds.isdisjoint(other.removes)
-        and one.removes.isdisjoint(other.adds)
-    )
-
-
-def _earliest_steps(chosen: Iterable[StripsStep], steps: Sequence[StripsStep]) -> list[StripsStep]:
-    """Those of the chosen steps that wait for no other of them."""
-    wanted = {step.id for step in chosen if not step.running}
-    behind: set[str] = set()
-    first = []
-    for step in steps:
-        after = any(dep in wanted or dep in behind for dep in step.depends_on)
-        if after:
-            behind.add(step.id)
-        if step.id in wanted and not after:
-            first.append(step)
-    return first
-
-
-def _latest_steps(chosen: Iterable[StripsStep]) -> list[StripsStep]:
-    """Those of the chosen steps for which no other of them waits."""
-    steps = list(chosen)
-    needed = {dep for step in steps for dep in step.depends_on}
-    return [step for step in steps if step.id not in needed]
-
+"""The plan as it is, or as changes would leave it."""
 
 ArgumentSources: TypeAlias = dict[str, list[tuple[Task, bool]]]
-"""By parameter, the tasks that give something for it, each with whether that is of use as well as what steps give."""
+"""By parameter, the tasks that have an argument for it, each with whether it may be used beside those of steps."""
+
+VERIFIED_CONFIDENCE: Final = 0.95
+"""Confidence of a repair verified against the facts."""
+
+LARGE_PLAN_TASKS: Final = 1_000
+"""Initial tasks of a plan above which the event loop gets checkpoints."""
+
+_MAX_LISTED_ITEMS: Final = 5
 
 _STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
 
 _TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
 
 
-def build_domain(
-    view: AnyPlanView, world: StripsProblem, concerned: Sequence[StripsStep], given: ArgumentSources
-) -> Domain:
-    """What actions are made of: the tools that there are, and the values that tasks give for their parameters."""
-    tools = _usable_tools(view)
-    failed = {
-        action_key(part.task.tool, part.task.arguments) for step in concerned for part in _failed_tasks(step.id, view)
-    }
-    failed |= {action_key(step.tool, step.arguments) for step in concerned if view.task(step.id).state in _STUCK_STATES}
-    near = [view.task(step.id).task for step in concerned]
-    of_tool: dict[str | None, list[StripsStep]] = {}
-    for step in world.steps:
-        of_tool.setdefault(step.tool, []).append(step)
-    values = {
-        (tool.name, name): tuple(
-            _candidate_values(tool, name, near, (*concerned, *of_tool.get(tool.name, ()), *world.steps), given)
-        )
-        for tool in tools
-        for name in _unbound_parameters(tool, view, closed=world.closed_world)
-    }
-    assumed = frozenset() if world.closed_world else frozenset(_assumed_patterns(view, tools))
-    return Domain(tools, view.original_plan.objects, values, assumed, frozenset(failed))
-
-
-def argument_sources(view: AnyPlanView, *, closed: bool) -> ArgumentSources:
-    """The tasks that give something for what tools leave open, by parameter; read once for all problems.
-
-    Args:
-        view: the plan.
-        closed: whether it states its facts; then what any task gives that has not ended may be of use.
-    """
-    found: ArgumentSources = {
-        name: [] for tool in _usable_tools(view) for name in _unbound_parameters(tool, view, closed=closed)
-    }
-    for task, state in view.task_states() if found else ():
-        for name in found.keys() & task.arguments.keys():
-            found[name].append((task, closed and state not in _TERMINAL_STATES))
-    return found
-
-
-def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
-    return tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
-
-
-def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
-    """The parameters of a tool for which tasks give the values: the others are found among facts and objects."""
-    bound = {name for need in (*tool.requires, *tool.needs) for name in placeholders(need)} if closed else set()
-    types = set(view.original_plan.objects.values())
-    for name in tool.parameters or _pattern_parameters(tool):
-        if name not in bound and tool.parameters.get(name) not in types:
-            yield name
-
-
-def _failed_tasks(task_id: str, view: AnyPlanView) -> Iterator[TaskView]:
-    return (part for part in view.lineage(task_id) if part.failure is not None)
-
-
-def _pattern_parameters(tool: ToolSpec) -> list[str]:
-    """The parameters of a tool that states none: those that its patterns name."""
-    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces, tool.command or "", tool.url or "")
-    return list(dict.fromkeys(name for text in texts for name in placeholders(text)))
-
-
-def _candidate_values(
-    tool: ToolSpec, name: str, near: Sequence[Task], steps: Sequence[StripsStep], given: ArgumentSources
-) -> Iterator[JsonValue]:
-    """What tasks give for a parameter: those that are concerned, then those of the same tool, then the others.
-
-    A parameter of which no fact speaks gets the first of these, references and all.
-    """
-    texts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
-    matters = any(name in placeholders(text) for text in texts)
-    if not matters:
-        every = sorted((task for task, _ in given.get(name, ())), key=lambda task: task.tool != tool.name)
-        yield from islice((task.arguments[name] for task in (*near, *every) if name in task.arguments), 1)
-        return
-    seen: dict[object, JsonValue] = {}
-    for step in steps:
-        if name in step.arguments:
-            seen.setdefault(_value_key(step.arguments[name]), step.arguments[name])
-    for task, counts in given.get(name, ()):  # the steps may be of a part of the plan
-        if counts and "${" not in str(task.arguments[name]):
-            seen.setdefault(_value_key(task.arguments[name]), task.arguments[name])
-    yield from seen.values()
-
-
-def _value_key(value: JsonValue) -> object:
-    """By which equal values are recognised: text by itself, which is what most of them are."""
-    return value if isinstance(value, str) else (action_key(None, {"": value}),)
-
-
-def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """What tools need that no tool brings about: where facts are not stated, it is taken to hold."""
-    adds = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact_fact, tool.produces))]
-    for tool in tools:
-        for need in (*tool.requires, *map(artifact_fact, tool.needs)):
-            if not any(_may_unify(need, added) for added in adds):
-                yield need
-
-
-def _may_unify(need: str, added: str) -> bool:
-    """Whether two patterns could stand for the same fact."""
-    if not placeholders(need):
-        return compile_fact_pattern(added, {}).fullmatch(need) is not None
-    one, other = need.partition("{")[0], added.partition("{")[0]
-    return one.startswith(other) or other.startswith(one)
-
-
-VERIFIED_CONFIDENCE: Final = 0.95
-"""How sure a repair is that was checked against the facts."""
-
-LARGE_PLAN_TASKS: Final = 1_000
-"""A plan that began with more tasks than that is looked at in several turns of the event loop."""
-
-_MAX_LISTED_ITEMS: Final = 5
-
-
 class CompletedProposal(NamedTuple):
-    """A proposal that was completed, and whether all that it brings in is kept."""
+    """A completed proposal, and whether all of its tasks are kept."""
 
     alternative: Alternative
     keeps_all_tasks: bool
 
 
-class _RepairContext(NamedTuple):
-    """The plan of which problems are made: itself, on facts, how far it goes, and what its tasks give."""
-
-    view: AnyPlanView
-    world: StripsProblem
-    feasibility: Feasibility
-    argument_sources: ArgumentSources
-
-
 async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
-    """Repairs over facts, the one that changes least first; without any, the verdict.
+    """Return repairs over facts, the one with the fewest changes first; without any, the verdict.
 
-    Long searches go to a thread, unless `threads` is false.
+    Long searches run in a thread, unless `threads` is false.
     """
-    posed = [problem async for problem in repair_problems(request, whole_plan=False)]
-    solved = await _solve_all(posed, threads=threads)
-    if any(map(_affects_other_steps, posed, solved)):
-        posed = [problem async for problem in repair_problems(request)]
-        solved = await _solve_all(posed, threads=threads)
-    found: list[Alternative] = []
-    async for alternative in _alternatives(posed, solved, request.view):
-        found.append(alternative)
-        # One that leaves out much of a large plan takes long to be put together. Whom a clock wakes in the first of two
-        # turns runs in the second.
+    problems = [problem async for problem in repair_problems(request, whole_plan=False)]
+    if not problems:
+        return []
+    solutions = await _solve_all(problems, threads=threads)
+    if any(map(_affects_other_steps, problems, solutions)):
+        problems = [problem async for problem in repair_problems(request)]
+        solutions = await _solve_all(problems, threads=threads)
+    alternatives: list[Alternative] = []
+    async for alternative in _alternatives(problems, solutions, request.view):
+        alternatives.append(alternative)
+        # An alternative that removes much of a large plan takes long to assemble. Tasks that a clock wakes at the
+        # first of two checkpoints run at the second.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-    return found
+    return alternatives
 
 
 async def complete_proposal(
     request: ReplanRequest, proposed: Alternative, *, threads: bool = True
 ) -> CompletedProposal | None:
-    """What another proposes, with a bridge where it cannot be carried out.
+    """Return another provider's alternative with a bridge that makes it executable.
 
-    None where there is none, or more of it would be new than is left of what is proposed.
+    None if there is no bridge, or if it has more actions than tasks of the proposal remain.
     """
     draft = request.view.with_changes(proposed.changes)
-    posed = [problem async for problem in _draft_problems(request, draft)]
-    solved = await _solve_all(posed, threads=threads)
-    if not posed or not all(solution.repairs for solution in solved):
+    problems = [problem async for problem in _draft_problems(request, draft)]
+    solutions = await _solve_all(problems, threads=threads)
+    if not problems or not all(solution.repairs for solution in solutions):
         return None
-    ways = [solution.repairs[0] for solution in solved]
-    gone = {step.id for way in ways for step in way.removed_steps}
-    kept = [task_id for task_id in draft.new_task_ids if task_id not in gone]
-    taken: set[str] = set()
-    more = [change for way in ways for change in splice(way, draft, taken)]
-    if len(kept) < sum(len(way.actions) for way in ways) or not kept or not more or draft.check(more):
+    repairs = [solution.repairs[0] for solution in solutions]
+    removed = {step.id for repair in repairs for step in repair.removed_steps}
+    kept = [task_id for task_id in draft.new_task_ids if task_id not in removed]
+    reserved_ids: set[str] = set()
+    more = [change for repair in repairs for change in splice(repair, draft, reserved_ids)]
+    if len(kept) < sum(len(repair.actions) for repair in repairs) or not kept or not more or draft.check(more):
         return None
-    told = "; ".join(map(_describe_repair, ways))
-    changes = tuple(merge_changes(proposed.changes, more, request.view))
-    reason = f"{proposed.reason}; completed by a {told}"
-    return CompletedProposal(
-        Alternative(changes=changes, reason=reason, confidence=VERIFIED_CONFIDENCE),
-        len(kept) == len(draft.new_task_ids),
+    alternative = Alternative(
+        changes=tuple(merge_changes(proposed.changes, more, request.view)),
+        reason=f"{proposed.reason}; completed by a {'; '.join(map(_describe_repair, repairs))}",
+        confidence=VERIFIED_CONFIDENCE,
     )
+    return CompletedProposal(alternative, len(kept) == len(draft.new_task_ids))
 
 
 async def _checkpoint_if_large(view: AnyPlanView) -> None:
-    """Let others on the event loop have a turn between what takes long in a large plan, which may be changed by them."""
+    """Let other tasks of the event loop run between long steps in a large plan; they may change the plan."""
     if len(view.original_plan.tasks) > LARGE_PLAN_TASKS:
         await anyio.lowlevel.checkpoint()
 
 
-async def _solve_all(posed: Sequence[RepairProblem], *, threads: bool) -> list[Solution]:
-    solved: list[Solution] = []
-    for problem in posed:
+async def _solve_all(problems: Sequence[RepairProblem], *, threads: bool) -> list[Solution]:
+    solutions: list[Solution] = []
+    for problem in problems:
         solution = solve(problem, MAX_INLINE_NODES)
         if not solution.repairs and solution.unreachable is None:
-            patient = partial(solve, problem, check_cancelled=anyio.from_thread.check_cancelled)
-            solution = await anyio.to_thread.run_sync(patient) if threads else solve(problem)
-        solved.append(solution)
-    return solved
+            in_thread = partial(solve, problem, check_cancelled=anyio.from_thread.check_cancelled)
+            solution = await anyio.to_thread.run_sync(in_thread) if threads else solve(problem)
+        solutions.append(solution)
+    return solutions
+
+
+def _affects_other_steps(problem: RepairProblem, solution: Solution) -> bool:
+    """Return whether a repair removes facts that steps outside of the problem could need."""
+    remainder = problem.remainders[-1]
+    steps = (*remainder.prefix, *remainder.suffix)
+    changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}
+    return any(not changed.issuperset(action.removes) for repair in solution.repairs for action in repair.actions)
+
+
+async def _alternatives(
+    problems: Sequence[RepairProblem], solutions: Sequence[Solution], view: PlanView
+) -> AsyncIterator[Alternative]:
+    """Yield the repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts."""
+    seen: set[str] = set()
+    options = [solution.repairs for solution in solutions if solution.repairs]
+    tried: list[list[Repair]] = []
+    for kind in ("repair", "cheaper", "scratch") if options else ():
+        repairs = [next((repair for repair in each if repair.kind == kind), each[0]) for each in options]
+        if any(all(map(is_, repairs, others)) for others in tried):
+            continue
+        tried.append(repairs)
+        reserved_ids: set[str] = set()
+        costs = [action.cost for repair in repairs for action in repair.actions]
+        alternative = Alternative(
+            changes=tuple(change for repair in repairs for change in splice(repair, view, reserved_ids)),
+            reason="; ".join(map(_describe_repair, repairs)),
+            confidence=VERIFIED_CONFIDENCE,
+            expected_cost=sum(costs) if any(costs) else None,
+        )
+        await _checkpoint_if_large(view)
+        if not alternative.changes or view.check(alternative.changes):
+            continue
+        if alternative.fingerprint() not in seen:
+            seen.add(alternative.fingerprint())
+            yield alternative
+    for problem, solution in zip(problems, solutions, strict=True):
+        if solution.unreachable is not None:
+            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
+            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
+            yield Alternative(changes=(), reason=reason, unreachable=solution.unreachable)
+
+
+def _describe_repair(repair: Repair) -> str:
+    kinds = {"repair": "repair with the fewest changes", "cheaper": "repair at the least cost", "scratch": "plan anew"}
+    actions = [" ".join([action.tool, *map(as_text, action.arguments.values())]) for action in repair.actions]
+    removed = [repr(step.id) for step in repair.removed_steps]
+    more = f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
+    ellipsis = ", …" if len(removed) > _MAX_LISTED_ITEMS else ""
+    parts = [
+        f"do {', '.join(actions[:_MAX_LISTED_ITEMS])}{more}" if actions else "",
+        f"leave out {', '.join(removed[:_MAX_LISTED_ITEMS])}{ellipsis}" if removed else "",
+    ]
+    return f"{kinds[repair.kind]}: {' and '.join(filter(None, parts))}"
+
+
+# Posing the problems
 
 
 async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) -> AsyncIterator[RepairProblem]:
-    """What there is to solve: one problem for each part of the plan that is stuck and has to do with a trigger.
+    """Yield one problem for each part of the plan that is stuck and related to a trigger.
 
-    Unless the `keeps_all_tasks` plan is to be looked at, what has nothing to do with the triggers may be left out.
+    Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
     if any(trigger.kind == "better-path-found" for trigger in request.triggers):
         return
     view = request.view
     if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return
-    tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
-    whole_plan = whole_plan or _concerns_whole_plan(request) or any(map(_is_goal_change, request.triggers))
-    world = _with_assumed_facts(view.strips_problem() if whole_plan else view.strips_problem(tasks=tasks, facts=facts))
+    goal_changed = any(map(_is_goal_change, request.triggers))
+    whole_plan = whole_plan or goal_changed or _concerns_whole_plan(request)
+    if whole_plan:
+        world = view.strips_problem()
+    else:
+        tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+        facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
+        world = view.strips_problem(tasks=tasks, facts=facts)
+    world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
-    standing = world.feasibility(strict=True)
+    feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(view)
-    groups = _affected_groups(request, standing)
-    if not (groups or whole_plan) and standing.missing_goal_facts:
-        async for problem in repair_problems(request):  # what the rest of the plan brings about may be of use
+    groups = _affected_groups(request, feasibility)
+    if not (groups or whole_plan) and feasibility.missing_goal_facts:
+        async for problem in repair_problems(request):  # effects of the other steps may be useful
             yield problem
-        return
-    if groups or (standing.missing_goal_facts and (not standing.stuck or any(map(_is_goal_change, request.triggers)))):
-        async for problem in _group_problems(view, world, standing, groups):
+    elif groups or (feasibility.missing_goal_facts and (goal_changed or not feasibility.stuck)):
+        async for problem in _group_problems(view, world, feasibility, groups):
             yield problem
 
 
 async def _draft_problems(request: ReplanRequest, draft: DraftView) -> AsyncIterator[RepairProblem]:
-    """The same for a plan with changes: all that is wrong with it and was not wrong elsewhere before."""
+    """Yield the problems of a plan with changes, except for those that the plan had elsewhere before."""
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     before = _with_assumed_facts(request.view.strips_problem()).feasibility(strict=True)
     await _checkpoint_if_large(draft)
     elsewhere = {step.id for step in before.stuck} - named
     world = _with_assumed_facts(draft.strips_problem())
     await _checkpoint_if_large(draft)
-    standing = world.feasibility(strict=True)
+    feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(draft)
-    wanted = {step.id for step in standing.stuck} - elsewhere
-    groups = [group for group in standing.components() if any(step.id in wanted for step in group)]
-    if groups or standing.missing_goal_facts:
-        async for problem in _group_problems(draft, world, standing, groups):
+    stuck = {step.id for step in feasibility.stuck} - elsewhere
+    groups = [group for group in feasibility.components() if any(step.id in stuck for step in group)]
+    if groups or feasibility.missing_goal_facts:
+        async for problem in _group_problems(draft, world, feasibility, groups):
             yield problem
 
 
-async def _group_problems(
-    view: AnyPlanView, world: StripsProblem, standing: Feasibility, groups: Sequence[Sequence[StripsStep]]
-) -> AsyncIterator[RepairProblem]:
-    """A problem for each group; where none is stuck, the one of reaching the goal."""
-    await _checkpoint_if_large(view)
-    scene = _RepairContext(view, world, standing, argument_sources(view, closed=world.closed_world))
-    if not groups:
-        yield await _build_problem(scene, [], list(standing.executable))
-    for group in groups:
-        own = {step.id for step in group}
-        stuck = [step for step in standing.stuck if step.id in own]
-        if all(_is_removable(step) or step.startable for step in stuck):
-            yield await _build_problem(scene, stuck, group)
-
-
 def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
-    """The world in which, where the plan does not state its facts, what steps need and none brings about holds."""
+    """Return the problem with, if the plan states no facts, those that steps need and no step adds."""
     if world.closed_world:
         return world
-    made = {fact for step in world.steps for fact in step.action.adds}
-    assumed = (fact for step in world.steps for fact in step.action.facts if fact in step.action.requires - made)
+    added = {fact for step in world.steps for fact in step.action.adds}
+    assumed = (fact for step in world.steps for fact in step.action.facts if fact in step.action.requires - added)
     return world._replace(facts=tuple(dict.fromkeys([*world.facts, *assumed])))
 
 
-def _affects_other_steps(problem: RepairProblem, solution: Solution) -> bool:
-    """Whether a way takes away what steps could need that are not among those of the problem."""
-    rest = problem.remainders[-1]
-    changed = {fact for step in (*rest.prefix, *rest.suffix) for fact in (*step.action.adds, *step.action.removes)}
-    return any(not changed.issuperset(action.removes) for way in solution.repairs for action in way.actions)
-
-
 def _concerns_whole_plan(request: ReplanRequest) -> bool:
-    """Whether a trigger is about the plan as a whole."""
     return any(
         trigger.kind == "goal-unreachable" or not (trigger.tasks or _is_goal_change(trigger))
         for trigger in request.triggers
@@ -483,116 +239,117 @@ def _is_goal_change(trigger: Trigger) -> bool:
     return isinstance(trigger, ContextChanged) and trigger.goal
 
 
-def _affected_groups(request: ReplanRequest, standing: Feasibility) -> list[list[StripsStep]]:
-    """The parts of the plan in which something is stuck for which a way on is asked."""
-    view = request.view
+def _affected_groups(request: ReplanRequest, feasibility: Feasibility) -> list[list[StripsStep]]:
+    """Return the parts of the plan with a stuck step that the triggers concern."""
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    asked = any(trigger.kind == "human-request" for trigger in request.triggers)
-    whole = _concerns_whole_plan(request)
-    wanted = set()
-    for step in standing.stuck:
-        task = view.task(step.id)
-        waits = whole and task.is_held  # a person was asked about it
-        if (whole or step.id in named) and not waits and (asked or task.state is not TaskState.BLOCKED):
-            wanted.add(step.id)
-    groups = standing.components()
-    return [group for group in groups if any(step.id in wanted for step in group)]
+    requested = any(trigger.kind == "human-request" for trigger in request.triggers)
+    whole_plan = _concerns_whole_plan(request)
+    concerned = set()
+    for step in feasibility.stuck:
+        task = request.view.task(step.id)
+        is_held = whole_plan and task.is_held  # by a question to a person
+        if (whole_plan or step.id in named) and not is_held and (requested or task.state is not TaskState.BLOCKED):
+            concerned.add(step.id)
+    return [group for group in feasibility.components() if any(step.id in concerned for step in group)]
 
 
-async def _build_problem(
-    scene: _RepairContext, stuck: Sequence[StripsStep], group: Sequence[StripsStep]
-) -> RepairProblem:
-    view, world, standing, given = scene
+async def _group_problems(
+    view: AnyPlanView, world: StripsProblem, feasibility: Feasibility, groups: Sequence[Sequence[StripsStep]]
+) -> AsyncIterator[RepairProblem]:
+    """Yield a problem for each group; if there is no group, the problem of reaching the goal."""
     await _checkpoint_if_large(view)
-    running = tuple(step for step in standing.executable if step.running)
-    own = {step.id for step in group}
-    ours = tuple(step for step in standing.executable if step.id in own and not step.running)
-    others = tuple(step for step in standing.executable if step.id not in own and not step.running)
-    first = {step.id for step in (*running, *ours, *stuck, *others)}
-    left = tuple(_topological_order(step for step in world.steps if step.id not in first))
-    following = _dependent_steps((*ours, *stuck), left)
-    elsewhere = [step for step in standing.stuck if step.id not in own]
-    seen_to = [f for step in elsewhere for f in step.action.facts if f in step.action.requires - standing.final_facts]
-    everything = (*running, *ours, *stuck, *others, *left)
-    await _checkpoint_if_large(view)
-    domain = build_domain(view, world, (*stuck, *ours, *following), given)
-    await _checkpoint_if_large(view)
-    after = (*stuck, *others, *left)
-    late = _plan_remainder((*running, *ours), (), after, stuck, following)
-    early = _plan_remainder(running, ours, after, stuck, following)
-    rests = (late, early) if ours else (early,)
-    return RepairProblem(
-        facts=tuple(dict.fromkeys([*world.facts, *seen_to])),
-        goal=_repair_goal(world, everything, stated=bool(view.goal.facts)),
-        domain=domain,
-        remainders=rests,
-        costs={step.id: _tool_cost(view.tool(step.tool)) for step in everything},
-        stuck=tuple(stuck),
-    )
+    sources = argument_sources(view, closed=world.closed_world)
+    running = tuple(step for step in feasibility.executable if step.running)
+    for group in groups or [feasibility.executable]:
+        own_ids = {step.id for step in group}
+        stuck = [step for step in feasibility.stuck if step.id in own_ids] if groups else []
+        if not all(_is_removable(step) or step.startable for step in stuck):
+            continue
+        await _checkpoint_if_large(view)
+        own = tuple(step for step in feasibility.executable if step.id in own_ids and not step.running)
+        others = tuple(step for step in feasibility.executable if step.id not in own_ids and not step.running)
+        placed = {step.id for step in (*running, *own, *stuck, *others)}
+        rest = tuple(_topological_order(step for step in world.steps if step.id not in placed))
+        following = _dependent_steps((*own, *stuck), rest)
+        # Facts that other stuck parts lack are left to the problems of those parts.
+        stuck_elsewhere = [step.action for step in feasibility.stuck if step.id not in own_ids]
+        granted = [f for use in stuck_elsewhere for f in use.facts if f in use.requires - feasibility.final_facts]
+        steps = (*running, *own, *stuck, *others, *rest)
+        await _checkpoint_if_large(view)
+        domain = build_domain(view, world, (*stuck, *own, *following), sources)
+        await _checkpoint_if_large(view)
+        after = (*stuck, *others, *rest)
+        late = _plan_remainder((*running, *own), (), after, stuck, following)
+        early = _plan_remainder(running, own, after, stuck, following)
+        tools = {step.id: view.tool(step.tool) for step in steps}
+        yield RepairProblem(
+            facts=tuple(dict.fromkeys([*world.facts, *granted])),
+            goal=_repair_goal(world, steps, stated=bool(view.goal.facts)),
+            domain=domain,
+            remainders=(late, early) if own else (early,),
+            costs={step_id: (tool.cost or 0.0) if tool is not None else 0.0 for step_id, tool in tools.items()},
+            stuck=tuple(stuck),
+        )
 
 
 def _plan_remainder(
-    before: Sequence[StripsStep],
-    ours: Sequence[StripsStep],
+    prefix: Sequence[StripsStep],
+    own: Sequence[StripsStep],
     after: Sequence[StripsStep],
     stuck: Sequence[StripsStep],
     following: Sequence[StripsStep],
 ) -> PlanRemainder:
-    loose = tuple(step for step in (*ours, *stuck, *following) if _is_removable(step))
-    lacking = {step.id for step in stuck}
-    unusable = [index for index, step in enumerate(loose) if not step.startable and step.id in lacking]
-    return PlanRemainder(tuple(before), (*ours, *after), loose, unusable[-1] + 1 if unusable else 0)
+    removable = tuple(step for step in (*own, *stuck, *following) if _is_removable(step))
+    stuck_ids = {step.id for step in stuck}
+    unusable = [index for index, step in enumerate(removable) if not step.startable and step.id in stuck_ids]
+    return PlanRemainder(tuple(prefix), (*own, *after), removable, unusable[-1] + 1 if unusable else 0)
 
 
 def _is_removable(step: StripsStep) -> bool:
-    """Whether all that a step is for is known, so that it can go where something else brings that about."""
+    """Return whether all effects of a step are known, so that other actions can replace it."""
     return bool(step.action.adds) and not step.action.unresolved and not step.running
 
 
 def _topological_order(steps: Iterable[StripsStep]) -> Iterator[StripsStep]:
-    """Steps, each after those of them that it waits for, otherwise as they are."""
-    left = list(steps)
-    place = {step.id: index for index, step in enumerate(left)}
-    missing = [sum(dep in place for dep in step.depends_on) for step in left]
+    """Yield steps, each after its dependencies among them, otherwise in their order."""
+    remaining = list(steps)
+    place = {step.id: index for index, step in enumerate(remaining)}
+    missing = [sum(dep in place for dep in step.depends_on) for step in remaining]
     dependents: dict[str, list[int]] = {}
-    for index, step in enumerate(left):
+    for index, step in enumerate(remaining):
         for dep in step.depends_on:
             dependents.setdefault(dep, []).append(index)
-    turn = [index for index, count in enumerate(missing) if not count]
-    while turn:
-        index = heapq.heappop(turn)
-        yield left[index]
-        for after in dependents.get(left[index].id, ()):
+    ready = [index for index, count in enumerate(missing) if not count]
+    while ready:
+        index = heapq.heappop(ready)
+        yield remaining[index]
+        for after in dependents.get(remaining[index].id, ()):
             missing[after] -= 1
             if not missing[after]:
-                heapq.heappush(turn, after)
+                heapq.heappush(ready, after)
 
 
-def _dependent_steps(first: Iterable[StripsStep], following: Iterable[StripsStep]) -> list[StripsStep]:
-    """The steps that come after others and wait for them, or need or change what they change."""
-    behind: set[str] = set()
-    changed: set[str] = set()
-    touched: set[str] = set()
-    found: list[StripsStep] = []
-    for step in first:
-        behind.add(step.id)
-        changed |= step.action.adds | step.action.removes
-        touched |= step.action.requires | step.action.adds | step.action.removes
+def _dependent_steps(first: Sequence[StripsStep], following: Iterable[StripsStep]) -> list[StripsStep]:
+    """Return the following steps that depend on the first ones, or need or change the facts that these change."""
+    related = {step.id for step in first}
+    changed = {fact for step in first for fact in (*step.action.adds, *step.action.removes)}
+    touched = changed.union(*(step.action.requires for step in first))
+    dependents: list[StripsStep] = []
     for step in following:
         changes = step.action.adds | step.action.removes
-        bears = not (changed.isdisjoint(step.action.requires) and touched.isdisjoint(changes))
-        if bears or not behind.isdisjoint(step.depends_on):
-            behind.add(step.id)
+        interferes = not (changed.isdisjoint(step.action.requires) and touched.isdisjoint(changes))
+        if interferes or not related.isdisjoint(step.depends_on):
+            dependents.append(step)
+            related.add(step.id)
             changed |= changes
             touched |= step.action.requires | changes
-            found.append(step)
-    return found
+    return dependents
 
 
 def _repair_goal(world: StripsProblem, steps: Sequence[StripsStep], *, stated: bool) -> tuple[str, ...]:
-    """What must hold at the end: what the plan says, or all that it would bring about, and never less.
+    """Return the facts that must hold at the end: the stated goal, or all effects of the plan, and never less.
 
-    Where the plan does not state its facts, what one step adds only for another that needs it is left out.
+    If the plan states no facts, effects of a step that are only for steps that depend on it are left out.
     """
     if world.closed_world and stated:
         return world.goal
@@ -613,61 +370,238 @@ def _repair_goal(world: StripsProblem, steps: Sequence[StripsStep], *, stated: b
     return tuple(dict.fromkeys([*world.goal, *holds]))
 
 
-def _tool_cost(tool: ToolSpec | None) -> float:
-    return tool.cost or 0.0 if tool is not None else 0.0
+# The domain of a problem
 
 
-async def _alternatives(
-    posed: Sequence[RepairProblem], solved: Sequence[Solution], view: PlanView
-) -> AsyncIterator[Alternative]:
-    """Alternatives for all parts together: the nearest ways, the cheapest, those from scratch; then the verdict."""
-    seen: set[str] = set()
-    ways = [solution.repairs for solution in solved if solution.repairs]
-    tried: list[list[Repair]] = []
-    for kind in ("repair", "cheaper", "scratch") if ways else ():
-        chosen = [next((way for way in found if way.kind == kind), found[0]) for found in ways]
-        if any(all(map(is_, chosen, others)) for others in tried):
-            continue
-        tried.append(chosen)
-        alternative = _combine_repairs(chosen, view)
-        await _checkpoint_if_large(view)
-        if not alternative.changes or view.check(alternative.changes):
-            continue
-        if alternative.fingerprint() not in seen:
-            seen.add(alternative.fingerprint())
-            yield alternative
-    for problem, solution in zip(posed, solved, strict=True):
-        if solution.unreachable is not None:
-            yield Alternative(changes=(), reason=_unreachable_reason(problem), unreachable=solution.unreachable)
+def build_domain(
+    view: AnyPlanView, world: StripsProblem, concerned: Sequence[StripsStep], sources: ArgumentSources
+) -> Domain:
+    """Return the domain: the available tools, and the values that tasks have for their parameters."""
+    tools = _usable_tools(view)
+    failed: set[str] = set()
+    for step in concerned:
+        lineage = view.lineage(step.id)
+        failed |= {action_key(part.task.tool, part.task.arguments) for part in lineage if part.failure is not None}
+        if view.task(step.id).state in _STUCK_STATES:
+            failed.add(action_key(step.tool, step.arguments))
+    near = [view.task(step.id).task for step in concerned]
+    steps_of: dict[str | None, list[StripsStep]] = {}
+    for step in world.steps:
+        steps_of.setdefault(step.tool, []).append(step)
+    values = {
+        (tool.name, name): tuple(
+            _candidate_values(tool, name, near, (*concerned, *steps_of.get(tool.name, ()), *world.steps), sources)
+        )
+        for tool in tools
+        for name in _unbound_parameters(tool, view, closed=world.closed_world)
+    }
+    assumed = frozenset() if world.closed_world else frozenset(_assumed_patterns(view, tools))
+    return Domain(tools, view.original_plan.objects, values, assumed, frozenset(failed))
 
 
-def _combine_repairs(ways: Sequence[Repair], view: PlanView) -> Alternative:
-    """The ways as one alternative."""
-    taken: set[str] = set()
-    changes = tuple(change for way in ways for change in splice(way, view, taken))
-    costs = [action.cost for way in ways for action in way.actions]
-    return Alternative(
-        changes=changes,
-        reason="; ".join(map(_describe_repair, ways)),
-        confidence=VERIFIED_CONFIDENCE,
-        expected_cost=sum(costs) if any(costs) else None,
+def argument_sources(view: AnyPlanView, *, closed: bool) -> ArgumentSources:
+    """Return the tasks that have arguments for unbound parameters of tools; read once for all problems.
+
+    Args:
+        view: the plan.
+        closed: whether it states its facts; then arguments of all tasks that have not ended may be used.
+    """
+    sources: ArgumentSources = {
+        name: [] for tool in _usable_tools(view) for name in _unbound_parameters(tool, view, closed=closed)
+    }
+    for task, state in view.task_states() if sources else ():
+        for name in sources.keys() & task.arguments.keys():
+            sources[name].append((task, closed and state not in _TERMINAL_STATES))
+    return sources
+
+
+def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
+    return tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+
+
+def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
+    """Yield the parameters whose values come from tasks; those of the others come from facts and objects."""
+    bound = {name for need in (*tool.requires, *tool.needs) for name in placeholders(need)} if closed else set()
+    types = set(view.original_plan.objects.values())
+    texts = (*_fact_patterns(tool), tool.command or "", tool.url or "")
+    for name in tool.parameters or dict.fromkeys(name for text in texts for name in placeholders(text)):
+        if name not in bound and tool.parameters.get(name) not in types:
+            yield name
+
+
+def _fact_patterns(tool: ToolSpec) -> tuple[str, ...]:
+    return (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
+
+
+def _candidate_values(
+    tool: ToolSpec, name: str, near: Sequence[Task], steps: Sequence[StripsStep], sources: ArgumentSources
+) -> Iterator[JsonValue]:
+    """Yield the values of tasks for a parameter: of those concerned, then those of the same tool, then the others.
+
+    A parameter that occurs in no fact gets the first value, with its references.
+    """
+    if not any(name in placeholders(text) for text in _fact_patterns(tool)):
+        others = sorted((task for task, _ in sources.get(name, ())), key=lambda task: task.tool != tool.name)
+        yield from islice((task.arguments[name] for task in (*near, *others) if name in task.arguments), 1)
+        return
+    values = [step.arguments[name] for step in steps if name in step.arguments]
+    for task, may_be_used in sources.get(name, ()):  # the steps may be only a part of the plan
+        if may_be_used and "${" not in str(task.arguments[name]):
+            values.append(task.arguments[name])
+    distinct: dict[object, JsonValue] = {}
+    for value in values:  # most of them are text, which needs no encoding
+        distinct.setdefault(value if isinstance(value, str) else (action_key(None, {"": value}),), value)
+    yield from distinct.values()
+
+
+def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
+    """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
+    effects = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact_fact, tool.produces))]
+    for tool in tools:
+        for need in (*tool.requires, *map(artifact_fact, tool.needs)):
+            if not any(_may_unify(need, effect) for effect in effects):
+                yield need
+
+
+def _may_unify(need: str, effect: str) -> bool:
+    """Return whether two patterns could match the same fact."""
+    if not placeholders(need):
+        return compile_fact_pattern(effect, {}).fullmatch(need) is not None
+    one, other = need.partition("{")[0], effect.partition("{")[0]
+    return one.startswith(other) or other.startswith(one)
+
+
+# Changes of the plan
+
+
+def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[PlanChange, ...]:
+    """Return the changes that put a repair into the plan.
+
+    Args:
+        repair: the repair.
+        view: the plan.
+        reserved_ids: ids that are not free; those of new tasks are added.
+    """
+    removed = {step.id: step for step in repair.removed_steps}
+    kept = [step for step in repair.remainder.suffix if step.id not in removed]
+    bridge = GroundAction(
+        frozenset(fact for action in repair.actions for fact in action.needs),
+        frozenset(fact for action in repair.actions for fact in action.adds),
+        frozenset(fact for action in repair.actions for fact in action.removes),
+    )
+    before = [step for step in repair.remainder.prefix if _must_be_ordered(step.action, bridge)]
+    needed = {dep for step in before for dep in step.depends_on}
+    external = [dep for step in removed.values() for dep in view.task(step.id).task.depends_on if dep not in removed]
+    inherited = tuple(dict.fromkeys([*external, *(step.id for step in before if step.id not in needed)]))
+    dependents = _earliest_steps(
+        [s for s in kept if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)], kept
+    )
+    if not repair.actions:
+        return (*_rewire_dependencies(kept, removed, inherited, (), view), *_remove_changes(removed.values(), view))
+    is_new = isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new_task_ids for i in removed)
+    if not removed or is_new:
+        chain = _task_chain(None, repair, view, reserved_ids)
+        chain = (chain[0].model_copy(update={"depends_on": inherited}), *chain[1:])
+        added = [AddTask(task=task) for task in chain[:-1]]
+        added.append(AddTask(task=chain[-1], before=dependents))
+        rewired = _rewire_dependencies(kept, removed, (chain[-1].id,), (), view)
+        return (*added, *rewired, *_remove_changes(removed.values(), view))
+    # The bridge replaces the step that failed, else the last one that it makes superfluous.
+    target = next((step for step in removed.values() if not step.startable), repair.removed_steps[-1])
+    own = view.task(target.id).task.depends_on
+    lead = () if tuple(own) == inherited else (ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}),)
+    superfluous = {step_id: step for step_id, step in removed.items() if step_id != target.id}
+    return (
+        *lead,
+        ReplaceTask(task_id=target.id, tasks=_task_chain(target, repair, view, reserved_ids)),
+        *_rewire_dependencies(kept, superfluous, (target.id,), dependents, view),
+        *_remove_changes(superfluous.values(), view),
     )
 
 
-def _describe_repair(way: Repair) -> str:
-    """A way in words."""
-    kind = {"repair": "repair with the fewest changes", "cheaper": "repair at the least cost", "scratch": "plan anew"}
-    new = ", ".join(
-        " ".join([a.tool, *(as_text(v) for v in a.arguments.values())]) for a in way.actions[:_MAX_LISTED_ITEMS]
-    )
-    more = f" and {len(way.actions) - _MAX_LISTED_ITEMS} more" if len(way.actions) > _MAX_LISTED_ITEMS else ""
-    gone = ", ".join(repr(step.id) for step in way.removed_steps[:_MAX_LISTED_ITEMS]) + (
-        ", …" if len(way.removed_steps) > _MAX_LISTED_ITEMS else ""
-    )
-    parts = [f"do {new}{more}" if new else "", f"leave out {gone}" if gone else ""]
-    return f"{kind[way.kind]}: {' and '.join(filter(None, parts))}"
+def merge_changes(first: Sequence[PlanChange], more: Sequence[PlanChange], view: PlanView) -> Iterator[PlanChange]:
+    """Yield changes and further ones that follow them, without tasks that would be added and then removed."""
+    removed = {change.task_id for change in more if isinstance(change, RemoveTask)}
+    new = {change.task.id for change in first if isinstance(change, AddTask)}
+    rewired = {c.task_id: c.fields["depends_on"] for c in more if isinstance(c, ModifyTask) and c.task_id in new}
+    merged: list[PlanChange] = []
+    for change in first:
+        if isinstance(change, AddTask) and change.task.id in rewired.keys() - removed:
+            names = rewired[change.task.id]
+            depends_on = tuple(map(str, names)) if isinstance(names, list) else ()
+            task = change.task.model_copy(update={"depends_on": depends_on})
+            merged.append(change.model_copy(update={"task": task}))
+        elif not (isinstance(change, AddTask) and change.task.id in removed):
+            merged.append(change)
+    merged += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
+    yield from (*first, *more) if view.check(merged) else merged
 
 
-def _unreachable_reason(problem: RepairProblem) -> str:
-    who = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
-    return f"no tool that is there leads from what holds now past {who} to what the plan is for"
+def _task_chain(
+    target: StripsStep | None, repair: Repair, view: AnyPlanView, reserved_ids: set[str]
+) -> tuple[Task, ...]:
+    """Return new tasks for actions, each after the previous one; repetitions of a step are copies of its task."""
+    used = {action.tool for action in repair.actions}
+    steps = (step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used)
+    repeated = {action_key(step.tool, step.arguments): step for step in steps}
+    tasks: list[Task] = []
+    for action in repair.actions:
+        new_id = view.unused_id(view.task(target.id).root if target is not None else action.tool, reserved_ids)
+        reserved_ids.add(new_id)
+        depends_on = (tasks[-1].id,) if tasks else ()
+        step = repeated.get(action.key)
+        if step is not None:
+            tasks.append(view.task(step.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
+        else:
+            tasks.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
+    return tuple(tasks)
+
+
+def _rewire_dependencies(
+    kept: Iterable[StripsStep],
+    removed: dict[str, StripsStep],
+    instead: Sequence[str],
+    dependents: Sequence[str],
+    view: AnyPlanView,
+) -> Iterator[PlanChange]:
+    """Yield the changes by which remaining tasks depend on others instead of the removed ones."""
+    late = set(dependents)
+    for step in kept:
+        old = view.task(step.id).task.depends_on
+        new = [dep for dep in old if dep not in removed]
+        if len(new) < len(old) or step.id in late:
+            new = list(dict.fromkeys([*new, *instead]))
+        if new != list(old) and not step.running:
+            yield ModifyTask(task_id=step.id, fields={"depends_on": list(new)})
+
+
+def _remove_changes(removed: Iterable[StripsStep], view: AnyPlanView) -> Iterator[PlanChange]:
+    for step in removed:
+        if view.task(step.id).root == step.id:
+            yield RemoveTask(task_id=step.id)
+        else:  # its lineage must be satisfied
+            yield SkipTask(task_id=step.id, reason="the repair makes it superfluous")
+
+
+def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
+    """Return whether the order of two actions matters: one changes facts that the other needs or changes."""
+    changed, touched = one.adds | one.removes, other.adds | other.removes
+    return not (
+        changed.isdisjoint(other.requires)
+        and touched.isdisjoint(one.requires)
+        and one.adds.isdisjoint(other.removes)
+        and one.removes.isdisjoint(other.adds)
+    )
+
+
+def _earliest_steps(chosen: Iterable[StripsStep], steps: Sequence[StripsStep]) -> tuple[str, ...]:
+    """Return the ids of the chosen steps that depend on no other of them."""
+    chosen_ids = {step.id for step in chosen if not step.running}
+    behind: set[str] = set()
+    first = []
+    for step in steps:
+        if any(dep in chosen_ids or dep in behind for dep in step.depends_on):
+            behind.add(step.id)
+        elif step.id in chosen_ids:
+            first.append(step.id)
+    return tuple(first)

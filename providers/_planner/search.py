@@ -1,15 +1,16 @@
-"""Finds the way with the fewest changes from what holds now back into a plan.
+"""Search for the bridge with the fewest changes from the current facts back into a plan.
 
-A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with the price of
-what it leaves out of the plan; its heuristic counts the facts that a target lacks, divided by the most that one
-action adds, and never says too much. Where that takes too long, greedy best-first search with the additive
-heuristic (Bonet and Geffner 2001) takes over, whose way may be longer. Both are bounded in nodes, never by the
-clock, and go by the order in which things are stated.
+A* (Hart, Nilsson and Raphael 1968) over sets of facts, towards several targets at once, each with the cost of the
+steps that it leaves out. Its heuristic, the number of facts that a target lacks divided by the most that one action
+adds, is admissible. If that takes too long, greedy best-first search with the additive heuristic (Bonet and Geffner
+2001) takes over, whose result may not be optimal. Both are bounded by nodes, never by the clock, and depend on the
+order in which tools and facts are stated.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,26 +29,26 @@ from replanning.providers._planner.domain import (
 )
 
 MAX_ASTAR_NODES: Final = 20_000
-"""How many states A* looks at."""
+"""Most states that A* expands."""
 
 MAX_GREEDY_NODES: Final = 3_000
-"""How many states greedy search looks at."""
+"""Most states that greedy search expands."""
 
 NODES_PER_CANCEL_CHECK: Final = 50
-"""After how many states whoever wants a search is asked whether it is still wanted."""
+"""States that are expanded between two checks for cancellation."""
 
 _INFINITY: Final = 1 << 40
 
 
 class Target(NamedTuple):
-    """Where a way may lead: the facts that must hold there (None: it leads nowhere), and the price of what it leaves out."""
+    """Target of a search: the facts that must hold (None: unreachable), and the cost of the steps it leaves out."""
 
     needs: frozenset[str] | None
     cost: float
 
 
 class SearchResult(NamedTuple):
-    """The way to one of the targets, if there is one; `conclusive` says that this is certain, and there is no better."""
+    """Actions that lead to one of the targets, or None; `conclusive` if there certainly is no better result."""
 
     actions: tuple[ToolAction, ...] | None
     target: int
@@ -65,7 +66,7 @@ class _Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """A search space in which each fact is one bit."""
+    """Search space in which each fact is one bit of a state."""
 
     start: int
     moves: tuple[_Move, ...]
@@ -74,22 +75,21 @@ class _SearchSpace:
     max_adds: int
 
     def heuristic(self, state: int) -> float:
-        """Never more than what the best way from a state still costs."""
-        most, step = self.max_adds, self.min_weight
+        """Return a lower bound of the cost from a state to a target."""
         return min(
-            price + ((-(-(needs & ~state).bit_count() // most)) * step if needs & ~state else 0)
-            for needs, price, _ in self.goals
+            cost + math.ceil((needs & ~state).bit_count() / self.max_adds) * self.min_weight
+            for needs, cost, _ in self.goals
         )
 
     def successors(self, state: int) -> Iterator[tuple[int, float, ToolAction]]:
-        """The states that one action leads to, with its weight."""
+        """Yield the states to which one action leads, with its weight."""
         for needs, adds, removes, weight, action in self.moves:
             if not needs & ~state:
                 yield (state & ~removes) | adds, weight, action
 
     def satisfied_target(self, state: int) -> tuple[float, int] | None:
-        """The cheapest target that a state satisfies: its price and number."""
-        return min(((price, number) for needs, price, number in self.goals if not needs & ~state), default=None)
+        """Return the cost and number of the cheapest target that a state satisfies."""
+        return min(((cost, number) for needs, cost, number in self.goals if not needs & ~state), default=None)
 
 
 def find_cheapest_path(
@@ -102,24 +102,24 @@ def find_cheapest_path(
     greedy_nodes: int = MAX_GREEDY_NODES,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> SearchResult:
-    """The cheapest way from facts to one of the targets.
+    """Return the cheapest sequence of actions from facts to one of the targets.
 
     Args:
-        start: what holds.
-        targets: where to; of equal ones the first is taken.
-        actions: what can be done.
-        weight: what an action adds to the price.
-        nodes: how many states A* may look at.
-        greedy: how many greedy search may, where A* has found nothing within its bound.
-        look: called now and then; what it raises ends the search.
+        start: facts that hold.
+        targets: of equally cheap ones the first is taken.
+        actions: actions that can be used.
+        weight: cost of an action.
+        nodes: most states that A* expands.
+        greedy_nodes: most states that greedy search expands, if A* has found no result within its bound.
+        check_cancelled: called now and then; an exception of it ends the search.
     """
     space = _build_space(start, targets, actions, weight)
     if space is None:
         return SearchResult(None, -1, True, 0)
-    found = _a_star(space, nodes, check_cancelled)
-    if found.actions is None and not found.conclusive and greedy_nodes:
+    result = _a_star(space, nodes, check_cancelled)
+    if result.actions is None and not result.conclusive and greedy_nodes:
         return _greedy_search(space, greedy_nodes, check_cancelled)
-    return found
+    return result
 
 
 def _build_space(
@@ -128,16 +128,17 @@ def _build_space(
     actions: Sequence[ToolAction],
     weight: Callable[[ToolAction], float],
 ) -> _SearchSpace | None:
-    """The space of a search; None where no target can be reached even if nothing were ever removed."""
+    """Return the space of a search; None if no target is reachable in the delete relaxation."""
     holds = frozenset(start)
     actions = _relevant_actions(holds, targets, actions)
     within_reach = holds.union(*(action.adds for action in actions))
     changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
     bits = {fact: 1 << number for number, fact in enumerate(changing)}
-    goals = []
-    for number, (needs, price) in enumerate(targets):
-        if needs is not None and needs <= within_reach:
-            goals.append((_mask(needs, bits), price, number))
+    goals = [
+        (_mask(needs, bits), cost, number)
+        for number, (needs, cost) in enumerate(targets)
+        if needs is not None and needs <= within_reach
+    ]
     if not goals:
         return None
     moves = tuple(
@@ -153,9 +154,9 @@ def _build_space(
 def _relevant_actions(
     holds: frozenset[str], targets: Sequence[Target], actions: Sequence[ToolAction]
 ) -> list[ToolAction]:
-    """The actions that can have a part in a way: they add what is lacking, or would be after others that do.
+    """Return the actions that can contribute: they add facts that are missing, or will be after other such actions.
 
-    Of every way that has others in it, what is left without them is a way as well.
+    From every plan with other actions, these can be left out.
     """
     adding: dict[str, list[int]] = {}
     for number, action in enumerate(actions):
@@ -192,26 +193,24 @@ class _Node(NamedTuple):
     action: ToolAction | None
 
     def path(self) -> tuple[ToolAction, ...]:
-        """The actions that lead here."""
-        return tuple(_backtrack(self))[::-1]
+        """Return the actions from the start to this state."""
+        actions: list[ToolAction] = []
+        node: _Node | None = self
+        while node is not None and node.action is not None:
+            actions.append(node.action)
+            node = node.parent
+        return tuple(reversed(actions))
 
 
-def _backtrack(node: _Node | None) -> Iterator[ToolAction]:
-    while node is not None and node.action is not None:
-        yield node.action
-        node = node.parent
-
-
-def _a_star(space: _SearchSpace, limit: int, look: Callable[[], None]) -> SearchResult:
-    """A*."""
+def _a_star(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]) -> SearchResult:
     root, first = _Node(space.start, None, None), space.heuristic(space.start)
     queue: list[tuple[float, float, int, float, _Node]] = [(first, first, 0, 0.0, root)]
     cheapest = {space.start: 0.0}
     best = SearchResult(None, -1, True, 0)
-    price, nodes = float(_INFINITY), 0
+    best_cost, nodes = float(_INFINITY), 0
     while queue:
         estimate, _, _, spent, node = heapq.heappop(queue)
-        if estimate >= price:
+        if estimate >= best_cost:
             break
         if spent > cheapest[node.state]:
             continue
@@ -219,21 +218,21 @@ def _a_star(space: _SearchSpace, limit: int, look: Callable[[], None]) -> Search
         if nodes > limit:
             return best._replace(conclusive=False, nodes=nodes)
         if not nodes % NODES_PER_CANCEL_CHECK:
-            look()
-        there = space.satisfied_target(node.state)
-        if there is not None and spent + there[0] < price:
-            price, best = spent + there[0], SearchResult(node.path(), there[1], True, nodes)
-        for follows, weight, action in space.successors(node.state):
+            check_cancelled()
+        target = space.satisfied_target(node.state)
+        if target is not None and spent + target[0] < best_cost:
+            best_cost, best = spent + target[0], SearchResult(node.path(), target[1], True, nodes)
+        for successor, weight, action in space.successors(node.state):
             total = spent + weight
-            if total < cheapest.get(follows, _INFINITY):
-                cheapest[follows] = total
-                ahead = space.heuristic(follows)
-                heapq.heappush(queue, (total + ahead, ahead, len(cheapest), total, _Node(follows, node, action)))
+            if total < cheapest.get(successor, _INFINITY):
+                cheapest[successor] = total
+                ahead = space.heuristic(successor)
+                heapq.heappush(queue, (total + ahead, ahead, len(cheapest), total, _Node(successor, node, action)))
     return best._replace(nodes=nodes)
 
 
-def _greedy_search(space: _SearchSpace, limit: int, look: Callable[[], None]) -> SearchResult:
-    """Greedy best-first search: always on from the state that looks nearest to a target."""
+def _greedy_search(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]) -> SearchResult:
+    """Run greedy best-first search: expand the state that looks nearest to a target."""
     distance = _AdditiveHeuristic(space)
     root = _Node(space.start, None, None)
     queue: list[tuple[float, int, _Node]] = [(distance(space.start), 0, root)]
@@ -242,25 +241,25 @@ def _greedy_search(space: _SearchSpace, limit: int, look: Callable[[], None]) ->
     while queue and nodes < limit:
         nodes += 1
         if not nodes % NODES_PER_CANCEL_CHECK:
-            look()
+            check_cancelled()
         node = heapq.heappop(queue)[2]
-        there = space.satisfied_target(node.state)
-        if there is not None:
-            return SearchResult(node.path(), there[1], False, nodes)
-        for follows, _, action in space.successors(node.state):
-            if follows not in seen:
-                seen.add(follows)
-                ahead = distance(follows)
+        target = space.satisfied_target(node.state)
+        if target is not None:
+            return SearchResult(node.path(), target[1], False, nodes)
+        for successor, _, action in space.successors(node.state):
+            if successor not in seen:
+                seen.add(successor)
+                ahead = distance(successor)
                 if ahead < _INFINITY:
-                    heapq.heappush(queue, (ahead, len(seen), _Node(follows, node, action)))
+                    heapq.heappush(queue, (ahead, len(seen), _Node(successor, node, action)))
     return SearchResult(None, -1, not queue, nodes)
 
 
 class _AdditiveHeuristic:
-    """The additive heuristic: what the facts of a target cost, each as if it were reached alone."""
+    """Additive heuristic: the sum of the costs of a target's facts, each as if it were reached alone."""
 
     def __init__(self, space: _SearchSpace) -> None:
-        self._goals = [(list(_bits(needs)), price) for needs, price, _ in space.goals]
+        self._goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
         self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
         masks = [
             space.start,
@@ -293,7 +292,7 @@ class _AdditiveHeuristic:
                     for added in adds:
                         if sums[number] + weight < costs[added]:
                             heapq.heappush(queue, (sums[number] + weight, added))
-        return min(price + sum(costs[fact] for fact in needs) for needs, price in self._goals)
+        return min(target_cost + sum(costs[fact] for fact in needs) for needs, target_cost in self._goals)
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -306,24 +305,24 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 MAX_INLINE_NODES: Final = 300
-"""How many states are looked at on the event loop; a longer search goes on in a thread."""
+"""Most states that are expanded on the event loop; longer searches run in a thread."""
 
 MAX_INLINE_ACTIONS: Final = 100
 
 MAX_INLINE_STEPS: Final = 1_000
-"""The same for uses of tools, and for suffixes times steps."""
+"""Likewise, most actions, and most suffixes times steps."""
 
 MAX_SUFFIX_TARGETS: Final = 200
-"""How many suffixes of the plan are tried as targets, besides the goal."""
+"""Most suffixes of the plan that are targets, besides the goal."""
 
 SCRATCH_NODES: Final = 2_000
 
 SCRATCH_GREEDY_NODES: Final = 50
 
 SCRATCH_ACTIONS: Final = 1_000
-"""How many states are looked at for a plan from scratch, which is only one more to choose from.
+"""Bounds of the search for a plan from scratch, which is only an additional choice.
 
-Of more uses of tools than so many, fewer in proportion: each of these is looked at in each state.
+With more actions than these, the bounds of nodes shrink in proportion, because each state tries each action.
 """
 
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
@@ -332,13 +331,13 @@ UnreachableKind: TypeAlias = Literal["proven-unreachable", "not-found-within-bou
 
 
 class PlanRemainder(NamedTuple):
-    """One way to look at what is left of a plan.
+    """Remaining steps of a plan, divided at the place of the bridge.
 
     Attributes:
-        prefix: the steps that are kept and taken before the bridge.
-        suffix: all that come after it, in order.
-        removable: those of them that may be removed, the first ones first.
-        min_removed: how many of these must be removed at least.
+        prefix: steps that are kept before the bridge.
+        suffix: all steps after it, in order.
+        removable: those steps of the suffix that may be removed, the first ones first.
+        min_removed: number of removable steps that must be removed at least.
     """
 
     prefix: tuple[StripsStep, ...]
@@ -349,15 +348,15 @@ class PlanRemainder(NamedTuple):
 
 @dataclass(frozen=True)
 class RepairProblem:
-    """What is to be solved for one part of a plan.
+    """Repair problem of one part of a plan.
 
     Attributes:
-        facts: what holds now.
-        goal: what must hold at the end.
-        domain: what can be done.
-        remainders: where a bridge may go; the last one leaves most of the plan to be removed.
-        costs: of the steps.
-        stuck: the steps that cannot be taken.
+        facts: facts that hold now.
+        goal: facts that must hold at the end.
+        domain: available tools and values.
+        remainders: places of a bridge; with the last one, most of the plan can be removed.
+        costs: of the steps, by id.
+        stuck: steps that cannot be executed.
     """
 
     facts: tuple[str, ...]
@@ -369,7 +368,7 @@ class RepairProblem:
 
 
 class Repair(NamedTuple):
-    """A solution: the actions of the bridge, where it goes, and how many of the loose steps it removes."""
+    """Solution: the actions of the bridge, its place, and the number of removable steps that it removes."""
 
     kind: Literal["repair", "cheaper", "scratch"]
     remainder: PlanRemainder
@@ -378,19 +377,19 @@ class Repair(NamedTuple):
 
     @property
     def removed_steps(self) -> tuple[StripsStep, ...]:
-        """The steps that it removes."""
+        """Steps that it removes."""
         return self.remainder.removable[: self.removed_count]
 
     @property
     def distance(self) -> int:
-        """Actions added and removed; what is removed and added again is neither."""
-        gone = Counter(action_key(step.tool, step.arguments) for step in self.removed_steps)
-        new = Counter(action.key for action in self.actions)
-        return gone.total() + new.total() - 2 * (gone & new).total()
+        """Number of actions added and removed; an action that is removed and added again counts as neither."""
+        removed = Counter(action_key(step.tool, step.arguments) for step in self.removed_steps)
+        added = Counter(action.key for action in self.actions)
+        return removed.total() + added.total() - 2 * (removed & added).total()
 
 
 class Solution(NamedTuple):
-    """The ways that were found, the nearest first, or the verdict; neither where the bound was too small to tell."""
+    """Repairs, the nearest first, or the verdict; neither if the bound was too small for a verdict."""
 
     repairs: tuple[Repair, ...] = ()
     unreachable: UnreachableKind | None = None
@@ -399,12 +398,13 @@ class Solution(NamedTuple):
 def solve(
     problem: RepairProblem, nodes: int = MAX_ASTAR_NODES, check_cancelled: Callable[[], None] = lambda: None
 ) -> Solution:
-    """The distinct ways for one part of a plan: the nearest, the cheapest, and one from scratch.
+    """Return the distinct repairs of one part of a plan: the nearest, the cheapest, and one from scratch.
 
     Args:
-        problem: what is to be solved.
-        nodes: how many states each search may look at; with fewer than `NODES`, nothing is concluded from that.
-        look: called now and then; what it raises ends the search.
+        problem: the problem.
+        nodes: most states that each search expands; with fewer than `MAX_ASTAR_NODES`, there is no verdict when they
+            are used up.
+        check_cancelled: called now and then; an exception of it ends the search.
     """
     patient, search = nodes >= MAX_ASTAR_NODES, partial(find_cheapest_path, check_cancelled=check_cancelled)
     facts = dict.fromkeys(problem.facts)
@@ -415,11 +415,11 @@ def solve(
     grounded = reachable_actions(tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS)
     if not patient and grounded.truncated:
         return Solution()
-    near, found = [], []
-    lasting = _static_facts(problem, grounded.actions)
+    near, results = [], []
+    static = _static_facts(problem, grounded.actions)
     suffixes: list[_SuffixTarget] = []
     for rest in problem.remainders:
-        suffixes = list(_suffix_targets(problem, rest, lasting))
+        suffixes = list(_suffix_targets(problem, rest, static))
         targets = [Target(needs, removed) for removed, needs, _ in suffixes]
         result = search(
             _initial_facts(problem, rest),
@@ -428,10 +428,10 @@ def solve(
             nodes=nodes,
             greedy_nodes=MAX_GREEDY_NODES if patient else 0,
         )
-        found.append(result)
+        results.append(result)
         if result.actions is not None:
             near.append(Repair("repair", rest, result.actions, rest.min_removed + result.target))
-    certain = all(result.conclusive for result in found)
+    certain = all(result.conclusive for result in results)
     if not certain and not patient:
         return Solution()
     if not near:
@@ -439,25 +439,25 @@ def solve(
     others = list(_other_repairs(problem, grounded, suffixes, search, nodes))
     if None in others and not patient:
         return Solution()
-    ways = (min(near, key=lambda way: way.distance), *(way for way in others if way is not None))
-    return Solution(tuple(_keep_repeated_steps(problem, way) for way in ways))
+    repairs = (min(near, key=lambda repair: repair.distance), *(repair for repair in others if repair is not None))
+    return Solution(tuple(_keep_repeated_steps(problem, repair) for repair in repairs))
 
 
-def _keep_repeated_steps(problem: RepairProblem, way: Repair) -> Repair:
-    """The same way, with the steps left in their places that it would remove and do anew.
+def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
+    """Return the repair without the removal of steps that its bridge repeats.
 
-    All of them where they can go before what is new, else those with which it begins.
+    All of them are kept if they can precede the bridge, else those with which it begins.
     """
-    wanted = Counter(action.key for action in way.actions)
-    same = [s for s in way.removed_steps if s.startable and _take(wanted, action_key(s.tool, s.arguments))]
-    pairs = zip(way.removed_steps, way.actions, strict=False)
-    first = list(
-        takewhile(lambda pair: pair[0].startable and action_key(pair[0].tool, pair[0].arguments) == pair[1].key, pairs)
+    repeated = Counter(action.key for action in repair.actions)
+    same = [s for s in repair.removed_steps if s.startable and _take(repeated, action_key(s.tool, s.arguments))]
+    pairs = zip(repair.removed_steps, repair.actions, strict=False)
+    first = takewhile(
+        lambda pair: pair[0].startable and action_key(pair[0].tool, pair[0].arguments) == pair[1].key, pairs
     )
     for steps in (same, [step for step, _ in first]):
-        if steps and (shorter := _without(problem, way, steps)) is not None:
+        if steps and (shorter := _without(problem, repair, steps)) is not None:
             return shorter
-    return way
+    return repair
 
 
 def _take(counts: Counter[str], key: str) -> bool:
@@ -465,28 +465,28 @@ def _take(counts: Counter[str], key: str) -> bool:
     return counts[key] >= 0
 
 
-def _without(problem: RepairProblem, way: Repair, steps: Sequence[StripsStep]) -> Repair | None:
-    """The way with these steps kept before the bridge; None where it would not lead there then."""
+def _without(problem: RepairProblem, repair: Repair, steps: Sequence[StripsStep]) -> Repair | None:
+    """Return the repair with these steps kept before the bridge; None if it would not reach the goal."""
     kept = Counter(action_key(step.tool, step.arguments) for step in steps)
-    actions = tuple(action for action in way.actions if not _take(kept, action.key))
-    before, after, loose, _ = way.remainder
-    stay = {step.id for step in steps}
-    left = tuple(step for step in after if step.id not in stay)
-    rest = PlanRemainder((*before, *steps), left, tuple(step for step in loose if step.id not in stay), 0)
-    shorter = way._replace(remainder=rest, actions=actions, removed_count=way.removed_count - len(steps))
-    gone = {step.id for step in shorter.removed_steps}
-    follows = [step for step in rest.suffix if step.id not in gone]
-    later = {step.id for step in rest.suffix}
-    needs = regress_at(
-        problem.goal, [*(s.action for s in steps), *map(_as_ground_action, actions), *(s.action for s in follows)]
-    )[0]
-    start = _initial_facts(problem, way.remainder)
-    free = all(later.isdisjoint(step.depends_on) for step in steps)
-    return shorter if free and needs is not None and needs <= start else None
-
-
-def _as_ground_action(action: ToolAction) -> GroundAction:
-    return GroundAction(frozenset(action.needs), frozenset(action.adds), frozenset(action.removes))
+    actions = tuple(action for action in repair.actions if not _take(kept, action.key))
+    prefix, suffix, removable, _ = repair.remainder
+    kept_ids = {step.id for step in steps}
+    remainder = PlanRemainder(
+        (*prefix, *steps),
+        tuple(step for step in suffix if step.id not in kept_ids),
+        tuple(step for step in removable if step.id not in kept_ids),
+        0,
+    )
+    shorter = repair._replace(remainder=remainder, actions=actions, removed_count=repair.removed_count - len(steps))
+    removed = {step.id for step in shorter.removed_steps}
+    uses = [step.action for step in steps]
+    uses += (GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes)) for a in actions)
+    uses += (step.action for step in remainder.suffix if step.id not in removed)
+    needs = regress_at(problem.goal, uses)[0]
+    later = {step.id for step in remainder.suffix}
+    independent = all(later.isdisjoint(step.depends_on) for step in steps)
+    start = _initial_facts(problem, repair.remainder)
+    return shorter if independent and needs is not None and needs <= start else None
 
 
 def _other_repairs(
@@ -496,14 +496,14 @@ def _other_repairs(
     search: Callable[..., SearchResult],
     nodes: int,
 ) -> Iterator[Repair | None]:
-    """The way that costs least, where costs differ, and one that leaves the old plan aside; None: not found in time."""
+    """Yield the cheapest repair, if costs differ, and one from scratch; None if the bound was too small."""
     rest = problem.remainders[-1]
     start, actions = _initial_facts(problem, rest), grounded.actions
     if len({action.cost for action in actions}) > 1:
-        prices = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = search(start, prices, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
-        found = result.actions is not None
-        yield Repair("cheaper", rest, result.actions or (), rest.min_removed + result.target) if found else None
+        targets = [Target(needs, cost) for _, needs, cost in suffixes]
+        result = search(start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
+        removed = rest.min_removed + result.target
+        yield None if result.actions is None else Repair("cheaper", rest, result.actions, removed)
     share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
     few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
     result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
@@ -511,24 +511,23 @@ def _other_repairs(
 
 
 def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str]:
-    facts = set(problem.facts)
+    facts = frozenset(problem.facts)
     for step in rest.prefix:
-        facts -= step.action.removes
-        facts |= step.action.adds
-    return frozenset(facts)
+        facts = step.action.apply(facts)
+    return facts
 
 
 def _static_facts(problem: RepairProblem, actions: Sequence[ToolAction]) -> frozenset[str]:
-    """What holds and nothing takes away: with it left out, what must hold before long rests of a plan stays short."""
+    """Return the facts that hold and are never removed; without them, the preconditions of long suffixes stay short."""
     rest = problem.remainders[-1]
     removed = {fact for step in (*rest.prefix, *rest.suffix) for fact in step.action.removes}
     return frozenset(problem.facts).difference(removed, *(action.removes for action in actions))
 
 
-def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, lasting: frozenset[str]) -> Iterator[_SuffixTarget]:
-    """By how many loose steps are removed: what else must hold before the steps that are kept, and what these cost.
+def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, static: frozenset[str]) -> Iterator[_SuffixTarget]:
+    """Yield, by the number of removed steps, the facts that must hold before the kept steps, and their cost.
 
-    What must hold behind a step that stays is worked out once: the later ones are the same for all shorter removals.
+    The facts needed after the last removed step are computed once for all numbers.
     """
     place = {step.id: number for number, step in enumerate(rest.suffix)}
     loose = [place[step.id] for step in rest.removable]
@@ -536,8 +535,8 @@ def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, lasting: frozen
     staying = [number for number in range(len(rest.suffix)) if number not in movable]
     last = list(accumulate(loose, max, initial=-1))
     tried = {*range(rest.min_removed, min(rest.min_removed + MAX_SUFFIX_TARGETS, len(loose)) + 1), len(loose)}
-    uses = [step.action._replace(requires=step.action.requires - lasting) for step in rest.suffix]
-    goal = frozenset(problem.goal) - lasting
+    uses = [step.action._replace(requires=step.action.requires - static) for step in rest.suffix]
+    goal = frozenset(problem.goal) - static
     behind = regress_at(goal, uses, {last[removed] + 1 for removed in tried})
     cost = sum(problem.costs[step.id] for step in rest.suffix)
     cost -= sum(problem.costs[step.id] for step in rest.removable[: rest.min_removed])

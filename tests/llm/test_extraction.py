@@ -133,22 +133,12 @@ def test_line_breaks_in_strings() -> None:
     "unit",
     [
         "{",
-        '{"a":',
-        "[",
-        '{"',
-        '{"{',
-        "}",
-        '"',
-        '\\"',
-        "```",
-        "<think>",
         "</think>",
-        '{"a":1}',
-        "{ ",
-        "```\n{}",
-        '{"a":[{',
-        "x",
-        " x",
+        *(
+            pytest.param(unit, marks=pytest.mark.deep)
+            for unit in ('{"a":', "[", '{"', '{"{', "}", '"', '\\"', "```", "<think>")
+        ),
+        *(pytest.param(unit, marks=pytest.mark.deep) for unit in ('{"a":1}', "{ ", "```\n{}", '{"a":[{', "x", " x")),
     ],
 )
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:

@@ -139,7 +139,7 @@ async def one_call(model: LLMProvider, random: Random) -> str:
     return "answered"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["openai", *(pytest.param(name, marks=pytest.mark.deep) for name in NAMES[1:])])
 async def test_every_call_ends_in_time(name: str) -> None:
     """A call ends with an answer or an error of its kind, before its deadline, and leaves nothing open."""
     ends, drawn = set(), set()
@@ -161,6 +161,7 @@ async def test_every_call_ends_in_time(name: str) -> None:
     assert ends >= {"answered", "LLMUnavailable", "LLMTimeout", "LLMRequestRejected", "LLMResponseInvalid"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 async def test_cancelled_calls_leave_nothing(name: str) -> None:
     """A call that is cancelled at any moment ends there, and its request with it."""
@@ -185,6 +186,7 @@ async def test_cancelled_calls_leave_nothing(name: str) -> None:
     assert cancelled
 
 
+@pytest.mark.deep
 async def test_real_connections_do_not_leak() -> None:
     """The same through real connections, many at once: every call ends, and nothing stays open."""
     ends: Counter[str] = Counter()
@@ -226,6 +228,7 @@ async def test_real_connections_do_not_leak() -> None:
     assert len(server.requests) > SOCKETS / 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("door", ["all at once", "one after another"])
 async def test_no_run_is_lost(door: str) -> None:
     """Runs whose models fail at random come to their end, keep every promise, and stay within budget and deadline."""

@@ -189,7 +189,7 @@ def _waiting(task: Task, *others: str) -> Task:
     return task.model_copy(update={"depends_on": tuple(dict.fromkeys([*task.depends_on, *others]))})
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     plan=plans(),
     steps=st.integers(0, 4),
@@ -205,7 +205,7 @@ def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data
     anyio.run(trouble)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     plan=plans(), steps=st.integers(0, 6), goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True)
 )
@@ -238,7 +238,7 @@ async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
     assert not done or facts.issuperset(goal)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     plan=plans(),
     steps=st.integers(0, 4),
@@ -283,7 +283,7 @@ def plan_ids(plan: Plan) -> set[str]:
     return {task.id for task in plan.tasks}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
 def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]) -> None:
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""

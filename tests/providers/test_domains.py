@@ -111,7 +111,7 @@ async def test_nothing_at_hand() -> None:
     assert not outcome.reached
     assert outcome.inapplicable == []
     assert outcome.verdicts[0].startswith(
-        "proven-unreachable: no tool that is there leads from what holds now past 'le"
+        "proven-unreachable: no sequence of available tools leads from the current facts past 'le"
     )
 
 

@@ -119,8 +119,8 @@ async def test_the_same_as_before_is_not_tried_again():
         (candidate(replaced("build", "cmake", idempotent=True)), "idempotent: Extra inputs are not permitted"),
         (candidate(replaced("build", None)), "'new' names no tool of the library"),
         (candidate(replaced("build", "cmake", id="a\nb")), "String should match pattern"),
-        (candidate(change("replace", task_id="build", tasks=[])), "is to be replaced by nothing"),
-        (candidate(change("modify", task_id="build")), "says nothing that is to be changed"),
+        (candidate(change("replace", task_id="build", tasks=[])), "has no replacement tasks"),
+        (candidate(change("modify", task_id="build")), "changes no field"),
         (candidate(*[change("retry", task_id="build")] * (MAX_CHANGES + 1)), f"more than {MAX_CHANGES} changes"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import (
@@ -709,7 +709,6 @@ def plans(draw: st.DrawFn) -> tuple[Plan, set[str]]:
 
 
 @given(case=plans())
-@settings(max_examples=60)
 def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]) -> None:
     """Plans in which every failing task has another way finish; no call is repeated; sound tasks stay as they are."""
     plan, failing = case
@@ -727,7 +726,6 @@ def test_every_plan_with_a_way_on_finishes(case: tuple[Plan, set[str]]) -> None:
 
 
 @given(case=plans())
-@settings(max_examples=30)
 def test_proposals_are_deterministic_and_fit(case: tuple[Plan, set[str]]) -> None:
     """The same request gives the same alternatives, and the plan takes each of them."""
     plan, _ = case

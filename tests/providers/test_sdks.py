@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from replanning.testing import hangs
 from tests.support.llm_server import LLMServerReply, ScriptedLLMServer, ServerReply
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.deep]
 
 HELLO = [{"role": "user", "content": "2 + 3?"}]
 

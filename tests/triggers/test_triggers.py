@@ -445,7 +445,7 @@ async def test_better_path() -> None:
     (trigger,) = await cheaper(4.0)
     assert isinstance(trigger, BetterPathFound)
     assert (trigger.tasks, trigger.tool, trigger.gain) == (("t3", "t4"), "cheap", 0.5)
-    assert trigger.reason == "'cheap' can take over 2 waiting tasks from 'dear' and makes what is left 50% cheaper"
+    assert trigger.reason == "'cheap' can take over 2 waiting tasks from 'dear' and makes the remaining plan 50% cheaper"
 
 
 async def test_better_path_needs_the_minimum_gain() -> None:
@@ -500,7 +500,7 @@ async def test_person_asks() -> None:
         one, two = found()
         assert isinstance(one, HumanRequest)
         assert (one.tasks, one.by, one.reason) == (("a",), "ada", "ada asked for replanning: use the mirror")
-        assert (two.tasks, two.by, two.reason) == ((), "", "somebody asked for replanning: look again")
+        assert (two.tasks, two.by, two.reason) == ((), "", "a person asked for replanning: look again")
 
 
 async def test_a_person_asks_the_same_of_several_tasks() -> None:
