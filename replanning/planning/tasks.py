@@ -39,6 +39,8 @@ _PHASE_GOALS: Final[Mapping[Phase, str]] = {
     Phase.EXECUTION: "Decide which tool is used next",
 }
 
+_PHASE_BY_NAME: Final[Mapping[str, Phase]] = {phase.value: phase for phase in Phase}
+
 _APPROVED_SUFFIX: Final = "~agreed"
 """Suffix of the ids of tasks that enter the plan once a person agrees; no other task may take these ids meanwhile."""
 
@@ -107,15 +109,12 @@ class PlanningTask(BaseModel):
     @classmethod
     def of(cls, task: TaskBody) -> Self:
         """Return the notes on a task; empty where the task is not one of planning mode."""
+        if PLANNING_KEY not in task.metadata:
+            return cls()
         try:
-            return cls.model_validate(task.metadata.get(PLANNING_KEY, {}))
+            return cls.model_validate(task.metadata[PLANNING_KEY])
         except ValidationError:
             return cls()
-
-    @property
-    def is_action(self) -> bool:
-        """Whether the task is an action that a model planned."""
-        return self.phase is None and bool(self.model_fields_set)
 
     @property
     def keeps_finished(self) -> bool:
@@ -134,12 +133,14 @@ class PlanningTask(BaseModel):
 
 def phase_of(task: Task) -> Phase | None:
     """Return the phase that a task carries out; None for an action."""
-    return PlanningTask.of(task).phase
+    stored = task.metadata.get(PLANNING_KEY)  # not parsed in full: scans ask this of every task
+    name = stored.get("phase") if isinstance(stored, dict) else None
+    return _PHASE_BY_NAME.get(name) if isinstance(name, str) else None
 
 
 def is_action(task: Task) -> bool:
     """Return whether a task is an action that a model planned."""
-    return PlanningTask.of(task).is_action
+    return bool(task.metadata.get(PLANNING_KEY)) and phase_of(task) is None
 
 
 def tool_name(task: TaskBody) -> str:

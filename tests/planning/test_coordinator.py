@@ -17,6 +17,7 @@ from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     ACTIONS,
     GOAL,
+    MISSING,
     SUBTASKS,
     TOOLS,
     Desk,
@@ -31,8 +32,6 @@ from tests.support.planning import (
 )
 
 pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
 UNCLEAR = replan(
     "clarification_request",
     clarification_needed=True,
@@ -380,7 +379,7 @@ async def test_an_unreadable_plan_is_fatal() -> None:
 # Where things stand
 
 
-async def test_c_a_decision_is_told_where_things_stand() -> None:
+async def test_a_decision_prompt_shows_the_progress() -> None:
     """After a failure the model is told how much is done, how many errors there were, what remains, and what is down."""
     model = Model(
         {

@@ -11,20 +11,22 @@ from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.planning import (
     ACTIONS,
+    MISSING,
     TOOLS,
     USUAL,
     Desk,
     Model,
     Replies,
     action,
+    because,
     coordinator,
     go_on,
     kind_of,
     replan,
     revision,
+    run,
     summary,
 )
-from tests.support.planning_task import MISSING, because, run
 
 pytestmark = pytest.mark.anyio
 

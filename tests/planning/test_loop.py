@@ -10,12 +10,10 @@ from replanning.journal import MemoryStore
 from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.planning import TOOLS, Desk, Model, coordinator, done, kind_of, use
+from tests.support.planning import MISSING, TOOLS, Desk, Model, coordinator, done, kind_of, use
 from tests.support.resume import RUN, cut
 
 pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
 OFF = Settings.model_validate({"planning": {"enabled": False}})
 DANGEROUS = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
 

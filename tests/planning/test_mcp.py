@@ -25,8 +25,8 @@ def servers(folder: Path, *arguments: object, more: str = "") -> Path:
     return path
 
 
-def test_c_tools_of_servers_with_their_status():
-    """Models see schema, description and status of the tools of servers; a description cannot leave its place."""
+def test_prompts_show_the_tools_of_servers():
+    """Prompts show schema, description and status of the tools of servers; a description cannot break out of its tags."""
     schema: JsonObject = {"type": "object", "properties": {"q": {"type": "string", "enum": ["a", "b"]}}}
     tool = ToolSpec(
         name="web.search",

@@ -12,8 +12,7 @@ from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 from tests.support.invariants import invariant_violations
-from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, revision
-from tests.support.planning_task import MISSING, because
+from tests.support.planning import MISSING, TOOLS, Desk, Model, Replies, action, because, coordinator, go_on, revision
 from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio

@@ -15,6 +15,7 @@ from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     GOAL,
+    MISSING,
     SUBTASKS,
     TOOLS,
     Desk,
@@ -30,8 +31,6 @@ from tests.support.planning import (
 )
 
 pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
 
 
 async def test_the_phases_are_methods() -> None:
@@ -346,7 +345,10 @@ async def test_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> No
     ("copied", "why"),
     [
         ("password=[redacted]", "[redacted] stands for a secret that you are not shown"),
-        ("all of… [cut: 9000 characters in all]", "[cut: …] stands for the rest of a text or a list that you are not shown"),
+        (
+            "all of… [cut: 9000 characters in all]",
+            "[cut: …] stands for the rest of a text or a list that you are not shown",
+        ),
     ],
     ids=("secret", "end"),
 )

@@ -12,11 +12,21 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.testing import LLMReply, ScriptedGate, ScriptedLLM, VirtualClock, returns, virtual_environment
-from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, kind_of, replan, revision
+from tests.support.planning import (
+    MISSING,
+    TOOLS,
+    Desk,
+    Model,
+    Replies,
+    action,
+    coordinator,
+    go_on,
+    kind_of,
+    replan,
+    revision,
+)
 
 pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
 
 
 def thought(status: str = "success", *, revise: bool = False) -> JsonObject:

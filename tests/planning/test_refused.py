@@ -11,19 +11,21 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.planning import (
+    AGAIN,
+    MISSING,
     SUBTASKS,
     USUAL,
     Desk,
     Model,
     Replies,
     action,
+    because,
     coordinator,
     go_on,
     kind_of,
     replan,
     revision,
 )
-from tests.support.planning_task import AGAIN, because
 
 pytestmark = pytest.mark.anyio
 
@@ -254,8 +256,6 @@ async def test_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged(
 
 
 # Replans of which no plan comes
-
-MISSING = FileNotFoundError("no such file: news.txt")
 BAD = revision(action("write", "no-such-tool"))
 GOOD = revision(action("write", "shout"), action("post", "post"))
 

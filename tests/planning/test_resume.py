@@ -1,4 +1,4 @@
-"""Planning mode cut off after any record of its journal, and taken up again by another process."""
+"""Runs of planning mode cut off after any record of their journal, and resumed by another process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tests.support.resume import RUN, cut
 
 pytestmark = pytest.mark.anyio
 
-STEP = 3
-"""Every how many records the run is cut off on each event loop."""
+CUTS = pytest.mark.parametrize(
+    ("first", "step"), [(7, 12), *(pytest.param(first, 3, marks=pytest.mark.deep) for first in (1, 2, 3))]
+)
+"""Records after which the run is cut off: the first, and the distance of the others."""
 
 UNCLEAR = replan(
     "clarification_request",
@@ -27,7 +29,7 @@ UNCLEAR = replan(
 
 
 def model(prompt: str) -> JsonValue:
-    """Asks once, replans in part once and revises once; remembers nothing but what it is told."""
+    """Model without a memory that asks once, replans in part once and revises once."""
     match kind_of(prompt):
         case "decision:goal_understanding":
             return go_on() if "Which people?" in prompt else UNCLEAR
@@ -45,20 +47,20 @@ def model(prompt: str) -> JsonValue:
 
 
 def desk() -> Desk:
-    """A tool that never works."""
+    """Return tools of which `write` always fails."""
     return Desk({"write": [FileNotFoundError("no such file")] * 9})
 
 
-async def whole() -> list[Record]:
-    """The journal of the run as it goes when nothing comes between."""
+async def undisturbed() -> list[Record]:
+    """Return the journal of the run without an interruption."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         assert await coordinator(model, clock, desk(), store=store).execute_with_planning(RUN)
     return list(store.read(RUN))
 
 
-def acting(records: list[Record]) -> bool:
-    """Whether an action was begun and not ended, so that nobody knows what it did."""
+def has_unfinished_action(records: list[Record]) -> bool:
+    """Return whether an action was running at the end of a journal, so that its effect is unknown."""
     running: dict[str, str] = {}
     for record in records:
         body = record.body
@@ -70,18 +72,18 @@ def acting(records: list[Record]) -> bool:
     return not planned.isdisjoint(running.values())
 
 
-def said_once(records: list[Record]) -> list[str]:
-    """What people are told of a run, which must not be told twice: its plans and its end."""
+def plans_and_completions(records: list[Record]) -> list[str]:
+    """Return the notes that must not be repeated: plans and the completion."""
     noted = [record.body for record in records if isinstance(record.body, PlanningNoted)]
     return [body.type for body in noted if body.type in ("plan", "completion")]
 
 
-@pytest.mark.parametrize("offset", range(STEP))
-async def test_cut_off_anywhere(offset: int) -> None:
-    """Wherever it was cut off, the run ends as if it had not been: no limit starts anew, nothing is done twice."""
-    records = await whole()
+@CUTS
+async def test_cut_off_anywhere(first: int, step: int) -> None:
+    """A run that was cut off anywhere ends as without the interruption: no limit starts anew, nothing is done twice."""
+    records = await undisturbed()
     expected = PlanningState.from_records(records)
-    for length in range(1 + offset, len(records), STEP):
+    for length in range(first, len(records), step):
         store = cut(records[:length])
         async with VirtualClock(records[length - 1].at) as clock:
             planning = coordinator(model, clock, desk(), store=store)
@@ -89,21 +91,21 @@ async def test_cut_off_anywhere(offset: int) -> None:
             journal = list(store.read(RUN))
         assert invariant_violations(journal) == []
         state = planning.state
-        if acting(records[:length]):
+        if has_unfinished_action(records[:length]):
             assert done or "its process ended" in str([record.body for record in journal])
             continue
         assert done, (length, planning.result.reason)
         assert state.counts.total == expected.counts.total == 3
         assert state.counts.clarifications == 1
         assert [plan.tasks for plan in state.plans] == [plan.tasks for plan in expected.plans]
-        assert said_once(journal) == said_once(records)
+        assert plans_and_completions(journal) == plans_and_completions(records)
         assert [record.replan_type for record in state.records if record.executed] == [
             record.replan_type for record in expected.records if record.executed
         ]
 
 
-def twice(prompt: str) -> JsonValue:
-    """Wants new subtasks and gives none, then replans in part; remembers nothing but what it is told."""
+def failing_once(prompt: str) -> JsonValue:
+    """Model without a memory that wants new subtasks and gives none, then replans in part."""
     match kind_of(prompt):
         case "decision:execution":
             return replan("partial_replan") if "it failed: the model" in prompt else replan("task_redecomposition")
@@ -115,29 +117,29 @@ def twice(prompt: str) -> JsonValue:
             return USUAL.get(kind, go_on())
 
 
-@pytest.mark.parametrize("offset", range(STEP))
-async def test_cut_off_where_a_replan_comes_to_nothing(offset: int) -> None:
-    """Wherever it was cut off, a replan of which no plan came is told to the model once, and another takes its place."""
+@CUTS
+async def test_cut_off_around_a_failed_replan(first: int, step: int) -> None:
+    """Wherever the run was cut off, the model learns once of a replan without a plan, and another replaces it."""
     store = MemoryStore()
     async with VirtualClock() as clock:
-        assert await coordinator(twice, clock, desk(), store=store).execute_with_planning(RUN)
+        assert await coordinator(failing_once, clock, desk(), store=store).execute_with_planning(RUN)
     records = list(store.read(RUN))
     expected = [(one.replan_type, one.result) for one in PlanningState.from_records(records).records if one.executed]
     assert expected == [("task_redecomposition", "failure"), ("partial_replan", "success")]
-    for length in range(1 + offset, len(records), STEP):
-        if acting(records[:length]):
+    for length in range(first, len(records), step):
+        if has_unfinished_action(records[:length]):
             continue
         store = cut(records[:length])
         async with VirtualClock(records[length - 1].at) as clock:
-            planning = coordinator(twice, clock, desk(), store=store)
+            planning = coordinator(failing_once, clock, desk(), store=store)
             assert await planning.execute_with_planning(RUN), (length, planning.result.reason)
         assert invariant_violations(list(store.read(RUN))) == []
         assert [(one.replan_type, one.result) for one in planning.state.records if one.executed] == expected
         assert planning.state.counts.total == 2
 
 
-async def test_actions_are_told_from_phases() -> None:
-    """What the model planned is an action of the run, and the phases are not."""
+async def test_actions_are_the_planned_tasks() -> None:
+    """The tasks that the model planned are actions, and the phases are not."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, desk(), store=store)

@@ -1,4 +1,4 @@
-"""What planning mode remembers: a fold over the journal, which takes nothing for something else."""
+"""State of planning mode, folded from the journal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from replanning.planning.state import ExecutionStatus
 
 
 @pytest.mark.parametrize(("kind", "field"), [("output", "value"), ("call", "arguments")])
-def test_what_is_no_object_is_refused(kind: str, field: str) -> None:
-    """What a journal tells of an output or of arguments is an object; anything else is refused by its type."""
+def test_a_note_without_an_object_is_rejected(kind: str, field: str) -> None:
+    """Outputs and arguments in a journal must be objects; the error names the type that was found."""
     noted: JsonObject = {"task": "a", field: ["x"]}
     with pytest.raises(ValueError, match="expected a JSON object, got list"):
         PlanningState.from_records([Record(1, 0.0, PlanningNoted(kind, noted))])
 
 
-def test_what_is_not_known_is_passed_over() -> None:
-    """A note of a kind that is not known changes nothing but the number of the last record."""
+def test_unknown_notes_are_ignored() -> None:
+    """A note of an unknown kind changes only the number of the last record."""
     state = PlanningState.from_records([Record(1, 0.0, PlanningNoted("of-another-version", {"task": "a"}))])
     assert state == PlanningState(seq=1)
 
 
-def test_a_step_says_one_thing() -> None:
-    """Where there is no plan, a reply uses a tool or says that all is done; both at once, or neither, is refused."""
+def test_a_step_uses_a_tool_or_ends() -> None:
+    """A step of the tool loop either uses a tool or ends the run; both or neither is rejected."""
     call, end = (
         '"function_call": {"name": "a"}',
         '"summary": {"goal_achieved": true, "tasks_completed": 1, "tasks_failed": 0}',
@@ -40,15 +40,15 @@ def test_a_step_says_one_thing() -> None:
     assert parse_reply(f'{{{end}, "done": true}}', StepReply).done
 
 
-def test_where_the_execution_stands() -> None:
-    """What is known of the execution says in a line how many errors there were, and how many tools are down."""
+def test_execution_status_has_a_repr() -> None:
+    """The repr shows the errors and the number of unavailable tools."""
     assert repr(ExecutionStatus()) == "<ExecutionStatus 0 errors, 0 in a row, 0 down>"
 
 
-def test_what_is_available_again_is_not_down() -> None:
-    """A tool that has come back is no longer told as down."""
+def test_a_tool_that_is_available_again_is_not_down() -> None:
+    """A tool that is available again is not listed as unavailable."""
     live = LivePlan(Plan(goal=Goal(objective="x"), tools=(ToolSpec(name="dig"),), tasks=(Task(id="a", tool="dig"),)))
-    standing = ExecutionStatus()
+    status = ExecutionStatus()
     for seq, available in enumerate((False, True), 1):
-        standing.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")), live)
-        assert standing.unavailable_tools == ({} if available else {"dig": "worn out"})
+        status.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")), live)
+        assert status.unavailable_tools == ({} if available else {"dig": "worn out"})

@@ -1,4 +1,4 @@
-"""A scripted model for planning mode, and what is looked at afterwards."""
+"""Scripted model, tools and runs of planning mode."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from replanning.decision import HumanGate
 from replanning.journal import RunStore
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.planning import PlanningCoordinator, TaskRequest
+from replanning.planning import PlanningCoordinator, PlanningState, TaskRequest
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, virtual_environment
 
 _MARKS: Final = {
     "Ask yourself first": "decision",
@@ -46,7 +46,7 @@ TOOLS: Final = (
 
 
 def kind_of(prompt: str) -> str:
-    """What a prompt asks for; `decision:` and the phase where it asks for a decision."""
+    """Return the kind of a prompt; `decision:` with the phase for a decision."""
     kind = next(name for mark, name in _MARKS.items() if mark in prompt)
     if kind != "decision":
         return kind
@@ -55,38 +55,38 @@ def kind_of(prompt: str) -> str:
 
 
 def go_on(**more: JsonValue) -> JsonObject:
-    """A decision to go on."""
+    """Return a decision to go on."""
     said = {"replan_needed": False, "confidence": 0.9, "reasoning": "it is good", "replan_type": "none"}
     return {"replan_decision": {**said, **more}}
 
 
 def replan(kind: str, **more: JsonValue) -> JsonObject:
-    """A decision to replan."""
+    """Return a decision to replan."""
     return go_on(replan_needed=True, replan_type=kind, reasoning=f"a {kind} is needed", **more)
 
 
 def summary(*, achieved: bool = True) -> JsonObject:
-    """What a model says at the end."""
+    """Return the summary at the end of a run."""
     return {"summary": {"goal_achieved": achieved, "tasks_completed": 2, "tasks_failed": 0}}
 
 
 def revision(*actions: JsonObject) -> JsonObject:
-    """A revised plan of these actions."""
+    """Return a revised plan of these actions."""
     return {"plan_revision": {"reason": "it must be other", "updated_action_plan": {"actions": list(actions)}}}
 
 
 def action(name: str, tool: str, **more: JsonValue) -> JsonObject:
-    """An action with text as its argument."""
+    """Return an action with a text as its argument."""
     return {"task_id": name, "tool": tool, "arguments": {"text": "news"}, **more}
 
 
 def use(tool: str, **arguments: JsonValue) -> JsonObject:
-    """The next use of a tool, where there is no plan."""
+    """Return the next step of a tool loop."""
     return {"comment": f"use {tool}", "function_call": {"name": tool, "arguments": arguments}}
 
 
 def done(*, achieved: bool = True) -> JsonObject:
-    """What a model says at the end, where there is no plan."""
+    """Return the last step of a tool loop."""
     return {**summary(achieved=achieved), "phase": "completion", "done": True}
 
 
@@ -102,10 +102,10 @@ Replies = Mapping[str, JsonValue | tuple[JsonValue, ...]]
 
 
 class Model:
-    """Answers each kind of prompt with its own replies in turn, the last again and again; else as usual.
+    """Model that answers each kind of prompt with its own replies in turn, repeating the last; else as usual.
 
     Attributes:
-        asked: the kinds of the prompts that it was asked, in order.
+        asked: the kinds of the prompts, in order.
         prompts: the prompts.
     """
 
@@ -125,15 +125,15 @@ class Model:
         return said
 
     def told(self, kind: str) -> list[str]:
-        """The prompts of a kind."""
+        """Return the prompts of a kind."""
         return [prompt for asked, prompt in zip(self.asked, self.prompts, strict=True) if asked == kind]
 
 
 class Desk:
-    """Uses the tools of a test: says what it was told, fails as often as it is to.
+    """Tools of a test: each returns its text argument, after failing with the given errors.
 
     Args:
-        failing: how often the use of each tool fails, and with what.
+        failing: the errors of the first uses of each tool.
     """
 
     def __init__(self, failing: Mapping[str, Sequence[Exception]] | None = None) -> None:
@@ -162,7 +162,7 @@ def coordinator(
     task: str | TaskRequest = "Tell people the news",
     exporters: Sequence[Exporter] = (),
 ) -> PlanningCoordinator:
-    """Planning mode with a scripted model, on a virtual clock."""
+    """Return a coordinator with a scripted model on a virtual clock."""
     environment = virtual_environment(clock=clock)
     return PlanningCoordinator(
         settings or Settings(),
@@ -176,3 +176,46 @@ def coordinator(
         environment=environment,
         wait_for_answers=patient,
     )
+
+
+MISSING = FileNotFoundError("no such file: news.txt")
+PHASES = ("goal_understanding", "task_decomposition", "action_sequence")
+AGAIN = {
+    "goal_understanding": "goal_revision",
+    "task_decomposition": "task_redecomposition",
+    "action_sequence": "action_regeneration",
+    "reflection": "plan_revision",
+}
+"""A replan that repeats each phase."""
+
+
+def because(kind: str, number: int) -> JsonObject:
+    """Return a decision to replan for a new cause, which is not taken for a loop."""
+    return replan(kind, issues_found=[f"issue {'abcdefghijklmno'[number]}"])
+
+
+def limits(**counts: object) -> Settings:
+    """Return settings with limits of planning mode and no others that would end a run."""
+    return Settings.model_validate(
+        {"planning": {"replanning": counts}, "escalation": {"on_no_alternative": "assume"}, "budget": {"calls": 200}}
+    )
+
+
+async def run(
+    replies: Replies | Model,
+    desk: Desk | None = None,
+    settings: Settings | None = None,
+    gate: ScriptedGate | None = None,
+) -> tuple[PlanningCoordinator, Model, Desk]:
+    """Execute the usual goal on a virtual clock."""
+    model = replies if isinstance(replies, Model) else Model(replies)
+    desk = desk or Desk()
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock, desk, settings=settings, gate=gate)
+        await planning.execute_with_planning()
+    return planning, model, desk
+
+
+def executed(state: PlanningState) -> list[str]:
+    """Return the types of the executed replans."""
+    return [str(record.replan_type) for record in state.records if record.executed]

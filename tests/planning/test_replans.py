@@ -1,4 +1,4 @@
-"""Rows of the specification that take a whole run to be seen: what is decided, and how often it may be done."""
+"""Replans in whole runs: their targets, limits and confidence, and the work that they keep."""
 
 from __future__ import annotations
 
@@ -6,33 +6,43 @@ from collections import Counter
 
 import pytest
 
-from replanning import Answer
+from replanning import Answer, Settings, Task, TransientError
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import Phase, ReplanDecision, ReplanManager, ReplanPromptBuilder
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.planning import (
+    ACTIONS,
+    AGAIN,
+    MISSING,
+    PHASES,
+    SUBTASKS,
     Desk,
     Model,
     Replies,
     action,
+    because,
     coordinator,
+    executed,
     go_on,
     kind_of,
+    limits,
     replan,
     revision,
+    run,
 )
-from tests.support.planning_task import AGAIN, MISSING, PHASES, because, executed, limits, run
 
 pytestmark = pytest.mark.anyio
 
-
-# A
+OTHER: JsonObject = {"subtasks": [{"id": "other", "description": "Do it otherwise"}]}
+OTHERWISE: JsonObject = {"actions": [action("other", "shout")]}
+CANNOT: JsonObject = {"error": {"type": "cannot_decompose", "message": "it is one piece", "other_approach": "shout"}}
+ASKS = go_on(clarification_needed=True, clarification_questions=["Which?"])
 
 
 @pytest.mark.parametrize("phase", [*PHASES, "reflection"])
 async def test_a_decision_after_each_phase_restarts_from_its_target(phase: str) -> None:
-    """After each phase the model decides; what it wants and may is done from the target phase on, then it goes on."""
+    """After each phase the model decides; an allowed replan restarts from its target phase, then the run goes on."""
     replies: Replies = {
         f"decision:{phase}": (replan(AGAIN[phase]), go_on()),
         "revision": revision(action("x", "shout")),
@@ -58,8 +68,8 @@ async def test_a_decision_after_execution_restarts_from_its_target() -> None:
         assert [Counter(model.asked)[phase] for phase in PHASES] == [1] * back + [2] * (3 - back)
 
 
-async def test_needed_and_not_allowed() -> None:
-    """A replan that is wanted and not allowed is noticed with its reason, and then escalated: the model is asked once."""
+async def test_a_replan_that_a_limit_forbids_is_escalated() -> None:
+    """A replan that a limit forbids is recorded with the reason, and the model is asked once for another way."""
     settings = limits(action_sequence={"max_regeneration_attempts": 1})
     replies: Replies = {
         "decision:action_sequence": replan("action_regeneration"),
@@ -74,9 +84,6 @@ async def test_needed_and_not_allowed() -> None:
     assert Counter(model.asked)["decision:execution"] == 2
 
 
-# D
-
-
 @pytest.mark.parametrize("limit", [0, 1, 3])
 @pytest.mark.parametrize(
     ("phase", "section", "key"),
@@ -87,7 +94,7 @@ async def test_needed_and_not_allowed() -> None:
     ],
 )
 async def test_a_limit_is_reached_and_not_passed(phase: str, section: str, key: str, limit: int) -> None:
-    """A phase that is never good enough is done again as often as its limit says, and not once more."""
+    """A phase that is never good enough is repeated up to its limit, and not once more."""
     wanted = tuple(because(AGAIN[phase], number) for number in range(6))
     revisions = tuple(revision(action(f"more-{number}", "shout")) for number in range(6))
     planning, model, _ = await run(
@@ -101,8 +108,8 @@ async def test_a_limit_is_reached_and_not_passed(phase: str, section: str, key: 
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_clarifications(limit: int) -> None:
-    """A model that has always something to ask is answered as often as the limit says; then it goes on without."""
+async def test_clarification_requests_are_limited(limit: int) -> None:
+    """A model that always asks is answered up to the limit; then it goes on without an answer."""
     asking = go_on(clarification_needed=True, clarification_questions=["Which?"])
     gate = ScriptedGate([Answer("approve", by="eve", comment="all")] * 9)
     settings = limits(goal_understanding={"max_clarification_requests": limit})
@@ -113,8 +120,8 @@ async def test_clarifications(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_retries_of_an_action(limit: int) -> None:
-    """An action is retried on the word of the model as often as its limit says, and each retry counts in the total."""
+async def test_retries_of_an_action_are_limited(limit: int) -> None:
+    """The model may retry an action up to its limit, and each retry counts in the total."""
     settings = limits(execution={"max_action_retries": limit})
     planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING] * 9}), settings)
 
@@ -123,8 +130,8 @@ async def test_retries_of_an_action(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_partial_replans(limit: int) -> None:
-    """What follows a failure is replaced as often as the limit says, and not once more."""
+async def test_partial_replans_are_limited(limit: int) -> None:
+    """The rest of a plan is replaced after failures up to the limit, and not once more."""
     wanted = tuple(because("partial_replan", number) for number in range(6))
     again = revision(action("write", "write"), action("post", "post"))
     settings = limits(execution={"max_partial_replans": limit})
@@ -137,7 +144,7 @@ async def test_partial_replans(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4])
-async def test_all_of_them_together(limit: int) -> None:
+async def test_replans_of_all_phases_share_a_total(limit: int) -> None:
     """All replans of all phases together, retries included, are no more than the total; then no model is asked to decide."""
     replies: Replies = {
         "decision:goal_understanding": (because("goal_revision", 0), go_on()),
@@ -154,9 +161,7 @@ async def test_all_of_them_together(limit: int) -> None:
 
 
 async def test_a_tasks_own_retries_do_not_count() -> None:
-    """What a tool tries again by itself costs no replan: only what the model decided does."""
-    from replanning import TransientError
-
+    """A task's own retries cost no replan: only decisions of the model do."""
     planning, model, desk = await run({}, Desk({"write": [TransientError("busy")] * 2}))
     assert planning.result.status == "succeeded"
     assert [tool for _, tool in desk.used] == ["write"] * 3 + ["post"]
@@ -176,7 +181,7 @@ async def test_a_tasks_own_retries_do_not_count() -> None:
     ],
 )
 async def test_unsure_replans_are_overridden(confidence: float, override: str | None, done: int) -> None:
-    """Below what is needed nothing is done again, and the record says that it was the confidence; the edges are inside."""
+    """A replan below the required confidence is not executed, and recorded so; the thresholds are inclusive."""
     replies: Replies = {"decision:action_sequence": (replan("action_regeneration", confidence=confidence), go_on())}
     sure: JsonObject = {"require_user_confirmation_on_low_confidence": False}
     planning, _, _ = await run(replies, settings=limits(llm_decision=sure))
@@ -208,8 +213,8 @@ async def test_the_third_time_is_a_loop() -> None:
     assert len(seen) == 4
 
 
-async def test_replacements_inherit() -> None:
-    """Three replans of a task and of what replaced it; the fourth ends in BLOCKED, and the model is not asked for it."""
+async def test_replacements_inherit_the_limit_of_their_lineage() -> None:
+    """After three replans of a task and its replacements, the fourth failure blocks it without asking the model."""
     kinds = ("partial_replan", "action_regeneration", "partial_replan", "action_regeneration")
     wanted = tuple(because(kind, number) for number, kind in enumerate(kinds))
     again = revision(action("write", "write"), action("post", "post"))
@@ -221,7 +226,7 @@ async def test_replacements_inherit() -> None:
 
 
 async def test_replacements_inherit_by_whatever_name() -> None:
-    """A model that calls what replaces a failed task otherwise gets no more replans for it."""
+    """Another name for the replacement of a failed task gives the model no more replans for it."""
     wanted = tuple(because("task_redecomposition", number) for number in range(2))
     wanted += tuple(because("goal_revision", number) for number in range(2, 6))
     names = [f"w{number}" for number in range(8)]
@@ -239,10 +244,7 @@ async def test_replacements_inherit_by_whatever_name() -> None:
     assert "blocked" in planning.result.reason
 
 
-# I
-
-
-def test_names() -> None:
+def test_the_manager_and_the_prompt_builder_have_their_methods() -> None:
     """The manager decides, executes and counts; the builder writes a prompt for each phase; a decision is a model."""
     methods = (
         "request_llm_decision",
@@ -256,3 +258,60 @@ def test_names() -> None:
     assert all(callable(getattr(ReplanManager, name)) for name in methods)
     assert all(callable(getattr(ReplanPromptBuilder, str(phase))) for phase in Phase)
     assert {"replan_needed", "confidence", "reasoning", "replan_type"} <= set(ReplanDecision.model_fields)
+
+
+@pytest.mark.parametrize("decided", [replan("action_regeneration"), ASKS], ids=["sure", "question"])
+async def test_actions_planned_again_are_those_of_the_new_subtasks(decided: JsonObject) -> None:
+    """After a failure led to new subtasks, actions that are planned twice are planned for the new ones."""
+    replies: Replies = {
+        "decision:execution": (replan("task_redecomposition"), go_on()),
+        "task_decomposition": (SUBTASKS, OTHER),
+        "decision:action_sequence": (go_on(), decided, go_on()),
+        "action_sequence": (ACTIONS, OTHERWISE),
+    }
+    gate = ScriptedGate([Answer("approve", by="eve", comment="that one")])
+    planning, model, desk = await run(replies, Desk({"post": [MISSING]}), gate=gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used == [("write", "write"), ("post", "post"), ("v2.other", "shout")]
+    assert model.asked.count("action_sequence") == 3
+
+
+async def test_a_person_decides_if_the_goal_cannot_be_decomposed_again() -> None:
+    """If the goal cannot be decomposed again after a failure, a person decides on the other approach."""
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
+    replies: Replies = {
+        "decision:execution": (replan("task_redecomposition"), go_on()),
+        "task_decomposition": (SUBTASKS, CANNOT, CANNOT, OTHER),
+        "action_sequence": (ACTIONS, OTHERWISE),
+    }
+    gate = ScriptedGate([Answer("approve", by="eve")])
+    planning, _, desk = await run(replies, Desk({"post": [MISSING]}), settings, gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used[-1] == ("v2.other", "shout")
+    assert ["proposed instead: shout" in question.text for question in gate.questions] == [True]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.4], ids=["sure", "asked"])
+async def test_replacements_of_a_reported_failure_inherit_its_limit(confidence: float) -> None:
+    """Replacements of actions whose outputs report failures share their three replans, whatever their names."""
+
+    class NotOk(Desk):
+        async def __call__(self, task: Task, context: object) -> JsonValue:
+            said = await super().__call__(task, context)
+            return {"ok": False} if task.tool == "write" else said
+
+    most: JsonObject = {"execution": {"max_partial_replans": 9}, "global": {"infinite_loop_detection": False}}
+    settings = Settings.model_validate({"escalation": {"on_no_alternative": "abort"}, "planning": {"replanning": most}})
+    wanted = tuple(replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde")
+    replies: Replies = {
+        "reflection": {"reflection": {"action_id": "write", "status": "failure"}},
+        "decision:execution": wanted,
+        "revision": tuple(revision(action(name, "write"), action("post", "post")) for name in "abcde"),
+    }
+    gate = ScriptedGate([Answer("approve", by="eve")] * 9)
+    planning, _, desk = await run(replies, NotOk(), settings, gate)
+
+    assert [task for task, _ in desk.used if "post" not in task] == ["write", "v2.a", "v3.b", "v4.c"]
+    assert planning.state.counts.lineages == {"write": 3}
