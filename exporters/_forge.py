@@ -196,37 +196,37 @@ class CommentIndex:
         state = "not read" if self._posted is None else f"{len(self._posted)} comments"
         return f"<CommentIndex of {self.forge.name!r} {state}>"
 
-    async def post(self, marker: Marker, body: str) -> None:
-        """Write a comment unless it exists."""
-        await self._write(marker, body, edits=False)
+    async def write(self, marker: Marker, body: str, *, edits: bool = False) -> bool:
+        """Write a comment unless it exists; with `edits`, replace the text of an existing one.
 
-    async def upsert(self, marker: Marker, body: str) -> bool:
-        """Write a comment, or edit it in place; return False if it is up to date."""
-        return await self._write(marker, body, edits=True)
+        Returns:
+            True if anything was written.
 
-    async def _write(self, marker: Marker, body: str, *, edits: bool) -> bool:
+        Raises:
+            ForgeError: the comments cannot be read or written.
+        """
         async with self._lock:
             try:
-                return await self._write_locked(marker, body, edits=edits)
+                if self._posted is None:
+                    self._posted = await self._read()
+                old = self._posted.get(marker)
+                if old is not None and (not edits or is_same_text(old.body, body)):
+                    return False
+                is_edited = old is not None and await self._try_edit(old.id, body)
+                comment = old.id if old is not None and is_edited else await self.forge.post(body)
+                self._posted[marker] = _PostedComment(comment, body)
             except BaseException:
                 self._posted = None  # the request may have had an effect
                 raise
-
-    async def _write_locked(self, marker: Marker, body: str, *, edits: bool) -> bool:
-        if self._posted is None:
-            posted: dict[Marker, _PostedComment] = {}
-            for comment in await self.forge.comments():
-                found = find_marker(comment.body) if comment.own else None
-                if found is not None:
-                    posted.setdefault(found, _PostedComment(comment.id, comment.body))
-            self._posted = posted
-        old = self._posted.get(marker)
-        if old is not None and (not edits or is_same_text(old.body, body)):
-            return False
-        if old is None or not await self._try_edit(old.id, body):
-            old = _PostedComment(await self.forge.post(body), body)
-        self._posted[marker] = _PostedComment(old.id, body)
         return True
+
+    async def _read(self) -> dict[Marker, _PostedComment]:
+        posted: dict[Marker, _PostedComment] = {}
+        for comment in await self.forge.comments():
+            marker = find_marker(comment.body) if comment.own else None
+            if marker is not None:
+                posted.setdefault(marker, _PostedComment(comment.id, comment.body))
+        return posted
 
     async def _try_edit(self, comment: str, body: str) -> bool:
         """Edit a comment; return False if it was deleted."""

@@ -44,20 +44,6 @@ _ESCAPED_COMMAND: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class ForgeVariables(NamedTuple):
-    """Environment variables of a forge.
-
-    Attributes:
-        token: variable with the access token.
-        trusted_users: variable with further people who may steer.
-        api_urls: variables with the URL of the API; the first that is set counts.
-    """
-
-    token: str
-    trusted_users: str
-    api_urls: tuple[str, ...]
-
-
 class IssueLocation(NamedTuple):
     """Location of an issue.
 
@@ -165,7 +151,9 @@ class ForgeIssue(ABC):
     name: str
     command: ClassVar[str]
     default_url: ClassVar[str]
-    _variables: ClassVar[ForgeVariables]
+    _token_variable: ClassVar[str]
+    _trusted_variable: ClassVar[str]
+    _url_variables: ClassVar[tuple[str, ...]]
     _author_path: ClassVar[tuple[str, str]]
     """Path of the author's login in a comment."""
     _text_field: ClassVar[str]
@@ -186,14 +174,15 @@ class ForgeIssue(ABC):
         environ: Mapping[str, str] | None = None,
         redact: Callable[[str], str] | None = None,
     ) -> None:
-        variables, names = os.environ if environ is None else environ, self._variables
-        urls = (base_url, *map(variables.get, names.api_urls), self.default_url)
+        variables = os.environ if environ is None else environ
+        urls = (base_url, *map(variables.get, self._url_variables), self.default_url)
         url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
         location = self._locate(issue, url)
-        secret = _validated_token(variables.get(names.token, "") if token is None else token, names.token)
-        access = ApiEndpoint(f"{self.name} {location.short_name}", url, secret, names.token, self._headers(secret))
+        name = self._token_variable
+        secret = _validated_token(variables.get(name, "") if token is None else token, name)
+        access = ApiEndpoint(f"{self.name} {location.short_name}", url, secret, name, self._headers(secret))
         self.id, self._path, self._comments_path = location.id, location.path, location.comments_path
-        self._trusted = _parse_logins(variables.get(names.trusted_users, "") if trusted is None else trusted)
+        self._trusted = _parse_logins(variables.get(self._trusted_variable, "") if trusted is None else trusted)
         self._api = ForgeClient(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
         self._own_login: str | None = None  # None until it was asked for, empty if unknown
         self._posted_ids: set[str] = set()

@@ -11,7 +11,6 @@ from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
     ForgeIssue,
-    ForgeVariables,
     IssueLocation,
     IssueNaming,
     file_names,
@@ -60,7 +59,8 @@ class GitHubIssue(ForgeIssue):
     name = "github"
     command = "/"
     default_url: ClassVar[str] = "https://api.github.com"
-    _variables = ForgeVariables("GITHUB_TOKEN", "GITHUB_TRUSTED_USERS", ("GITHUB_API_URL",))
+    _token_variable, _trusted_variable = "GITHUB_TOKEN", "GITHUB_TRUSTED_USERS"
+    _url_variables = ("GITHUB_API_URL",)
     _author_path = ("user", "login")
     _text_field = "body"
     _is_pull_request: bool | None = None

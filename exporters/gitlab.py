@@ -14,7 +14,6 @@ from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
     ForgeIssue,
-    ForgeVariables,
     IssueLocation,
     IssueNaming,
     file_names,
@@ -61,7 +60,8 @@ class GitLabIssue(ForgeIssue):
     name = "gitlab"
     command = "!"
     default_url: ClassVar[str] = "https://gitlab.com/api/v4"
-    _variables = ForgeVariables("GITLAB_TOKEN", "GITLAB_TRUSTED_USERS", ("GITLAB_API_URL", "CI_API_V4_URL"))
+    _token_variable, _trusted_variable = "GITLAB_TOKEN", "GITLAB_TRUSTED_USERS"
+    _url_variables = ("GITLAB_API_URL", "CI_API_V4_URL")
     _author_path = ("author", "username")
     _text_field = "description"
     _has_slash_commands = True

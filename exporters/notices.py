@@ -370,7 +370,9 @@ class Notifier(Exporter):
             notice = notices.pending[0]
             self._request_started = self._clock.now()
             try:
-                await self._index_for(notices.run).post(notice.marker(notices.run), notice.body(notices.run, self.hint))
+                await self._index_for(notices.run).write(
+                    notice.marker(notices.run), notice.body(notices.run, self.hint)
+                )
             except ForgeError as error:
                 if error.status in _TEXT_REJECTED_STATUSES:
                     notices.rejected.append(notices.pending.popleft())  # the others can still be posted
@@ -388,9 +390,8 @@ class Notifier(Exporter):
         self._request_started = self._clock.now()
         try:
             text = notices.checklist()
-            if text is not None and await self._index_for(notices.run).upsert(
-                Marker(CHECKLIST_KIND, notices.run), text
-            ):
+            marker = Marker(CHECKLIST_KIND, notices.run)
+            if text is not None and await self._index_for(notices.run).write(marker, text, edits=True):
                 self._last_edit = self._clock.now()
         except BaseException:
             notices.checklist_changed = True

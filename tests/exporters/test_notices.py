@@ -132,7 +132,8 @@ async def test_what_ends_badly_is_told() -> None:
     records = await carried_out({"decision:execution": go_on()}, failing=9)
     body = the(records, NoticeKind.ENDED)
     assert (
-        "## ⛔ Execution Ended without Success\n\n**Status**: aborted\n\n**Reason**: write failed, and nothing" in body
+        "## ⛔ Execution Ended without Success\n\n**Status**: aborted\n\n**Reason**: write failed, and no decision helps"
+        in body
     )
     assert "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
     assert "Recommended Actions" not in body
