@@ -282,6 +282,7 @@ class Draft:
         self._committed_at = at
         for new in self.overlay.new_tasks.values():
             self._graph.insert(new.task, None if new.parent is None else self._graph.entry(new.parent))
+        self._graph.counts[TaskState.PENDING] += len(self.overlay.new_tasks)
         for step in self._commit_steps:
             step(self)
 

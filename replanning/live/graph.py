@@ -116,6 +116,8 @@ class CopyOnRead(Mapping[str, JsonValue]):
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 
+_SATISFY = TaskEvent.SATISFY
+
 _TASK_BATCH_SIZE, _GROUNDING_BATCH_SIZE = 500, 100
 """Tasks loaded between two pauses; fewer if their actions have to be grounded."""
 
@@ -198,6 +200,7 @@ class TaskGraph:
         ):
             for task in tasks:
                 self.insert(task, None)
+            self.counts[_PENDING] += len(tasks)
             yield
         entries = list(self.entries.values())
         for batch in _batched(entries):
@@ -284,11 +287,10 @@ class TaskGraph:
     # Tasks and dependencies
 
     def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
-        """Add a task without its dependencies, which `link` adds."""
+        """Add a task without its dependencies, which `link` adds; the caller counts it as PENDING."""
         entries = self.entries
         entry = TaskEntry(task, len(entries), parent)
         entries[entry.id] = entry
-        self.counts[_PENDING] += 1
         fields = entry.fields
         if fields["tool"] or fields["arguments"] or fields["when"] or self.pool.limited:
             self.dependency_index.add(task)
@@ -383,7 +385,7 @@ class TaskGraph:
     def make_ready(self, entry: TaskEntry) -> None:
         """Queue a task whose dependencies are satisfied, at once or when its backoff is over."""
         if entry.not_before is None:
-            self.transition(entry, TaskEvent.SATISFY)
+            self.transition(entry, _SATISFY)
             self.dispatcher.queue.push(entry)
         else:
             self.transition(entry, TaskEvent.WAIT)

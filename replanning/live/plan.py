@@ -45,6 +45,8 @@ from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import TaskId
 
+_START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
+
 MAX_OUTCOMES_PER_TOOL: Final = 50
 """Number of outcomes per tool that are kept as evidence of past success."""
 
@@ -245,7 +247,7 @@ class LivePlan(TaskGraph):
         effects = None
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             effects = self._ground_effects(entry.task, tool)
-        self.transition(entry, TaskEvent.START)
+        self.transition(entry, _START)
         self.dispatcher.start(entry)
         entry.effects = effects
         entry.attempt = body.attempt
@@ -269,14 +271,17 @@ class LivePlan(TaskGraph):
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         entry = self.entries.get(body.task) or self.entry(body.task)
         if entry.attempt != body.attempt:
-            raise IllegalTransition(entry.state, TaskEvent.SUCCEED, _stale_attempt_subject(body))
-        self.transition(entry, TaskEvent.SUCCEED)
+            raise IllegalTransition(entry.state, _SUCCEED, _stale_attempt_subject(body))
+        self.transition(entry, _SUCCEED)
         self.end_attempt(entry)
         if body.recoverable:
             entry.output = body.output
         entry.recoverable = body.recoverable
         entry.failure, entry.failures = None, 0
-        self._count_attempt(entry, at, succeeded=True)
+        entry.duration = at - entry.started_at
+        count, total = self.success_durations
+        self.success_durations = (count + 1, total + entry.duration)
+        self._count_outcome(entry, succeeded=True)
         if entry.effects is not None:
             added, removed = entry.effects
             entry.effects = None
@@ -297,7 +302,8 @@ class LivePlan(TaskGraph):
         self.end_attempt(entry)
         entry.failure = failure
         entry.effects = None
-        self._count_attempt(entry, at, succeeded=False)
+        entry.duration = at - entry.started_at
+        self._count_outcome(entry, succeeded=False)
         if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
             entry.attempts_in_round -= 1  # an interruption is no fault of the task
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
@@ -311,12 +317,8 @@ class LivePlan(TaskGraph):
         if body.retry_at is not None:
             self.wait_until(entry, body.retry_at)
 
-    def _count_attempt(self, entry: TaskEntry, at: float, *, succeeded: bool) -> None:
-        entry.duration = at - entry.started_at
+    def _count_outcome(self, entry: TaskEntry, *, succeeded: bool) -> None:
         self.ended_attempts += 1
-        if succeeded:
-            count, total = self.success_durations
-            self.success_durations = (count + 1, total + entry.duration)
         tool = entry.fields["tool"]
         if tool is not None:
             outcomes = self.outcomes.get(tool)

@@ -1,4 +1,4 @@
-"""Answers: given later and elsewhere, to what has changed meanwhile, across crashes and failures of the store."""
+"""Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ APPROVE = Answer("approve", by="ada")
 REJECT = Answer("reject", by="ada", comment="not now")
 
 
-# Later, and elsewhere
+# Late and remote answers
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> None:
-    """Without a gate the rest runs and the question is stored; an answer given later is carried out by a resume."""
+    """Without a gate the run ends needs_human with a stored question; a resume applies a later answer."""
     store = SqliteStore(f"{tmp_path}/history.db") if kind == "sqlite" else MemoryStore()
     async with VirtualClock() as clock:
         engine = asking(clock, store=store)
@@ -63,7 +63,7 @@ async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> Non
 
 
 async def test_resumed_without_an_answer() -> None:
-    """A run that is resumed before anybody answered needs the same answer as before, and asks no second time."""
+    """A run resumed without an answer needs the same one again, and asks no second question."""
     async with VirtualClock() as clock:
         engine = asking(clock)
         result = await engine.execute(chain("a"), failing("a"))
@@ -73,7 +73,7 @@ async def test_resumed_without_an_answer() -> None:
 
 
 async def test_resumed_with_a_gate() -> None:
-    """A question that a run without a gate left open is put to the gate of whoever resumes it, and given time."""
+    """A resume asks an open question through its gate, with a new deadline."""
     async with VirtualClock() as clock:
         store = MemoryStore()
         result = await asking(clock, store=store).execute(chain("a"), failing("a"))
@@ -85,8 +85,8 @@ async def test_resumed_with_a_gate() -> None:
     assert gate.questions[0].deadline == clock.now() - 60 + 300
 
 
-async def test_resumed_after_its_time_was_up(tmp_path: Path) -> None:
-    """A question for which the run paused is asked again by a resume, with time to answer, and an answer goes on."""
+async def test_resumed_after_the_deadline(tmp_path: Path) -> None:
+    """A resume asks an expired question again with a new deadline, and applies the answer."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
@@ -98,8 +98,8 @@ async def test_resumed_after_its_time_was_up(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_answered_after_its_time_was_up(tmp_path: Path) -> None:
-    """An answer that is left for a run that paused is carried out as soon as it is resumed; nobody is asked again."""
+async def test_answered_after_the_deadline(tmp_path: Path) -> None:
+    """A resume applies an answer to an expired question at once, without asking again."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
@@ -112,7 +112,7 @@ async def test_answered_after_its_time_was_up(tmp_path: Path) -> None:
 
 
 async def test_downtime_costs_no_time(tmp_path: Path) -> None:
-    """The time between the end of a run and its resume does not count against the budget's wall clock."""
+    """Time between the end of a run and its resume does not count against the wall clock."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         engine = asking(clock, store=store, budget={"wall_clock": 100})
@@ -128,11 +128,11 @@ async def test_downtime_costs_no_time(tmp_path: Path) -> None:
     store.close()
 
 
-# The plan moves on
+# Stale questions
 
 
 async def test_stale_answer() -> None:
-    """An approval of something that has changed since is refused, and what still holds is considered anew at once."""
+    """An approval of changed tasks is refused, and triggers that still hold are considered again at once."""
     async with VirtualClock() as clock:
         provider = Proposer(two_ways)
         engine = asking(clock, provider, gate=ScriptedGate())
@@ -161,8 +161,8 @@ async def test_stale_answer() -> None:
     ]
 
 
-async def test_a_question_that_an_edit_has_settled() -> None:
-    """A question is withdrawn when somebody repairs by hand what it is about; the run does not wait for it."""
+async def test_edit_withdraws_a_question() -> None:
+    """An edit of its tasks withdraws a question; the run does not wait for it."""
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate())
         async with engine.open(chain("a", "b")) as run:
@@ -179,8 +179,8 @@ async def test_a_question_that_an_edit_has_settled() -> None:
     assert (result.status, clock.elapsed) == ("succeeded", 1)
 
 
-async def test_what_was_running_has_finished() -> None:
-    """A question about a task that was running is stale once it has finished; an approval that comes then is refused."""
+async def test_question_about_a_finished_task_is_stale() -> None:
+    """A question about a running task is stale once the task has finished; a late approval is refused."""
     for seconds in (10, 400):
         async with VirtualClock() as clock:
             one_more = proposing(AddTask(task=Task(id="more")))
@@ -203,7 +203,7 @@ async def test_what_was_running_has_finished() -> None:
 
 
 async def test_reminded_before_the_resume(tmp_path: Path) -> None:
-    """A person who was reminded before the run was left is asked again by a resume, and not reminded again."""
+    """A resume asks again, but does not repeat a reminder."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate(), store=store)
@@ -219,7 +219,7 @@ async def test_reminded_before_the_resume(tmp_path: Path) -> None:
 
 
 async def test_asked_once_for_one_cause() -> None:
-    """What a person rejected, or left unanswered, is not put to them again when it leaves the plan stuck."""
+    """A rejected or unanswered alternative is not asked again when the plan gets stuck over it."""
     for answer, outcome in ((REJECT, "pause"), (hangs(), "continue")):
         async with VirtualClock() as clock:
             gate = ScriptedGate([answer], clock=clock)
@@ -232,11 +232,11 @@ async def test_asked_once_for_one_cause() -> None:
         ] * 2
 
 
-# While other things happen
+# Concurrency
 
 
 class Thinking:
-    """A provider that takes its time."""
+    """A provider that takes some time."""
 
     name = "thinking"
 
@@ -254,7 +254,7 @@ class Thinking:
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_an_answer_while_something_is_decided(verdict: str) -> None:
-    """An answer that comes while providers think about something else leaves that to be decided once."""
+    """An answer that arrives while providers work on another trigger leaves that to be decided once."""
     async with VirtualClock() as clock:
         provider = Thinking(clock, 10)
         engine = asking(clock, provider, gate=ScriptedGate())
@@ -277,8 +277,8 @@ async def test_an_answer_while_something_is_decided(verdict: str) -> None:
     dialogue(engine, run.id)
 
 
-async def test_a_run_that_ends_while_a_person_thinks() -> None:
-    """When the run is aborted meanwhile, the gate is let go, and nothing is recorded after the end."""
+async def test_abort_cancels_the_gate() -> None:
+    """An abort cancels the gate, and nothing is recorded after the end."""
     async with VirtualClock() as clock:
         gone: list[float] = []
 
@@ -307,7 +307,7 @@ async def test_a_run_that_ends_while_a_person_thinks() -> None:
 
 
 async def test_answered_between_the_end_and_the_resume() -> None:
-    """A question may be answered when the run stands still and has not been left yet; a resume carries it out."""
+    """A question can be answered after the end of the run; a resume applies the answer."""
     async with VirtualClock() as clock:
         engine = asking(clock)
         async with engine.open(chain("a")) as run:
@@ -322,8 +322,8 @@ async def test_answered_between_the_end_and_the_resume() -> None:
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
 
 
-async def test_answers_that_come_in_a_bad_order(tmp_path: Path) -> None:
-    """Of two answers that were left for a run the first counts; the second, and nonsense, is recorded and passed over."""
+async def test_only_the_first_answer_counts(tmp_path: Path) -> None:
+    """Of several stored answers the first counts; the others and invalid ones are recorded and ignored."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         engine = asking(clock, store=store)
@@ -338,7 +338,7 @@ async def test_answers_that_come_in_a_bad_order(tmp_path: Path) -> None:
 
 
 async def test_paused_while_a_trigger_waits(tmp_path: Path) -> None:
-    """A run that was paused before a trigger was decided goes on when it is resumed, and decides it."""
+    """A run that was paused before a trigger was decided decides it after the resume."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         engine = asking(clock, proposing(SkipTask(task_id="a"), confidence=1.0), store=store)
@@ -353,11 +353,11 @@ async def test_paused_while_a_trigger_waits(tmp_path: Path) -> None:
     store.close()
 
 
-# Crashes and failures
+# Crashes and store failures
 
 
 def copied(records: Sequence[Record], clock: VirtualClock) -> MemoryStore:
-    """A store as a process leaves it that ends after these records."""
+    """Return a store as a process leaves it that ends after these records."""
     store = MemoryStore()
     lease = store.create(RunId("run-1"), "gone", clock.now(), 1.0)
     for record in records:
@@ -370,7 +370,7 @@ TWICE = plan(Task(id="a", idempotent=True), Task(id="b", depends_on=("a",), idem
 
 
 async def answered(answer: Answer | None, outcome: str = "pause") -> list[Record]:
-    """The journal of a run in which a question was answered, or its time was up."""
+    """Return the journal of a run whose question was answered or expired."""
     async with VirtualClock() as clock:
         gate = ScriptedGate([answer] if answer else [])
         engine = asking(clock, gate=gate, approval={"on_timeout": outcome})
@@ -392,10 +392,8 @@ MINE = Answer("modify", by="ada", changes=(SkipTask(task_id="a"),))
         (None, "abort", "aborted", 1),
     ],
 )
-async def test_the_end_of_the_process_at_any_moment(
-    answer: Answer | None, outcome: str, status: str, revisions: int
-) -> None:
-    """Wherever between question and end the process ends, a resume does what was answered, once, and asks once."""
+async def test_crash_at_any_record(answer: Answer | None, outcome: str, status: str, revisions: int) -> None:
+    """If the process ends after any record, a resume applies the answer once and asks once."""
     records = await answered(answer, outcome)
     asked = next(i for i, record in enumerate(records) if isinstance(record.body, QuestionAsked))
     for end in range(asked + 1, len(records)):
@@ -411,13 +409,13 @@ async def test_the_end_of_the_process_at_any_moment(
 
 
 def fails_at(first: int) -> Callable[[str, int], bool]:
-    """A schedule by which three appends in a row fail."""
+    """Return a schedule by which three appends in a row fail."""
     return lambda operation, number: operation == "append" and first <= number < first + 3
 
 
 @pytest.mark.parametrize("answer", [APPROVE, MINE, REJECT, None])
-async def test_the_store_fails_at_any_moment(answer: Answer | None) -> None:
-    """Whichever record the store refuses for a while, the answer is carried out once, and the run ends as without it."""
+async def test_store_failure_at_any_record(answer: Answer | None) -> None:
+    """If the store refuses any record for a while, the answer is applied once and the run ends as usual."""
     for failing_at in range(2, 22):
         async with VirtualClock() as clock:
             gate = ScriptedGate([returns(answer, after=5) if answer else hangs()], clock=clock)
@@ -433,8 +431,8 @@ async def test_the_store_fails_at_any_moment(answer: Answer | None) -> None:
         dialogue(engine, result.run)
 
 
-async def test_message_that_is_never_dealt_with() -> None:
-    """A request that no journal could hold is put aside on record, and the answer behind it is carried out."""
+async def test_unstorable_message_is_skipped() -> None:
+    """A request that no journal can hold is recorded as an error, and the next answer is applied."""
     depth: list[object] = []
     for _ in range(5_000):
         depth = [depth]

@@ -1,17 +1,21 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type"
-"""How much confidence an alternative deserves, part by part."""
+"""Confidence of alternatives part by part, past success of their sources, and evaluation of a plan."""
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replanning import Alternative, Task
+from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings, Task
 from replanning.changes import (
     AbortRun,
     AddTask,
+    CancelTask,
     ModifyTask,
     PlanChange,
     RemoveTask,
@@ -20,17 +24,37 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory, tasks_to_run
-from replanning.journal import ResourceUpdated, Score
+from replanning.decision import Answer
+from replanning.decision.confidence import (
+    ConfidenceScorer,
+    OutcomeHistory,
+    PlanEvaluation,
+    PlanEvaluator,
+    shrink_confidence,
+    source_key,
+    tasks_to_run,
+)
+from replanning.journal import (
+    AlternativesConsidered,
+    DecisionMade,
+    MemoryStore,
+    ResourceUpdated,
+    RunStore,
+    Score,
+    SqliteStore,
+    ToolOutcome,
+)
 from replanning.live import PlanView
 from replanning.settings import Weights
-from tests.support.live import kept, tool
+from replanning.testing import VirtualClock
+from tests.support.live import JournaledPlan, journaled, tool
 from tests.support.live_strategies import Changes, situation
+from tests.support.runs import Proposer, again, bodies, chain, environment, failing
 
 
 def view() -> PlanView:
-    """Two tasks and four tools, one of which is gone; of three processors one is left."""
-    run = kept(
+    """Return a view with two tasks and four tools, one of them unavailable, and reduced capacity."""
+    run = journaled(
         Task(id="a", tool="pip", resources={"cpu": 2}),
         Task(id="b", tool="uv"),
         tools=[tool("pip"), tool("uv"), tool("gone", available=False), tool("heavy", resources={"cpu": 3})],
@@ -47,29 +71,29 @@ def scored(
     left: float | None = None,
     expected: float | None = None,
 ) -> Score:
-    """The score of changes."""
+    """Return the score of changes."""
     alternative = Alternative(changes=changes, reason="test", confidence=confidence, expected_duration=expected)
     return ConfidenceScorer().score(alternative, view(), past, time_left=left)
 
 
 def instead(name: str | None) -> ReplaceTask:
-    """Another tool in the place of the first."""
+    """Return a change that replaces the first task by another tool."""
     return ReplaceTask(task_id="a", tasks=(Task(id="a2", tool=name),))
 
 
-def test_the_example() -> None:
+def test_documented_example() -> None:
     """Equal capability, no history, all available, one task replaced: 0.77."""
     assert scored(instead("uv")) == Score(0.77, 0.8, 0.5, 1.0, 1.0)
 
 
-def test_zero_is_zero() -> None:
-    """Missing evidence counts half; a source that is not sure at all counts nothing."""
+def test_missing_and_zero_self_assessment() -> None:
+    """A missing self-assessment counts half, and zero counts zero."""
     assert scored(instead("uv"), confidence=None).self_assessment == 0.5
     assert scored(instead("uv"), confidence=0.0).self_assessment == 0.0
 
 
 def test_past_success() -> None:
-    """Outcomes are smoothed and averaged over the tools that have any; each tool is asked for once."""
+    """Outcomes are smoothed and averaged over the tools that have any; each tool is looked up once."""
     asked: list[str] = []
 
     def outcomes(name: str) -> list[bool]:
@@ -99,7 +123,7 @@ def test_past_success() -> None:
     ],
 )
 def test_availability(change: PlanChange, share: float) -> None:
-    """Of the tools and resources that changes need, the share that is there now counts; of nothing, all is there."""
+    """Availability is the share of needed tools and resources that are available now; 1 if none is needed."""
     assert scored(change).availability == share
 
 
@@ -108,12 +132,12 @@ def test_availability(change: PlanChange, share: float) -> None:
     [(None, 10.0, 1.0), (5.0, None, 1.0), (5.0, 10.0, 0.5), (50.0, 10.0, 1.0), (-1.0, 10.0, 0.0), (5.0, 0.0, 1.0)],
 )
 def test_time_left(left: float | None, expected: float | None, share: float) -> None:
-    """What takes longer than the budget leaves is available in proportion, where both are known."""
+    """An alternative that takes longer than the budget allows is less available in proportion."""
     assert scored(instead("uv"), left=left, expected=expected).availability == share
 
 
 def test_simplicity() -> None:
-    """Each task added, removed or changed beyond the first makes an alternative less simple."""
+    """Each task added, removed or changed beyond the first reduces simplicity."""
     assert scored().simplicity == scored(SkipTask(task_id="a")).simplicity == 1.0
     two = ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y")))
     assert scored(two).simplicity == 0.5
@@ -121,7 +145,7 @@ def test_simplicity() -> None:
 
 
 def test_tasks_to_run() -> None:
-    """The tasks that will run are those that changes bring in, run again or change, as the changes leave them."""
+    """Tasks to run are those that changes add, retry or modify, as the changes leave them."""
     changes: list[PlanChange] = [
         AddTask(task=Task(id="x", tool="uv")),
         ModifyTask(task_id="x", fields={"tool": "pip", "timeout": "nonsense"}),
@@ -137,7 +161,7 @@ def test_tasks_to_run() -> None:
 
 
 def test_compare() -> None:
-    """The higher total deserves more confidence, whatever it is made of."""
+    """The higher total deserves more confidence, whatever its parts."""
     scorer = ConfidenceScorer(Weights(self_assessment=1, past_success=0, availability=0, simplicity=0))
     low, high = Score(0.2, 1, 1, 1, 1), Score(0.3, 0, 0, 0, 0)
     assert [scorer.compare(low, high), scorer.compare(low, low), scorer.compare(high, low)] == [-1, 0, 1]
@@ -146,7 +170,7 @@ def test_compare() -> None:
 @settings(max_examples=40)
 @given(data=st.data(), confidence=st.none() | st.floats(0, 1), left=st.none() | st.floats(-10, 10))
 def test_scores_are_shares(data: st.DataObject, confidence: float | None, left: float | None) -> None:
-    """Every part of the score of changes that fit, and the total with any weights, lies between 0 and 1."""
+    """Each part and the total of a score lie between 0 and 1, with any weights."""
     drawn = Changes()
     run = situation(data.draw, drawn)
     changes = tuple(drawn.several(data.draw, run.live, 2))
@@ -160,3 +184,192 @@ def test_scores_are_shares(data: st.DataObject, confidence: float | None, left: 
         score = scorer.score(alternative, PlanView(run.live), lambda name: past.get(name, ()), time_left=left)
         parts = (score.total, score.self_assessment, score.past_success, score.availability, score.simplicity)
         assert all(0 <= part <= 1 for part in parts)
+
+
+SHRINK = Settings.model_validate({"alternatives": {"shrink": True}})
+
+
+def boast(request: ReplanRequest) -> list[Alternative]:
+    """Propose with full confidence."""
+    return [a.model_copy(update={"confidence": 1.0}) for a in again(request)]
+
+
+async def assessed(store: RunStore, *broken: str, settings: Settings = SHRINK) -> list[float]:
+    """Return the self-assessments that counted in a run whose tasks fail in spite of the proposals."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(boast, "boaster")], settings=settings, store=store, environment=environment(clock)
+        )
+        name = f"run-{len(store.runs())}"
+        async with engine.open(chain("a", "b"), run_id=name) as run:
+            async for task in run.ready():
+                async with run.attempt(task) as attempt:
+                    attempt.output = await failing(*broken)(task, attempt.context)
+    considered = bodies(store, name, AlternativesConsidered)
+    return [body.candidates[0].score.self_assessment for body in considered if body.candidates[0].score]
+
+
+async def test_failed_proposals_reduce_confidence(tmp_path: Path) -> None:
+    """Failed alternatives reduce the confidence in their source, in the same run and across processes."""
+    with closing(SqliteStore(tmp_path / "h.db")) as store:
+        assert await assessed(store, "a", "a~2") == [1.0, pytest.approx((10 + 1 / 3) / 11)]
+    with closing(SqliteStore(tmp_path / "h.db")) as store:
+        later = await assessed(store, "a")
+    assert later == [pytest.approx((10 + 2 * 2 / 4) / 12)]
+
+
+async def test_shrinking_is_optional(tmp_path: Path) -> None:
+    """Without the setting a self-assessment counts as it is."""
+    store = MemoryStore()
+    assert await assessed(store, "a", "a~2", settings=Settings()) == [1.0, 1.0]
+    assert await assessed(store, "a", settings=Settings()) == [1.0]
+
+
+async def test_outcomes_are_stored_by_source() -> None:
+    """The outcome of an alternative is stored for its source, apart from tools of the same name."""
+    store = MemoryStore()
+    store.add_outcomes([ToolOutcome("boaster", None, True, 0.0)] * 5)
+    await assessed(store, "a")
+    assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("boaster"))] == [True]
+    with pytest.raises(ValueError, match="tool"):
+        Task(id="a", tool=source_key("boaster"))
+
+
+async def test_changes_of_a_person_do_not_count() -> None:
+    """Changes written by a person do not count for the source of the rejected proposal."""
+    store = MemoryStore()
+    answer = Answer("modify", "eve", changes=(ReplaceTask(task_id="a", tasks=(Task(id="mine"),)),))
+
+    def doubtful(request: ReplanRequest) -> list[Alternative]:
+        return [a.model_copy(update={"confidence": 0.4}) for a in again(request)]
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(doubtful, "modest")],
+            gate=CallbackGate(lambda question: answer),
+            store=store,
+            environment=environment(clock),
+        )
+        assert (await engine.execute(chain("a"), failing("a"))).status == "succeeded"
+    assert store.outcomes(tool=source_key("modest")) == []
+
+
+async def test_approved_alternatives_count() -> None:
+    """An alternative that a person approved counts for its source."""
+    store = MemoryStore()
+
+    def doubtful(request: ReplanRequest) -> list[Alternative]:
+        return [a.model_copy(update={"confidence": 0.4}) for a in again(request)]
+
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(doubtful, "modest")],
+            gate=CallbackGate(lambda question: Answer("approve")),
+            store=store,
+            environment=environment(clock),
+        )
+        await engine.execute(chain("a"), failing("a"))
+    assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("modest"))] == [True]
+
+
+@given(st.floats(0, 1), st.lists(st.booleans(), max_size=50))
+def test_shrunk_is_between(own: float, outcomes: list[bool]) -> None:
+    """A shrunk confidence lies between self-assessment and past success; without outcomes it is unchanged."""
+    earned = (sum(outcomes) + 1) / (len(outcomes) + 2)
+    found = shrink_confidence(own, outcomes)
+    assert min(own, earned) - 1e-6 <= found <= max(own, earned) + 1e-6
+    assert shrink_confidence(own, []) == pytest.approx(own, abs=1e-6)
+
+
+def test_shrunk_by_example() -> None:
+    """Ten outcomes count as much as the self-assessment."""
+    assert shrink_confidence(1.0, [False] * 10) == pytest.approx((1 + 1 / 12) / 2, abs=1e-6)
+    assert shrink_confidence(0.5, [True] * 8) == pytest.approx((5 + 8 * 0.9) / 18, abs=1e-6)
+
+
+def evaluated(run: JournaledPlan) -> PlanEvaluation:
+    """Return the evaluation of a plan now."""
+    return PlanEvaluator().evaluate(PlanView(run.live))
+
+
+def tasks(*ids: str) -> JournaledPlan:
+    """Tasks that have nothing to do with one another."""
+    return journaled(*(Task(id=i) for i in ids))
+
+
+def test_nothing_to_do() -> None:
+    """A plan without tasks is complete and healthy."""
+    assert evaluated(tasks()) == PlanEvaluation(0, 0, 1.0, 0.0, "good", ())
+
+
+def test_progress() -> None:
+    """Done and skipped tasks count as progress; replaced, cancelled and removed ones do not count at all."""
+    run = tasks("a", "b", "c", "d", "e")
+    run.run("a")
+    run.apply(
+        SkipTask(task_id="b"),
+        CancelTask(task_id="c"),
+        RemoveTask(task_id="d"),
+        ReplaceTask(task_id="e", tasks=(Task(id="e1"), Task(id="e2"))),
+    )
+    found = evaluated(run)
+    assert (found.done, found.total, found.progress) == (2, 4, 0.5)
+
+
+def test_remaining() -> None:
+    """Remaining tasks are expected to take as long as finished ones, including failed attempts."""
+    run = tasks("a", "b", "c", "d")
+    assert evaluated(run).remaining_seconds is None
+    attempt = run.start("a")
+    run.now += 10
+    run.end(attempt)
+    assert evaluated(run).remaining_seconds == 30.0
+    run.fail("b")
+    run.apply(SkipTask(task_id="b"))
+    assert evaluated(run).remaining_seconds == 40.0
+    run.apply(SkipTask(task_id="c"), SkipTask(task_id="d"))
+    assert evaluated(run).remaining_seconds == 0.0
+
+
+def test_strained() -> None:
+    """A run with many failed attempts is strained, with the advice to look for a common cause."""
+    run = tasks("a")
+    run.fail("a", retry_at=run.now)
+    assert evaluated(run).health == "good"
+    for _ in range(3):
+        run.live.advance(run.now)
+        run.fail("a", retry_at=run.now)
+    found = evaluated(run)
+    assert (found.health, len(found.recommendations)) == ("strained", 1)
+    assert "common cause" in found.recommendations[0]
+
+
+def test_stuck() -> None:
+    """A run with failed or blocked tasks is stuck, with advice for the first five."""
+    run = tasks(*"abcdefg")
+    run.fail(*"abcdef")
+    run.fold(DecisionMade("r1", (), "keep", "limit", "tried enough", blocks=("g",)))
+    run.apply(SkipTask(task_id="b"), SkipTask(task_id="c"), SkipTask(task_id="d"))
+    found = evaluated(run)
+    assert found.health == "stuck"
+    assert found.recommendations[0] == "task 'a' is FAILED: broken; replace, retry or skip it"
+    assert found.recommendations[-1] == "task 'g' is BLOCKED: tried enough; replace, retry or skip it"
+    run.apply(*(ReplaceTask(task_id="a", tasks=tuple(Task(id=f"n{n}") for n in range(3))),))
+    run.fail("n0", "n1", "n2")
+    assert len(evaluated(run).recommendations) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "gain"),
+    [("dear", "cheap", 0.75), ("cheap", "dear", -3.0), ("dear", "unpriced", 0.75), ("dear", None, 0.75)],
+)
+def test_compare_costs(one: str, other: str | None, gain: float) -> None:
+    """Two sets of tasks are compared by the costs of their tools; a tool without a price costs 1."""
+    run = journaled(tools=[tool("dear", cost=4.0), tool("cheap", cost=1.0), tool("unpriced")])
+    compare = PlanEvaluator().compare
+    assert compare([Task(id="a", tool=one)], [Task(id="b", tool=other)], PlanView(run.live)) == gain
+
+
+def test_compare_with_nothing() -> None:
+    """No set of tasks is cheaper than an empty one."""
+    assert PlanEvaluator().compare([], [Task(id="b")], PlanView(journaled().live)) == 0.0

@@ -1,14 +1,17 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type"
-"""What a run remembers of its replanning, read from its journal alone."""
+"""Ledger of a run, folded from its journal alone, and its budget."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replanning import Alternative, Budget, Goal, Task
 from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
-from replanning.decision.ledger import MAX_RECENT_RECORDS, Ledger
+from replanning.decision.ledger import MAX_RECENT_RECORDS, BudgetTracker, Ledger
+from replanning.errors import BudgetExceeded
 from replanning.journal import (
     AlternativesConsidered,
     Candidate,
@@ -38,8 +41,8 @@ from replanning.journal import (
 SKIP = Alternative(changes=(SkipTask(task_id="a"),), reason="not needed")
 
 
-def remembered(*bodies: RecordBody | tuple[float, RecordBody]) -> Ledger:
-    """The memory of these records; each a second after the one before, or at its own time."""
+def ledger_of(*bodies: RecordBody | tuple[float, RecordBody]) -> Ledger:
+    """Return the ledger of these records; each a second after the one before, or at its own time."""
     ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0])
     for seq, item in enumerate(bodies, 1):
         at, body = item if isinstance(item, tuple) else (float(seq), item)
@@ -48,7 +51,7 @@ def remembered(*bodies: RecordBody | tuple[float, RecordBody]) -> Ledger:
 
 
 def fired(number: int, cause: str = "OSError") -> TriggerFired:
-    """A trigger."""
+    """Return the record of a trigger."""
     return TriggerFired(TaskFailed(id=f"t{number}", tasks=("a",), root="a", cause=cause))
 
 
@@ -58,12 +61,12 @@ def decided(decision: str, *triggers: str, replan: str = "r1", by: str = "policy
 
 
 def asked(number: int = 1, *triggers: str, replan: str = "r1") -> QuestionAsked:
-    """A question."""
+    """Return a question."""
     return QuestionAsked(f"q{number}", replan, triggers, "?", (Candidate(SKIP),), ("a",), "print", 0)
 
 
 def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> PlanRevised:
-    """Changes that were applied."""
+    """Return a revision."""
     return PlanRevised(number, number - 1, changes, "why", "policy", replan=replan)
 
 
@@ -71,8 +74,8 @@ def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> Pla
 
 
 def test_triggers_are_open_until_decided() -> None:
-    """A trigger is open until it is dropped or decided about; the time of the decision is kept by fingerprint."""
-    ledger = remembered(fired(1), fired(2, "ValueError"), fired(3), TriggerDropped("t3", "moved on"))
+    """A trigger is open until it is dropped or decided; the time of its decision is kept by fingerprint."""
+    ledger = ledger_of(fired(1), fired(2, "ValueError"), fired(3), TriggerDropped("t3", "moved on"))
     assert list(ledger.open_triggers) == ["t1", "t2"]
     ledger.fold(Record(5, 50.0, decided("keep", "t1", "t-unknown")))
     assert list(ledger.open_triggers) == ["t2"]
@@ -81,15 +84,15 @@ def test_triggers_are_open_until_decided() -> None:
 
 
 def test_triggers_that_wait_for_a_person() -> None:
-    """Asking a person leaves a trigger open; where the engine only observes, nothing is left to wait for."""
-    assert list(remembered(fired(1), decided("ask", "t1")).open_triggers) == ["t1"]
-    assert list(remembered(fired(1), decided("ask", "t1", by="observe")).open_triggers) == []
+    """A question leaves its trigger open, unless the engine only observes."""
+    assert list(ledger_of(fired(1), decided("ask", "t1")).open_triggers) == ["t1"]
+    assert list(ledger_of(fired(1), decided("ask", "t1", by="observe")).open_triggers) == []
 
 
 def test_replans_are_counted_once() -> None:
-    """A replan counts once however much is recorded of it, and also when limits refused it unconsidered."""
+    """A replan counts once, however many records it has, including one that limits refused."""
     considered = AlternativesConsidered("r1", ("t1",), 0, ())
-    ledger = remembered(considered, decided("ask", "t1"), decided("keep", "t1"), decided("keep", "t2", replan="r2"))
+    ledger = ledger_of(considered, decided("ask", "t1"), decided("keep", "t1"), decided("keep", "t2", replan="r2"))
     assert ledger.replan_count == 2
 
 
@@ -97,9 +100,9 @@ def test_replans_are_counted_once() -> None:
 
 
 def test_revisions_count_for_their_lineages() -> None:
-    """A replan counts for the roots of what it touches, not for what it brings in; a person's edit for none."""
+    """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = ReplaceTask(task_id="a~2", tasks=(Task(id="n"),))
-    ledger = remembered(
+    ledger = ledger_of(
         revised(new, AddTask(task=Task(id="m"), before=("b",)), ModifyTask(task_id="n", fields={})),
         revised(SkipTask(task_id="c"), replan=None, number=2),
     )
@@ -109,9 +112,9 @@ def test_revisions_count_for_their_lineages() -> None:
     assert ledger.tried_by_root["a"].keys() == ledger.tried_by_root["b"].keys()
 
 
-def test_what_was_tried() -> None:
-    """What was applied to a lineage is known again by what it does, whatever it calls new tasks."""
-    ledger = remembered(revised(ReplaceTask(task_id="a", tasks=(Task(id="n"),))))
+def test_tried_changes_are_recognised() -> None:
+    """Applied changes are recognised by their effect, whatever the ids of new tasks."""
+    ledger = ledger_of(revised(ReplaceTask(task_id="a", tasks=(Task(id="n"),))))
     same = Alternative(changes=(ReplaceTask(task_id="a", tasks=(Task(id="m"),)),), reason="")
     assert list(ledger.tried_by_root["a"]) == [same.fingerprint()]
     assert SKIP.fingerprint() not in ledger.tried_by_root["a"]
@@ -120,7 +123,7 @@ def test_what_was_tried() -> None:
 def test_outcomes() -> None:
     """An alternative is watched on all its lineages until its outcome is known, or another is applied there."""
     both = revised(SkipTask(task_id="a"), SkipTask(task_id="b"))
-    ledger = remembered(both)
+    ledger = ledger_of(both)
     assert {root: (watched.replan, watched.roots) for root, watched in ledger.pending_outcomes.items()} == {
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
@@ -131,8 +134,8 @@ def test_outcomes() -> None:
 
 
 def test_outcome_after_that_of_a_later_replan() -> None:
-    """An alternative's outcome is taken in also when a later one has come to its end on one of the lineages."""
-    ledger = remembered(
+    """An outcome is accepted even after that of a later replan of the same lineage."""
+    ledger = ledger_of(
         revised(SkipTask(task_id="a"), SkipTask(task_id="b")),
         revised(SkipTask(task_id="a"), replan="r2", number=2),
         OutcomeRecorded("r2", succeeded=True, duration=1.0),
@@ -141,9 +144,9 @@ def test_outcome_after_that_of_a_later_replan() -> None:
     assert ledger.pending_outcomes == {}
 
 
-def test_undecided() -> None:
-    """Changes that were applied before the decision was recorded are known until it is."""
-    ledger = remembered(revised(SkipTask(task_id="a")))
+def test_undecided_revisions() -> None:
+    """A revision without a recorded decision is known until the decision is recorded."""
+    ledger = ledger_of(revised(SkipTask(task_id="a")))
     assert list(ledger.undecided_revisions) == ["r1"]
     ledger.fold(Record(2, 2.0, decided("execute", "t1")))
     assert ledger.undecided_revisions == {}
@@ -153,9 +156,9 @@ def test_undecided() -> None:
 
 
 def test_answer() -> None:
-    """An answer closes its question and the triggers it was about, and is known until the decision is."""
+    """An answer closes its question and triggers, and is known until the decision is recorded."""
     answer = QuestionAnswered("q1", "approve", "eve")
-    ledger = remembered(fired(1), fired(2), asked(1, "t1"), TriggerAttached("q1", "t2"), QuestionReminded("q1"), answer)
+    ledger = ledger_of(fired(1), fired(2), asked(1, "t1"), TriggerAttached("q1", "t2"), QuestionReminded("q1"), answer)
     assert list(ledger.open_triggers) == ["t2"], "what was attached is considered anew"
     assert (ledger.open_questions, ledger.triggers_by_question, ledger.asked_at) == ({}, {}, {})
     assert (ledger.closed_questions, ledger.question_count, ledger.reminded_questions) == ({"q1": answer}, 1, {"q1"})
@@ -165,24 +168,24 @@ def test_answer() -> None:
     assert ledger.answers_by_replan == {}
 
 
-def test_what_an_answer_leaves_out() -> None:
-    """Triggers of a question about which its answer decides nothing are open again, without a cooldown."""
+def test_triggers_left_out_by_an_answer() -> None:
+    """Triggers of a question that the answer does not decide are open again, without a cooldown."""
     questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), QuestionAnswered("q1", "approve", "eve")
-    ledger = remembered(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
+    ledger = ledger_of(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
     assert list(ledger.open_triggers) == ["t2"]
     assert [cause for _, _, cause in ledger.last_decided_at] == ["OSError"]
 
 
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
-def test_what_was_declined(verdict: str) -> None:
-    """What a person rejects, or lets pass, is not proposed again at once."""
-    ledger = remembered(asked(), QuestionAnswered("q1", verdict, "eve"))
+def test_declined_alternatives(verdict: str) -> None:
+    """Alternatives that a person rejects or ignores are remembered."""
+    ledger = ledger_of(asked(), QuestionAnswered("q1", verdict, "eve"))
     assert ledger.declined_at == {SKIP.fingerprint(): 2.0}
 
 
 def test_withdrawn() -> None:
-    """When a question is withdrawn nothing was decided: its triggers are open, without a cooldown."""
-    ledger = remembered(fired(1), asked(1, "t1"), decided("ask", "t1"))
+    """A withdrawn question opens its triggers again, without a cooldown."""
+    ledger = ledger_of(fired(1), asked(1, "t1"), decided("ask", "t1"))
     assert list(ledger.last_decided_at.values()) == [3.0]
     ledger.fold(Record(4, 4.0, QuestionAnswered("q1", "withdrawn", "engine")))
     assert list(ledger.open_triggers) == ["t1"]
@@ -190,9 +193,9 @@ def test_withdrawn() -> None:
 
 
 def test_answer_to_nothing() -> None:
-    """An answer to a question that is closed already only says so."""
+    """An answer to a closed question is only recorded."""
     answer = QuestionAnswered("q1", "approve", "eve")
-    ledger = remembered(answer)
+    ledger = ledger_of(answer)
     assert (ledger.closed_questions, ledger.answers_by_replan) == ({"q1": answer}, {})
     assert ledger.waiting_seconds(9.0) == 0.0
 
@@ -201,35 +204,35 @@ def test_answer_to_nothing() -> None:
 
 
 def test_waiting_for_people() -> None:
-    """Waiting counts from the first open question to the last answer, and up to now while one is open."""
+    """Waiting time counts from the first open question to the last answer."""
     answers = [QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
-    ledger = remembered((10.0, asked(1)), (15.0, asked(2)))
+    ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)))
     assert ledger.waiting_seconds(16.0) == 6.0
-    ledger = remembered((10.0, asked(1)), (15.0, asked(2)), (20.0, answers[0]), (30.0, answers[1]))
+    ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)), (20.0, answers[0]), (30.0, answers[1]))
     assert ledger.waiting_seconds(99.0) == 20.0
 
 
-def test_nobody_at_the_run() -> None:
-    """The time in which nobody was at the run counts as waiting, unless a question was open anyway."""
-    assert remembered(RunResumed("host", waited=100.0)).waiting_seconds(500.0) == 100.0
-    assert remembered((10.0, asked()), (110.0, RunResumed("host", waited=100.0))).waiting_seconds(110.0) == 100.0
+def test_time_before_a_resume() -> None:
+    """Time before a resume counts as waiting, unless a question was open anyway."""
+    assert ledger_of(RunResumed("host", waited=100.0)).waiting_seconds(500.0) == 100.0
+    assert ledger_of((10.0, asked()), (110.0, RunResumed("host", waited=100.0))).waiting_seconds(110.0) == 100.0
 
 
 # The run itself
 
 
-def test_resuming_starts_anew() -> None:
+def test_resume_resets_the_end() -> None:
     """A resumed run is neither paused nor ended nor known to be quiescent."""
     pause, ended = RunPaused("Ctrl-C"), RunEnded("paused", "asked to")
-    ledger = remembered(RunQuiescent(3, ("a",)), pause, ended)
+    ledger = ledger_of(RunQuiescent(3, ("a",)), pause, ended)
     assert (ledger.quiescent_at, ledger.pause, ledger.run_end) == (3, pause, ended)
     ledger.fold(Record(4, 4.0, RunResumed("host")))
     assert (ledger.quiescent_at, ledger.pause, ledger.run_end) == (None, None, None)
 
 
 def test_messages_and_charges() -> None:
-    """The last message that was seen and everything that was used are known."""
-    ledger = remembered(
+    """The ledger keeps the last message and the total usage."""
+    ledger = ledger_of(
         ReplanRequested("please", message=4),
         ReplanRequested("now", message=2),
         UsageCharged(Usage(calls=1, tokens=5)),
@@ -241,12 +244,76 @@ def test_messages_and_charges() -> None:
 
 
 def test_another_goal() -> None:
-    """What was found about one goal does not hold for another: the plan may be quiescent anew."""
-    ledger = remembered(RunQuiescent(0, ("a",)), GoalChanged(Goal(objective="other"), message=7))
+    """A new goal resets the report that the plan is quiescent."""
+    ledger = ledger_of(RunQuiescent(0, ("a",)), GoalChanged(Goal(objective="other"), message=7))
     assert (ledger.quiescent_at, ledger.last_message_id) == (None, 7)
 
 
-def test_recent() -> None:
-    """The last records about replans are at hand, a bounded number, and nothing else."""
-    ledger = remembered(fired(1), *(decided("keep", "t1", replan=f"r{n}") for n in range(MAX_RECENT_RECORDS + 1)))
+def test_recent_records() -> None:
+    """A bounded number of the last records about replans is kept."""
+    ledger = ledger_of(fired(1), *(decided("keep", "t1", replan=f"r{n}") for n in range(MAX_RECENT_RECORDS + 1)))
     assert [body.replan for body in ledger.recent_records] == [f"r{n}" for n in range(1, MAX_RECENT_RECORDS + 1)]
+
+
+def test_reserve_and_settle() -> None:
+    """A reservation reduces the budget until it is settled; then actual usage counts."""
+    spending = BudgetTracker(Budget(tokens=100))
+    held = spending.reserve(Usage(calls=1, tokens=80))
+    with pytest.raises(BudgetExceeded, match=r"^it would exceed the budget: 110 of 100 tokens$"):
+        spending.reserve(Usage(tokens=30))
+    spending.settle(held)
+    spending.charge(Usage(calls=1, tokens=20))
+    spending.reserve(Usage(tokens=80))
+    assert (spending.spent, spending.reserved) == (Usage(calls=1, tokens=20), Usage(tokens=80))
+
+
+def test_every_limit_is_named() -> None:
+    """A refusal names every exceeded limit."""
+    spending = BudgetTracker(Budget(calls=1, tokens=2, money=0.5))
+    with pytest.raises(BudgetExceeded, match=r"2 of 1 calls, 3 of 2 tokens, 0\.75 of 0\.5 money"):
+        spending.reserve(Usage(2, 3, 0.75))
+    assert spending.reserved == Usage()
+
+
+def test_unknown_price() -> None:
+    """Usage without a price is refused under a money limit, and counted otherwise."""
+    free = Usage(calls=1, unpriced=True)
+    with pytest.raises(BudgetExceeded, match="state a price for the model"):
+        BudgetTracker(Budget(money=10)).reserve(free)
+    spending = BudgetTracker(Budget(calls=5))
+    spending.charge(free)
+    assert spending.reserve(free) + spending.spent == Usage(calls=2, unpriced=True)
+
+
+def test_exceeded() -> None:
+    """Usage counts past a limit, which is then reported."""
+    spending = BudgetTracker(Budget(money=1.0))
+    spending.charge(Usage(money=1.0))
+    assert spending.exceeded_reason() == ""
+    spending.charge(Usage(money=0.5))
+    assert spending.exceeded_reason() == "has exceeded the budget: 1.5 of 1 money"
+    assert "money=1.5" in repr(spending)
+
+
+@pytest.mark.parametrize("amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}])
+def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
+    """Usage is finite and not negative, so that no charge can free a budget."""
+    with pytest.raises(ValueError, match="usage is counted from 0 up"):
+        Usage(**amounts)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40))))
+def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
+    """Spent and reserved usage together stay within the limit, in any order of calls."""
+    spending = BudgetTracker(Budget(tokens=100))
+    for settles, tokens in steps:
+        if settles and spending.reservations:
+            held = spending.reservations[tokens % len(spending.reservations)]
+            spending.settle(held)
+            spending.charge(held)
+        else:
+            try:
+                spending.reserve(Usage(tokens=tokens))
+            except BudgetExceeded:
+                assert spending.spent.tokens + spending.reserved.tokens + tokens > 100
+        assert spending.spent.tokens + spending.reserved.tokens <= 100

@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type"
-"""What becomes of ranked alternatives: which rule decides, and what it says."""
+"""Policy: the rule that decides on ranked alternatives, and its reason."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from replanning.journal import (
     Trigger,
 )
 from replanning.live import PlanView
-from tests.support.live import Kept, kept, tool
+from tests.support.live import JournaledPlan, journaled, tool
 
 FAILED = TaskFailed(id="t1", tasks=("a",), root="a")
 
 
-def one(**fields: object) -> Kept:
-    """One task, and the tools that could do it."""
+def one(**fields: object) -> JournaledPlan:
+    """Return a plan with one task, and the tools that could do it."""
     tools = [
         tool("pip", capability="build"),
         tool("uv", capability="build"),
         tool("rm", dangerous=True),
         tool("echo"),
     ]
-    return kept(Task.model_validate({"id": "a", "tool": "pip", **fields}), Task(id="b"), tools=tools)
+    return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), Task(id="b"), tools=tools)
 
 
 def candidate(*changes: PlanChange, total: float | None = 0.9, rejected: str = "", **fields: object) -> Candidate:
-    """Changes as the engine saw them."""
+    """Return a candidate with these changes."""
     alternative = Alternative.model_validate({"changes": changes, "reason": "a way", **fields})
     return Candidate(alternative, None if total is None else Score(total, 1, 1, 1, 1), rejected)
 
 
 def decided(
-    run: Kept,
+    run: JournaledPlan,
     *candidates: Candidate,
     triggers: tuple[Trigger, ...] = (FAILED,),
     gate: bool = False,
@@ -64,17 +64,17 @@ RETRY = RetryTask(task_id="a")
 instead = partial(ReplaceTask, task_id="a")
 
 
-# What the candidates allow
+# Candidates
 
 
 def test_the_best_is_executed() -> None:
-    """The first candidate that was not rejected is executed when confidence in it is high enough."""
+    """The first candidate that was not rejected is executed if its confidence is high enough."""
     found = decided(one(), candidate(RETRY, rejected="it does not fit"), candidate(RETRY, total=0.7), candidate(RETRY))
     assert found == Decision("execute", "confident", "confidence 0.70 is at least 0.7", chosen=1)
 
 
 def test_low_confidence_asks() -> None:
-    """Below the threshold a person is asked; a candidate without a score has no confidence."""
+    """Below the threshold a person is asked; a candidate without a score has confidence 0."""
     assert decided(one(), candidate(RETRY, total=0.69)).rule == "low-confidence"
     assert decided(one(), candidate(RETRY, total=None)) == Decision(
         "ask", "low-confidence", "confidence 0.00 is below 0.7", chosen=0
@@ -84,7 +84,7 @@ def test_low_confidence_asks() -> None:
 
 
 def test_abort() -> None:
-    """An alternative that stops the run aborts it."""
+    """An abort keeps its reason, or a default one."""
     assert decided(one(), candidate(AbortRun())) == Decision("abort", "confident", "a way", chosen=0)
 
 
@@ -100,12 +100,12 @@ def test_abort() -> None:
     ],
 )
 def test_no_alternative(candidates: list[Candidate], reason: str) -> None:
-    """Without a usable candidate the plan is kept, and the reason says why there is none."""
+    """Without a usable candidate the plan is kept, with the reason."""
     assert decided(one(), *candidates) == Decision("keep", "no-alternative", reason)
 
 
 def test_minimum_gain() -> None:
-    """A better path is taken only if it gains enough, unless something else calls for replanning as well."""
+    """A better path is taken only with enough gain, unless another trigger calls for replanning."""
     little, enough = BetterPathFound(tasks=("a",), gain=0.1), BetterPathFound(tasks=("a",), gain=0.15)
     assert decided(one(), candidate(RETRY), triggers=(little,)) == Decision(
         "keep", "min-gain", "it gains 10%, less than 15%"
@@ -114,17 +114,17 @@ def test_minimum_gain() -> None:
     assert decided(one(), candidate(RETRY), triggers=(little, FAILED)).kind == "execute"
 
 
-# When a person is asked
+# Approval
 
 
 def test_approval_of_everything() -> None:
-    """Settings may have a person see every change, before all other reasons to ask."""
+    """Required approval comes before all other reasons to ask."""
     found = decided(one(), candidate(RETRY, total=0.1), alternatives={"require_approval": True})
     assert (found.kind, found.rule) == ("ask", "approval-required")
 
 
 def test_kinds_of_trigger_that_always_ask() -> None:
-    """For some kinds of trigger a person decides, however sure the engine is: goal-unreachable, if nothing is set."""
+    """A person decides for some kinds of trigger, goal-unreachable by default."""
     stuck = GoalUnreachable(tasks=("a",))
     assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
     assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
@@ -132,8 +132,8 @@ def test_kinds_of_trigger_that_always_ask() -> None:
 
 
 @pytest.mark.parametrize("candidates", [(), (candidate(RETRY, rejected="tried"),)])
-def test_no_way_on(candidates: tuple[Candidate, ...]) -> None:
-    """Where a person always decides and no provider knows a way on, whoever is there is asked for one."""
+def test_question_without_an_alternative(candidates: tuple[Candidate, ...]) -> None:
+    """If a person always decides and there is no alternative, a present gate is asked."""
     stuck = GoalUnreachable(tasks=("a",))
     asked = [decided(one(), *candidates, triggers=(stuck,), gate=gate) for gate in (True, False)]
     assert [(found.kind, found.rule, found.chosen) for found in asked] == [
@@ -143,15 +143,15 @@ def test_no_way_on(candidates: tuple[Candidate, ...]) -> None:
     assert decided(one(), *candidates, gate=True).kind == "keep"
 
 
-def test_a_provider_may_want_a_person() -> None:
-    """An alternative may say itself why a person must agree to it."""
+def test_provider_requests_approval() -> None:
+    """An alternative may request approval with its own reason."""
     assert decided(one(), candidate(RETRY, ask="it costs a lot")) == Decision(
         "ask", "provider-asks", "it costs a lot", chosen=0
     )
 
 
-def cut_off(timeout: bool, **fields: object) -> Kept:
-    """A task that was cut off and may have taken effect."""
+def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
+    """Return a plan whose task was cut off and may have taken effect."""
     run = one(**fields)
     attempt = run.start("a")
     run.fold(AttemptTimedOut(attempt, "a", 2.0) if timeout else AttemptInterrupted(attempt, "a", "killed"))
@@ -168,8 +168,8 @@ def cut_off(timeout: bool, **fields: object) -> Kept:
         [SkipTask(task_id="a"), AddTask(task=Task(id="n", tool="uv"))],
     ],
 )
-def test_what_may_have_taken_effect(timeout: bool, changes: list[PlanChange]) -> None:
-    """What was cut off is not done again, by itself, another tool or a new task, unless a person agrees."""
+def test_cut_off_tasks_need_approval(timeout: bool, changes: list[PlanChange]) -> None:
+    """A task that was cut off is not executed again in any form without approval, unless it is idempotent."""
     found = decided(cut_off(timeout), candidate(*changes))
     assert (found.kind, found.rule) == ("ask", "not-idempotent")
     assert found.reason.startswith("'a' was cut off and may have taken effect")
@@ -191,23 +191,23 @@ FALLBACK = {"tool": "uv", "arguments": {"out": "x"}}
         ([CancelTask(task_id="b"), AddTask(task=Task(id="n")), ReplaceTask(task_id="n", tasks=(Task(id="m"),))], "execute"),
     ],
 )  # fmt: skip
-def test_declared_for_this_case(changes: list[PlanChange], kind: str) -> None:
-    """A fallback that the plan declares, and work of another kind, need nobody's agreement."""
+def test_declared_fallbacks_need_no_approval(changes: list[PlanChange], kind: str) -> None:
+    """A declared fallback, and work of another kind, need no approval after a task was cut off."""
     assert decided(cut_off(True, fallbacks=[FALLBACK]), candidate(*changes)).kind == kind
 
 
 def test_dangerous_tools() -> None:
-    """A tool that is marked as dangerous is not put into a plan without a person's agreement."""
+    """A dangerous tool needs approval."""
     assert decided(one(), candidate(instead(tasks=(Task(id="n", tool="rm"),)))) == Decision(
         "ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0
     )
 
 
-# What limits refuse
+# Limits
 
 
-def after_replans(run: Kept, count: int) -> Ledger:
-    """The memory of a run in which a task was replaced so many times."""
+def after_replans(run: JournaledPlan, count: int) -> Ledger:
+    """Return the ledger of a run whose task was replaced so many times."""
     ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root)
     for number in range(count):
         old, new = f"a{number or ''}", f"a{number + 1}"
@@ -220,7 +220,7 @@ def after_replans(run: Kept, count: int) -> Ledger:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_replans_per_lineage(count: int) -> None:
-    """After three replans of a lineage no provider is asked, and what failed of it is given up."""
+    """After three replans of a lineage no provider is asked, and its failed tasks are blocked."""
     run = one()
     ledger = after_replans(run, count)
     run.fail(f"a{count}", "b")
@@ -231,15 +231,15 @@ def test_replans_per_lineage(count: int) -> None:
 
 
 @pytest.mark.parametrize("trigger", [GoalUnreachable(tasks=("a3",)), HumanRequest(tasks=("a3",))])
-def test_what_concerns_the_whole_plan(trigger: Trigger) -> None:
-    """A stuck plan and a person's wish are about the plan: the limit of a lineage does not hold for them."""
+def test_lineage_limits_do_not_apply_to_the_whole_plan(trigger: Trigger) -> None:
+    """The limit per lineage does not apply to a stuck plan or a person's request."""
     run = one()
     ledger = after_replans(run, 3)
     assert ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger) is None
 
 
 def test_replans_per_run() -> None:
-    """A limit for the whole run holds whatever the trigger is."""
+    """The limit per run applies to every trigger."""
     run = one()
     policy = ReplanPolicy(Settings.model_validate({"limits": {"replans_per_run": 1}}))
     stuck = (GoalUnreachable(),)

@@ -1,4 +1,4 @@
-"""Which triggers a plan has moved past, told from the plan alone."""
+"""Staleness of triggers, derived from the plan alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replanning.journal import (
     TaskTimedOut,
     Trigger,
 )
-from tests.support.live import Kept
+from tests.support.live import JournaledPlan
 
 ALL = (TaskFailed(tasks=("a",)), TaskTimedOut(tasks=("b",)), HumanRequest(reason="faster"))
 
@@ -26,37 +26,39 @@ ALL = (TaskFailed(tasks=("a",)), TaskTimedOut(tasks=("b",)), HumanRequest(reason
     ("tasks", "about"),
     [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))],
 )
-def test_what_changes_are_about(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
-    """Changes are about the failures of the tasks that they name, and about all that is no failure."""
+def test_relevant_triggers(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
+    """Changes concern the failures of the tasks that they name, and all other triggers."""
     proposed = [(SkipTask(task_id=task_id),) for task_id in tasks]
     assert list(relevant_triggers(ALL, proposed)) == [ALL[number] for number in about]
 
 
-def test_changes_about_no_failure() -> None:
-    """Where changes name none of the tasks that failed, what has come of them is decided for all."""
+def test_changes_of_other_tasks_concern_all_triggers() -> None:
+    """Changes that name no failed task concern all triggers."""
     assert relevant_triggers(ALL[:2], [(SkipTask(task_id="c"),)]) == ALL[:2]
 
 
-def kept() -> Kept:
-    """A plan of one task that needs a tool and a resource."""
+def journaled() -> JournaledPlan:
+    """Return a plan of one task that needs a tool and a resource."""
     tool = ToolSpec(name="press", resources={"room": 2})
     task = Task(id="a", tool="press")
-    return Kept(Plan(goal=Goal(objective="x"), tools=(tool,), resources={"room": 2}, tasks=(task, Task(id="b"))))
+    return JournaledPlan(
+        Plan(goal=Goal(objective="x"), tools=(tool,), resources={"room": 2}, tasks=(task, Task(id="b")))
+    )
 
 
 @pytest.mark.parametrize("trigger", [GoalUnreachable(tasks=("a",)), BetterPathFound(tasks=("a",))])
-def test_another_revision(trigger: Trigger) -> None:
-    """That nothing can run, or that there is a better path, was said of one revision and holds for no other."""
-    run = kept()
+def test_triggers_of_another_revision_are_stale(trigger: Trigger) -> None:
+    """A goal-unreachable or better-path trigger holds only for its own revision."""
+    run = journaled()
     run.fail("a")
     run.apply(SkipTask(task_id="b"))
     assert stale_reason(trigger, run.live) == "the plan has changed since"
     assert stale_reason(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
 
 
-def test_something_can_run_again() -> None:
-    """That nothing can run no longer holds once something can."""
-    run = kept()
+def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
+    """A goal-unreachable trigger is stale once a task can run."""
+    run = journaled()
     assert stale_reason(GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
 
 
@@ -67,9 +69,9 @@ def test_something_can_run_again() -> None:
         (ResourceUpdated("room", capacity=1), ResourceUpdated("room", capacity=2)),
     ],
 )
-def test_a_resource_that_is_there_again(lost: ResourceUpdated, found: ResourceUpdated) -> None:
-    """That something is lacking holds until there is enough of it again."""
-    run = kept()
+def test_restored_resource(lost: ResourceUpdated, found: ResourceUpdated) -> None:
+    """A resource trigger is stale once the resource is available again."""
+    run = journaled()
     trigger = ResourceChanged(tasks=("a",), name=lost.name)
     run.fold(lost)
     assert stale_reason(trigger, run.live) == ""

@@ -1,6 +1,6 @@
 # Ids are written as plain text here, and nonsense is passed on purpose.
 # mypy: disable-error-code="arg-type"
-"""Sets of changes are checked as a whole, and then carried out as a whole or not at all."""
+"""Drafts: sets of changes are checked as a whole and applied as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,28 +26,23 @@ from replanning.changes import (
 from replanning.errors import ChangeRejected
 from replanning.journal import QuestionAsked
 from replanning.live.plan import LivePlan
-from tests.support.live import Kept, claimed, everything, kept, tool, wrong_with
+from tests.support.live import JournaledPlan, chain, claimed, full_state, inconsistencies, journaled, tool
 
 
-def chain(*ids: str, **fields: object) -> Kept:
-    """Tasks that each depend on the one before."""
-    return kept(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
-
-
-def refused(run: Kept, *changes: PlanChange) -> list[str]:
-    """Why changes are refused; sees that nothing has changed."""
-    before = everything(run.live)
+def rejections(run: JournaledPlan, *changes: PlanChange) -> list[str]:
+    """Return the reasons for which changes are rejected; check that nothing has changed."""
+    before = full_state(run.live)
     with pytest.raises(ChangeRejected) as caught:
         run.apply(*changes)
-    assert everything(run.live) == before
+    assert full_state(run.live) == before
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_every_offender_is_named() -> None:
-    """All that is wrong is said at once, each with the change that it is in."""
+def test_every_problem_is_named() -> None:
+    """All problems are reported at once, each with its change."""
     run = chain("a", "b")
     run.run("a")
-    assert refused(
+    assert rejections(
         run,
         SkipTask(task_id="ghost"),
         CancelTask(task_id="a"),
@@ -70,8 +65,8 @@ def test_every_offender_is_named() -> None:
 # Adding
 
 
-def test_add_at_any_position() -> None:
-    """A task is put between others: it waits for what it names, and those in `before` wait for it."""
+def test_add_between_tasks() -> None:
+    """A task added between others waits for its dependencies, and those in `before` wait for it."""
     run = chain("a", "b")
     run.apply(AddTask(task=Task(id="x", depends_on=("a",)), before=("b", "b")))
     assert {task.id: task.depends_on for task in run.live.document().tasks} == {"a": (), "b": ("a", "x"), "x": ("a",)}
@@ -79,15 +74,15 @@ def test_add_at_any_position() -> None:
     assert claimed(run.live) == ["b"]
 
 
-def test_add_tasks_that_need_later_ones() -> None:
-    """A change may name what a later change of the same set brings in."""
+def test_changes_may_refer_to_later_ones() -> None:
+    """A change may name a task that a later change of the same set adds."""
     run = chain("a")
     run.apply(
         AddTask(task=Task(id="x", depends_on=("y", "z"))),
         ReplaceTask(task_id="a", tasks=(Task(id="z", depends_on=("y",)),)),
         AddTask(task=Task(id="y"), before=("x",)),
     )
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
     assert claimed(run.live) == ["y"]
 
 
@@ -95,33 +90,33 @@ def test_add_tasks_that_need_later_ones() -> None:
     "change",
     [AddTask(task=Task(id="x", depends_on=("a", "a"))), ModifyTask(task_id="a", fields={"depends_on": ["b", "b"]})],
 )
-def test_the_same_dependency_twice(change: PlanChange) -> None:
-    """A dependency is named once."""
-    assert " twice" in refused(kept(Task(id="a"), Task(id="b")), change)[0]
+def test_duplicate_dependencies_are_rejected(change: PlanChange) -> None:
+    """A dependency may be named only once."""
+    assert " twice" in rejections(journaled(Task(id="a"), Task(id="b")), change)[0]
 
 
-def test_before_a_running_task() -> None:
-    """A running task cannot be made to wait, nor a finished one."""
-    run = kept(Task(id="a"), Task(id="b"))
+def test_started_tasks_cannot_wait_for_new_ones() -> None:
+    """A running or finished task cannot be made to wait for another."""
+    run = journaled(Task(id="a"), Task(id="b"))
     run.start("a")
     run.run("b")
-    assert refused(run, AddTask(task=Task(id="x"), before=("a",)), AddTask(task=Task(id="y"), before=("b",))) == [
+    assert rejections(run, AddTask(task=Task(id="x"), before=("a",)), AddTask(task=Task(id="y"), before=("b",))) == [
         "changes[0]: task 'a' is RUNNING: it cannot be made to wait for another task",
         "changes[1]: task 'b' is DONE: what it depends on cannot change",
     ]
 
 
-def test_before_a_task_that_has_waited_already() -> None:
-    """A task in `before` that depends on the new one anyway, or does not exist, is dealt with."""
-    run = kept(Task(id="a"))
+def test_unknown_task_in_before() -> None:
+    """An unknown task in `before` is rejected."""
+    run = journaled(Task(id="a"))
     run.apply(AddTask(task=Task(id="x")), ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
-    assert refused(run, AddTask(task=Task(id="y"), before=("ghost",))) == ["changes[0]: there is no task 'ghost'"]
+    assert rejections(run, AddTask(task=Task(id="y"), before=("ghost",))) == ["changes[0]: there is no task 'ghost'"]
 
 
-def test_what_a_task_needs_is_checked() -> None:
-    """Tool, arguments and resources of new and changed tasks must be there, as in a plan file."""
-    run = kept(Task(id="a", tool="t"), tools=[tool("t", capability="c")], resources={"cpu": 2})
-    problems = refused(
+def test_new_tasks_are_checked_like_a_plan_file() -> None:
+    """Tool, arguments and resources of new and changed tasks are checked as in a plan file."""
+    run = journaled(Task(id="a", tool="t"), tools=[tool("t", capability="c")], resources={"cpu": 2})
+    problems = rejections(
         run,
         AddTask(task=Task(id="x", tool="u")),
         ModifyTask(task_id="a", fields={"resources": {"cpu": 3}}),
@@ -133,13 +128,13 @@ def test_what_a_task_needs_is_checked() -> None:
     assert "no resource 'gpu'" in problems[2]
 
 
-# Removing and reviving
+# Removing and retrying
 
 
-def test_remove_what_others_need() -> None:
-    """A task for which something waits is not removed, unless that goes or stops waiting in the same set."""
+def test_removal_strands_no_dependents() -> None:
+    """A task with dependents is removed only if these are removed or changed in the same set."""
     run = chain("a", "b")
-    assert refused(run, RemoveTask(task_id="a")) == [
+    assert rejections(run, RemoveTask(task_id="a")) == [
         "changes[0]: task 'a' cannot be removed: 'b' would be left waiting for it"
     ]
     run.apply(RemoveTask(task_id="a"), RemoveTask(task_id="b"))
@@ -147,18 +142,18 @@ def test_remove_what_others_need() -> None:
     assert run.live.complete
 
 
-def test_remove_what_many_need() -> None:
-    """Of many that would be left waiting, the first ones are named."""
-    run = kept(Task(id="a"), *(Task(id=f"t{n:02}", depends_on=("a",)) for n in range(12)))
-    assert refused(run, RemoveTask(task_id="a"))[0].endswith("'t08', 't09', … would be left waiting for it")
+def test_stranded_dependents_are_listed_up_to_a_limit() -> None:
+    """Of many stranded dependents, the first ones are named."""
+    run = journaled(Task(id="a"), *(Task(id=f"t{n:02}", depends_on=("a",)) for n in range(12)))
+    assert rejections(run, RemoveTask(task_id="a"))[0].endswith("'t08', 't09', … would be left waiting for it")
 
 
-def test_remove_what_a_new_task_needs() -> None:
-    """A task is not removed for which something waits that the same set brings in or changes."""
-    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+def test_removal_strands_no_new_tasks() -> None:
+    """A dependency of a task that the same set adds or changes is not removed."""
+    run = journaled(Task(id="a"), Task(id="b"), Task(id="c"))
     new = AddTask(task=Task(id="x", depends_on=("a",)))
     changed = ModifyTask(task_id="c", fields={"depends_on": ["b"]})
-    assert refused(run, new, changed, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
+    assert rejections(run, new, changed, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
         "changes[0]: task 'x' depends on 'a', which was removed",
         "changes[1]: task 'c' depends on 'b', which was removed",
         "changes[2]: task 'a' cannot be removed: 'x' would be left waiting for it",
@@ -166,36 +161,38 @@ def test_remove_what_a_new_task_needs() -> None:
     ]
 
 
-def test_remove_what_a_replaced_task_needed() -> None:
-    """What was replaced waits for nothing; it is in the way again only if it is to come back."""
+def test_replaced_tasks_do_not_block_removal() -> None:
+    """A replaced task no longer needs its dependencies, unless it is retried."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)), ModifyTask(task_id="b2", fields={"depends_on": []}))
     run.apply(RemoveTask(task_id="a"))
-    assert refused(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
+    assert rejections(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
 
 
-def test_removed_task_does_nothing_but_come_back() -> None:
-    """A removed task can be retried, and nothing else; then it is as any other."""
-    run = kept(Task(id="a"), Task(id="b"))
+def test_removed_tasks_can_only_be_retried() -> None:
+    """A removed task can be retried, and nothing else."""
+    run = journaled(Task(id="a"), Task(id="b"))
     run.apply(RemoveTask(task_id="a"))
     for change in (SkipTask(task_id="a"), ModifyTask(task_id="a", fields={"name": "x"}), RemoveTask(task_id="a")):
-        assert "was removed: it cannot be" in refused(run, change)[0]
-    assert "depends on 'a', which was removed" in refused(run, ModifyTask(task_id="b", fields={"depends_on": ["a"]}))[0]
+        assert "was removed: it cannot be" in rejections(run, change)[0]
+    assert (
+        "depends on 'a', which was removed" in rejections(run, ModifyTask(task_id="b", fields={"depends_on": ["a"]}))[0]
+    )
     run.apply(RetryTask(task_id="a"), ModifyTask(task_id="b", fields={"depends_on": ["a"]}), SkipTask(task_id="a"))
     assert run.states() == {"a": "SKIPPED", "b": "READY"}
 
 
-def test_revive_a_task_whose_needs_are_gone() -> None:
-    """A removed task comes back only with what it depends on."""
+def test_retry_needs_the_dependencies() -> None:
+    """A removed task is retried only together with its dependencies."""
     run = chain("a", "b")
     run.apply(RemoveTask(task_id="b"), RemoveTask(task_id="a"))
-    assert refused(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
+    assert rejections(run, RetryTask(task_id="b")) == ["changes[0]: task 'b' depends on 'a', which was removed"]
     run.apply(RetryTask(task_id="b"), RetryTask(task_id="a"))
     assert run.states() == {"a": "READY", "b": "PENDING"}
 
 
-def test_remove_and_revive_at_once() -> None:
-    """What is removed and revived in one set stands for what it stood for."""
+def test_removal_and_retry_in_one_set() -> None:
+    """A task that is removed and retried in one set still stands for the task it replaced."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
     run.apply(RemoveTask(task_id="a2"), RetryTask(task_id="a2"))
@@ -203,12 +200,12 @@ def test_remove_and_revive_at_once() -> None:
     assert run.live.complete
 
 
-def test_running_and_finished_tasks_stay() -> None:
-    """A task that runs or has finished is not removed."""
-    run = kept(Task(id="a"), Task(id="b"))
+def test_started_tasks_cannot_be_removed() -> None:
+    """A running or finished task cannot be removed."""
+    run = journaled(Task(id="a"), Task(id="b"))
     run.start("a")
     run.run("b")
-    assert refused(run, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
+    assert rejections(run, RemoveTask(task_id="a"), RemoveTask(task_id="b")) == [
         "changes[0]: task 'a' is RUNNING: it cannot be removed",
         "changes[1]: task 'b' is DONE: it cannot be removed",
     ]
@@ -218,7 +215,7 @@ def test_running_and_finished_tasks_stay() -> None:
 
 
 def test_replace_by_a_sub_plan() -> None:
-    """The roots inherit what the original waited for, dependents wait for the sinks, results come from them."""
+    """Roots of a sub-plan inherit the dependencies, dependents wait for its sinks, and results come from these."""
     run = chain("a", "b", "c")
     run.apply(
         ReplaceTask(
@@ -234,14 +231,14 @@ def test_replace_by_a_sub_plan() -> None:
     assert [run.live.entry(i).iteration for i in ("b", "x")] == [0, 1]
 
 
-def test_replace_what_cannot_be() -> None:
-    """A running, finished or already replaced task is not replaced, nor one by itself."""
-    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+def test_started_tasks_cannot_be_replaced() -> None:
+    """A running, finished or replaced task cannot be replaced, nor a task by itself."""
+    run = journaled(Task(id="a"), Task(id="b"), Task(id="c"))
     run.start("a")
     run.run("b")
     run.apply(ReplaceTask(task_id="c", tasks=(Task(id="c2"),)))
     changes = [ReplaceTask(task_id=i, tasks=(Task(id=f"{i}3"),)) for i in ("a", "b", "c")]
-    assert refused(run, *changes, ReplaceTask(task_id="c2", tasks=(Task(id="c2"),))) == [
+    assert rejections(run, *changes, ReplaceTask(task_id="c2", tasks=(Task(id="c2"),))) == [
         "changes[0]: task 'a' is RUNNING: it cannot be replaced",
         "changes[1]: task 'b' is DONE: it cannot be replaced",
         "changes[2]: task 'c' is REPLACED_BY_REPLAN: it cannot be replaced",
@@ -249,103 +246,103 @@ def test_replace_what_cannot_be() -> None:
     ]
 
 
-def test_ids_within_a_sub_plan() -> None:
-    """Two tasks of a sub-plan do not share an id."""
-    problems = refused(chain("a"), ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="x"))))
+def test_ids_of_a_sub_plan_differ() -> None:
+    """Two tasks of a sub-plan cannot share an id."""
+    problems = rejections(chain("a"), ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="x"))))
     assert problems == ["changes[0]: the id 'x' is already used; ids are never used again"]
 
 
-def test_a_sink_is_not_removed_while_it_stands_for_something() -> None:
-    """What stands for a replaced task stays, also if both come in one set."""
+def test_sinks_cannot_be_removed() -> None:
+    """A sink of a replaced task cannot be removed, even in the set that adds it."""
     run = chain("a", "b")
     part = ReplaceTask(task_id="a", tasks=(Task(id="a2"),))
     message = "task 'a2' cannot be removed: 'a' would be left waiting for it"
-    assert refused(run, part, RemoveTask(task_id="a2")) == [f"changes[1]: {message}"]
+    assert rejections(run, part, RemoveTask(task_id="a2")) == [f"changes[1]: {message}"]
     run.apply(part)
-    assert refused(run, RemoveTask(task_id="a2")) == [f"changes[0]: {message}"]
+    assert rejections(run, RemoveTask(task_id="a2")) == [f"changes[0]: {message}"]
 
 
-def test_withdraw_a_replacement() -> None:
-    """Retrying a replaced task takes out what replaced it, however deep, as long as none of it has started."""
+def test_retry_withdraws_a_replacement() -> None:
+    """Retrying a replaced task removes its replacement for good, as long as no part has started."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y", depends_on=("x",)))))
     run.apply(ReplaceTask(task_id="y", tasks=(Task(id="z"),)))
     run.apply(RemoveTask(task_id="b"), AddTask(task=Task(id="c", depends_on=("a",))))
     run.apply(RetryTask(task_id="a"))
     assert [task.id for task in run.live.document().tasks] == ["a", "c"]
-    assert refused(run, RetryTask(task_id="z")) == [
+    assert rejections(run, RetryTask(task_id="z")) == [
         "changes[0]: task 'z' was withdrawn for what it had replaced: it cannot be retried"
     ]
     run.run("a", "c")
     assert run.live.complete
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
-def test_withdraw_what_has_begun() -> None:
-    """A replacement of which something has started, or was skipped, is not withdrawn."""
+def test_started_replacements_are_not_withdrawn() -> None:
+    """A replacement with a started or skipped part is not withdrawn."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))))
     run.start("x")
-    assert refused(run, SkipTask(task_id="y"), RetryTask(task_id="a")) == [
+    assert rejections(run, SkipTask(task_id="y"), RetryTask(task_id="a")) == [
         "changes[1]: task 'a' was replaced and ['x', 'y'] have started since: it cannot be retried"
     ]
 
 
-def test_withdraw_within_one_set() -> None:
-    """What these very changes replace, or withdraw, they do not bring back."""
+def test_one_set_does_not_replace_and_retry() -> None:
+    """A set of changes cannot retry a task that it replaces or withdraws."""
     run = chain("a", "b")
     part = ReplaceTask(task_id="a", tasks=(Task(id="x"),))
-    assert refused(run, part, RetryTask(task_id="a")) == [
+    assert rejections(run, part, RetryTask(task_id="a")) == [
         "changes[1]: task 'a' is replaced by these changes: it cannot be retried by them as well"
     ]
     run.apply(part)
     again = ReplaceTask(task_id="x", tasks=(Task(id="y"),))
-    assert "is replaced by these changes" in refused(run, again, RetryTask(task_id="a"))[0]
-    assert "was withdrawn" in refused(run, RetryTask(task_id="a"), RetryTask(task_id="x"))[0]
+    assert "is replaced by these changes" in rejections(run, again, RetryTask(task_id="a"))[0]
+    assert "was withdrawn" in rejections(run, RetryTask(task_id="a"), RetryTask(task_id="x"))[0]
 
 
-def test_withdraw_a_new_replacement() -> None:
-    """A task that a set brings in, replaces and retries is refused rather than left half done."""
+def test_new_task_is_not_replaced_and_retried() -> None:
+    """A set of changes cannot add, replace and retry the same task."""
     run = chain("a")
     changes = (AddTask(task=Task(id="x")), ReplaceTask(task_id="x", tasks=(Task(id="y"),)), RetryTask(task_id="x"))
-    assert "is replaced by these changes" in refused(run, *changes)[0]
+    assert "is replaced by these changes" in rejections(run, *changes)[0]
 
 
 # Skipping, cancelling, retrying
 
 
-def test_skip_lets_dependents_go_on() -> None:
-    """A skipped task satisfies its dependents with no output; a cancelled one does not."""
-    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
+def test_skipped_tasks_satisfy_dependents() -> None:
+    """A skipped task satisfies its dependents without output; a cancelled one does not."""
+    run = journaled(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="c"), Task(id="d", depends_on=("c",)))
     run.apply(SkipTask(task_id="a", reason="no need"), CancelTask(task_id="c", reason="no wish"))
     assert run.states() == {"a": "SKIPPED", "b": "READY", "c": "CANCELLED", "d": "PENDING"}
     assert run.live.results.output_of("a") is None
     assert [run.live.entry(i).reason for i in "ac"] == ["no need", "no wish"]
 
 
-def test_cancel_running_work() -> None:
-    """A running task is cancelled, its resources are free, and its report comes too late."""
-    run = kept(Task(id="a", resources={"cpu": 1}), resources={"cpu": 1})
+def test_cancel_a_running_task() -> None:
+    """Cancelling a running task frees its resources and ends its attempt."""
+    run = journaled(Task(id="a", resources={"cpu": 1}), resources={"cpu": 1})
     run.start("a", deadline=5.0)
     run.apply(CancelTask(task_id="a"))
     assert run.live.pool.used == {"cpu": 0.0}
     assert (run.live.entry("a").attempt, run.live.deadlines.next_due()) == (None, None)
 
 
-def test_retry_what_failed() -> None:
-    """A failed task is retried at once or after a delay; a ready or running one is not."""
-    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+def test_retry_a_failed_task() -> None:
+    """A failed task is retried at once or after a delay; a ready one is not."""
+    run = journaled(Task(id="a"), Task(id="b"), Task(id="c"))
     run.fail("a", "b")
     run.apply(RetryTask(task_id="a"), RetryTask(task_id="b", delay=5.0))
     assert run.states() == {"a": "READY", "b": "BACKOFF", "c": "READY"}
     assert run.live.deadlines.next_due() == run.now + 5
     run.apply(RetryTask(task_id="b"))
     assert run.states()["b"] == "READY"
-    assert refused(run, RetryTask(task_id="c")) == ["changes[0]: task 'c' is READY: it cannot be retried"]
+    assert rejections(run, RetryTask(task_id="c")) == ["changes[0]: task 'c' is READY: it cannot be retried"]
 
 
-def test_delay_of_a_task_that_waits() -> None:
-    """A delay counts from the change, also where the task waits for others meanwhile."""
+def test_delay_of_a_waiting_task() -> None:
+    """A delay counts from the change, even while the task waits for others."""
     run = chain("a", "b")
     run.apply(CancelTask(task_id="b"))
     run.apply(RetryTask(task_id="b", delay=5.0))
@@ -357,9 +354,9 @@ def test_delay_of_a_task_that_waits() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(1.0, "BACKOFF"), (9.0, "READY")])
-def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
-    """A task that backs off and is made to wait for another one still waits until its time has come as well."""
-    run = kept(Task(id="a"), Task(id="x"))
+def test_backoff_and_a_new_dependency(seconds: float, state: str) -> None:
+    """A task that backs off and gets a dependency waits for both."""
+    run = journaled(Task(id="a"), Task(id="x"))
     run.fail("a", retry_at=run.now + 5)
     run.apply(ModifyTask(task_id="a", fields={"depends_on": ["x"]}))
     assert (run.states()["a"], run.live.deadlines.next_due()) == ("PENDING", run.now + 5)
@@ -368,7 +365,7 @@ def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
     assert run.states()["a"] == "PENDING"
     run.run("x")
     assert run.states()["a"] == state
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
     run.live.advance(run.now + 5)
     assert (claimed(run.live), run.live.deadlines.next_due()) == (["a"], None)
     run.apply(SkipTask(task_id="a"))
@@ -376,19 +373,19 @@ def test_delay_of_a_task_that_has_to_wait(seconds: float, state: str) -> None:
     assert run.states()["a"] == "READY"
 
 
-def test_unskip() -> None:
-    """A skipped task is retried as long as nothing has run because it was skipped."""
+def test_retry_a_skipped_task() -> None:
+    """A skipped task can be retried until a dependent has started."""
     run = chain("a", "b", "c")
     run.apply(SkipTask(task_id="a"))
     run.apply(RetryTask(task_id="a"))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "PENDING"}
     run.apply(SkipTask(task_id="a"))
     run.start("b")
-    assert refused(run, RetryTask(task_id="a")) == ["changes[0]: task 'a' was skipped and ['b'] have started since"]
+    assert rejections(run, RetryTask(task_id="a")) == ["changes[0]: task 'a' was skipped and ['b'] have started since"]
 
 
-def test_unskip_what_stood_for_another() -> None:
-    """What waits for the original of a skipped task is seen as well: it waits again, or has started."""
+def test_retry_a_skipped_replacement() -> None:
+    """The dependents of the original count as dependents of a skipped replacement."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
     run.apply(SkipTask(task_id="x"))
@@ -396,14 +393,14 @@ def test_unskip_what_stood_for_another() -> None:
     run.apply(RetryTask(task_id="x"))
     assert run.states()["b"] == "PENDING"
     run.apply(SkipTask(task_id="x"), RetryTask(task_id="x"))
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
     run.apply(SkipTask(task_id="x"))
     run.run("b")
-    assert "['b'] have started since" in refused(run, RetryTask(task_id="x"))[0]
+    assert "['b'] have started since" in rejections(run, RetryTask(task_id="x"))[0]
 
 
 def test_one_sink_of_several_is_skipped_and_retried() -> None:
-    """While another sink is open, the original's dependents wait either way."""
+    """While another sink is open, the dependents of the original wait either way."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))))
     run.apply(SkipTask(task_id="x"))
@@ -412,8 +409,8 @@ def test_one_sink_of_several_is_skipped_and_retried() -> None:
     assert claimed(run.live) == ["b"]
 
 
-def test_new_tasks_go_through_everything() -> None:
-    """What a set brings in can be skipped, retried, changed, ordered, cancelled and removed by the same set."""
+def test_new_tasks_can_be_changed_in_the_same_set() -> None:
+    """A new task can be skipped, retried, modified, reordered, cancelled and removed by the set that adds it."""
     run = chain("a")
     run.apply(
         AddTask(task=Task(id="x")),
@@ -427,11 +424,11 @@ def test_new_tasks_go_through_everything() -> None:
         RemoveTask(task_id="y"),
     )
     assert run.states() == {"a": "READY", "x": "CANCELLED", "y": "CANCELLED"}
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
 def test_abort() -> None:
-    """Aborting notes why; a reason is made up where none is given."""
+    """An abort keeps its reason, or a default one."""
     run = chain("a")
     run.apply(AbortRun())
     assert run.live.aborted == "a change asked for it"
@@ -442,9 +439,9 @@ def test_abort() -> None:
 # Modifying
 
 
-def test_modify_only_what_waits() -> None:
-    """A waiting or failed task takes any field, a running one none, a finished one only annotations."""
-    run = kept(*(Task(id=i) for i in "abcd"))
+def test_modify_by_state() -> None:
+    """A waiting or failed task accepts any field, a running one none, a finished one only annotations."""
+    run = journaled(*(Task(id=i) for i in "abcd"))
     run.run("a")
     run.start("b")
     run.fail("c")
@@ -456,7 +453,7 @@ def test_modify_only_what_waits() -> None:
     assert run.live.entry("a").task.metadata == {"k": 1}
     assert (run.live.entry("c").task.timeout, run.live.entry("c").priority) == (5.0, 3)
     assert run.live.unsatisfied_count == 2
-    assert refused(
+    assert rejections(
         run,
         ModifyTask(task_id="a", fields={"timeout": 5.0}),
         ModifyTask(task_id="b", fields={"name": "n"}),
@@ -470,9 +467,9 @@ def test_modify_only_what_waits() -> None:
     ]
 
 
-def test_modify_moves_a_ready_task() -> None:
-    """A new priority takes effect at once, also after a retry; a new tool makes a task ready that lacked its tool."""
-    run = kept(
+def test_modify_requeues_a_ready_task() -> None:
+    """A new priority takes effect at once, even after a retry; an available tool makes a parked task ready."""
+    run = journaled(
         Task(id="a"), Task(id="b"), Task(id="c", tool="gone"), tools=[tool("gone", available=False), tool("there")]
     )
     assert claimed(run.live) == ["a", "b"]
@@ -484,8 +481,8 @@ def test_modify_moves_a_ready_task() -> None:
 
 
 def test_modify_dependencies() -> None:
-    """New dependencies make a task wait, fewer let it go; what was handed out comes back."""
-    run = kept(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
+    """New dependencies make a task wait and end its claim; fewer make it ready."""
+    run = journaled(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
     entry = [run.live.dispatcher.claim_next(), run.live.dispatcher.claim_next()][1]
     assert entry is run.live.entry("b")
     run.apply(ModifyTask(task_id="b", fields={"depends_on": ["c"]}), ModifyTask(task_id="c", fields={"depends_on": []}))
@@ -493,15 +490,15 @@ def test_modify_dependencies() -> None:
     assert not entry.claim
     run.run("c")
     assert run.states()["b"] == "READY"
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
 # Order
 
 
-def test_reorder_exchanges_places() -> None:
-    """Tasks exchange their places among themselves, over priorities too, and the plan says so; edges stay."""
-    run = kept(Task(id="a", priority=-1), Task(id="b"), Task(id="c", priority=5), Task(id="d"))
+def test_reorder_exchanges_positions() -> None:
+    """Reordered tasks exchange their positions and priorities, in the document too; dependencies stay."""
+    run = journaled(Task(id="a", priority=-1), Task(id="b"), Task(id="c", priority=5), Task(id="d"))
     assert claimed(run.live) == ["a", "b", "d", "c"]
     run.apply(ReorderTasks(order=("c", "b", "a")))
     assert claimed(run.live) == ["c", "b", "d", "a"]
@@ -510,9 +507,9 @@ def test_reorder_exchanges_places() -> None:
     assert claimed(LivePlan(document)) == ["c", "b", "d", "a"]
 
 
-def test_an_order_outlives_other_edits() -> None:
-    """A later change of another field leaves the order as it was made, in the same set and after."""
-    run = kept(Task(id="a"), Task(id="b", priority=5))
+def test_order_survives_other_edits() -> None:
+    """A later change of another field keeps the order, within a set and after it."""
+    run = journaled(Task(id="a"), Task(id="b", priority=5))
     run.apply(ReorderTasks(order=("b", "a")), ModifyTask(task_id="b", fields={"name": "x"}))
     run.apply(ModifyTask(task_id="a", fields={"goal": "y"}))
     assert claimed(run.live) == ["b", "a"]
@@ -520,25 +517,25 @@ def test_an_order_outlives_other_edits() -> None:
         ReorderTasks(order=("a", "b")), ReorderTasks(order=("b", "a")), ModifyTask(task_id="b", fields={"priority": 7})
     )
     assert claimed(run.live) == ["a", "b"]
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
-def test_reorder_again_and_again() -> None:
-    """However often places are exchanged, each task is handed out once, in the last order."""
+def test_repeated_reordering() -> None:
+    """After any number of reorderings each task is handed out once, in the last order."""
     ids = [f"t{n}" for n in range(6)]
-    run = kept(*(Task(id=i) for i in ids))
+    run = journaled(*(Task(id=i) for i in ids))
     for turn in range(6):
         run.apply(ReorderTasks(order=tuple(ids[turn:] + ids[:turn])))
     assert claimed(run.live) == [ids[5], *ids[:5]]
-    assert refused(run, ReorderTasks(order=("ghost", "t1"))) == ["changes[0]: there is no task 'ghost'"]
+    assert rejections(run, ReorderTasks(order=("ghost", "t1"))) == ["changes[0]: there is no task 'ghost'"]
 
 
-# Circles
+# Cycles
 
 
-def circle(run: Kept, *changes: PlanChange) -> str:
-    """The circle for which changes are refused."""
-    (problem,) = refused(run, *changes)
+def cycle(run: JournaledPlan, *changes: PlanChange) -> str:
+    """Return the cycle for which changes are rejected."""
+    (problem,) = rejections(run, *changes)
     return problem
 
 
@@ -584,20 +581,20 @@ def circle(run: Kept, *changes: PlanChange) -> str:
         ),
     ],
 )
-def test_circles(changes: list[PlanChange], loop: str) -> None:
-    """Changes that would make tasks wait for one another are refused, and the circle is named."""
-    assert circle(chain("a", "b", "c"), *changes) == loop
+def test_cycles_are_rejected(changes: list[PlanChange], loop: str) -> None:
+    """Changes that close a dependency cycle are rejected, and the cycle is named."""
+    assert cycle(chain("a", "b", "c"), *changes) == loop
 
 
-def test_long_circle() -> None:
-    """Of a long circle the beginning is shown."""
+def test_long_cycles_are_shortened() -> None:
+    """The beginning of a long cycle is shown."""
     ids = [f"t{n}" for n in range(30)]
-    loop = circle(chain(*ids), ModifyTask(task_id="t0", fields={"depends_on": ["t29"]}))
+    loop = cycle(chain(*ids), ModifyTask(task_id="t0", fields={"depends_on": ["t29"]}))
     assert loop.endswith("t0 -> t29 -> t28 -> t27 -> t26 -> t25 -> t24 -> t23 -> t22 -> t21 -> … -> t0")
 
 
-def test_no_circle_through_what_is_done() -> None:
-    """What is done holds nobody up: a new task may come after it whatever depended on it."""
+def test_no_cycle_through_satisfied_tasks() -> None:
+    """A satisfied dependency closes no cycle."""
     run = chain("a", "b", "c")
     run.run("a")
     run.apply(AddTask(task=Task(id="x", depends_on=("a",)), before=("c",)))
@@ -606,39 +603,39 @@ def test_no_circle_through_what_is_done() -> None:
     assert claimed(run.live) == ["x"]
 
 
-def test_circle_through_a_revived_task() -> None:
-    """A replaced task that comes back brings its own dependencies back, and with them perhaps a circle."""
-    run = kept(Task(id="b"), Task(id="o", depends_on=("b",)), Task(id="d", depends_on=("o",)))
+def test_cycle_through_a_retried_task() -> None:
+    """A retried task brings its own dependencies back, which may close a cycle."""
+    run = journaled(Task(id="b"), Task(id="o", depends_on=("b",)), Task(id="d", depends_on=("o",)))
     run.apply(ReplaceTask(task_id="o", tasks=(Task(id="s"),)), ModifyTask(task_id="s", fields={"depends_on": []}))
     run.apply(ModifyTask(task_id="b", fields={"depends_on": ["d"]}))
-    assert circle(run, RetryTask(task_id="o")) == "changes[0]: tasks would wait for one another: o -> b -> d -> o"
+    assert cycle(run, RetryTask(task_id="o")) == "changes[0]: tasks would wait for one another: o -> b -> d -> o"
 
 
-def test_circle_through_an_unskipped_task() -> None:
-    """A skipped task that comes back and is changed at once can close a circle."""
-    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)))
+def test_cycle_through_a_retried_skip() -> None:
+    """A skipped task that is retried and modified in one set may close a cycle."""
+    run = journaled(Task(id="a"), Task(id="b", depends_on=("a",)))
     run.apply(SkipTask(task_id="a"))
-    loop = circle(run, RetryTask(task_id="a"), ModifyTask(task_id="a", fields={"depends_on": ["b"]}))
+    loop = cycle(run, RetryTask(task_id="a"), ModifyTask(task_id="a", fields={"depends_on": ["b"]}))
     assert loop == "changes[1]: tasks would wait for one another: a -> b -> a"
 
 
-def test_circle_through_what_was_skipped_early() -> None:
-    """The plan stays free of circles in its document too, where a task was skipped before what it depends on."""
+def test_cycle_through_an_early_skip() -> None:
+    """A task that was skipped before its dependencies were settled may be part of a cycle."""
     run = chain("a", "b", "c")
     run.apply(SkipTask(task_id="b"))
     run.run("c")
-    loop = circle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
+    loop = cycle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
     assert loop == "changes[0]: tasks would wait for one another: a -> c -> b -> a"
 
 
-def test_circle_through_what_waits_again() -> None:
-    """The same where what a skipped task depends on was skipped as well, and comes back."""
+def test_cycle_through_a_retried_dependency() -> None:
+    """A retried dependency of a skipped task may close a cycle."""
     run = chain("a", "b", "c")
     run.apply(SkipTask(task_id="a"))
     run.apply(SkipTask(task_id="b"))
     run.run("c")
     run.apply(RetryTask(task_id="a"))
-    loop = circle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
+    loop = cycle(run, ModifyTask(task_id="a", fields={"depends_on": ["c"]}))
     assert loop == "changes[0]: tasks would wait for one another: a -> c -> b -> a"
 
 
@@ -646,7 +643,7 @@ def test_circle_through_what_waits_again() -> None:
 
 
 def reading(task_id: str, text: str, *depends_on: str) -> Task:
-    """A task that reads a result."""
+    """Return a task that refers to a result."""
     return Task(id=task_id, arguments={"value": text}, depends_on=depends_on)
 
 
@@ -664,24 +661,24 @@ def reading(task_id: str, text: str, *depends_on: str) -> Task:
         ),
     ],
 )  # fmt: skip
-def test_results_that_cannot_be_seen(change: PlanChange, why: str) -> None:
-    """A new task may read the results of tasks that exist and come before it, and is told which do not."""
-    run = kept(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="gone"))
+def test_invalid_references_are_rejected(change: PlanChange, why: str) -> None:
+    """A new task may refer only to results of existing tasks that it depends on."""
+    run = journaled(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="gone"))
     run.apply(RemoveTask(task_id="gone"))
-    assert refused(run, change) == [f"changes[0]: task 'x' refers to {why}"]
+    assert rejections(run, change) == [f"changes[0]: task 'x' refers to {why}"]
 
 
-def test_results_of_what_was_replaced_before() -> None:
-    """What replaces a replacement cannot read the result of the first either."""
+def test_replacement_cannot_read_the_lineage() -> None:
+    """A replacement cannot refer to the result of any task of its lineage."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)))
-    problem = refused(run, ReplaceTask(task_id="b2", tasks=(reading("b3", "${b.output}"),)))
+    problem = rejections(run, ReplaceTask(task_id="b2", tasks=(reading("b3", "${b.output}"),)))
     assert "the output of what it replaces" in problem[0]
     run.apply(AddTask(task=Task(id="c")), ReplaceTask(task_id="b2", tasks=(reading("b3", "${a.output}"),)))
 
 
-def test_results_that_can_be_seen() -> None:
-    """Results of tasks that are done, that come before, or that stand for such a task, may be read."""
+def test_valid_references() -> None:
+    """A task may refer to results of done tasks, dependencies and the tasks that these stand for."""
     run = chain("a", "b", "c", "d")
     run.run("a", output=1)
     run.apply(ReplaceTask(task_id="b", tasks=(Task(id="l"), Task(id="r"))))
@@ -694,49 +691,49 @@ def test_results_that_can_be_seen() -> None:
     assert run.live.arguments(run.live.entry("x")) == {"value": 1}
 
 
-def test_results_behind_a_diamond() -> None:
-    """Tasks that are reached in several ways are looked at once."""
-    run = kept(
+def test_references_across_a_diamond() -> None:
+    """A task that is reached along several paths is searched once."""
+    run = journaled(
         *(Task(id=i, depends_on=deps) for i, deps in (("a", ()), ("l", ("a",)), ("r", ("a",)), ("z", ("l", "r"))))
     )
     run.apply(AddTask(task=Task(id="other")), AddTask(task=reading("x", "${a.output}", "z")))
-    assert "does not depend on 'other'" in refused(run, AddTask(task=reading("y", "${other.output}", "z")))[0]
+    assert "does not depend on 'other'" in rejections(run, AddTask(task=reading("y", "${other.output}", "z")))[0]
 
 
-def test_results_behind_many_tasks() -> None:
-    """How far is looked for a dependency is bounded; what may lie behind is believed."""
+def test_search_for_a_dependency_is_bounded() -> None:
+    """The search for a dependency is bounded; beyond the bound the reference is accepted."""
     far = chain(*(f"t{n}" for n in range(1_500)))
     far.apply(AddTask(task=reading("x", "${t0.output}", "t1499")))
     near = chain(*(f"t{n}" for n in range(500)))
     near.apply(AddTask(task=Task(id="other")), AddTask(task=reading("x", "${t0.output}", "t499")))
-    assert "does not depend on 'other'" in refused(near, AddTask(task=reading("y", "${other.output}", "t499")))[0]
+    assert "does not depend on 'other'" in rejections(near, AddTask(task=reading("y", "${other.output}", "t499")))[0]
 
 
-def test_edits_that_lose_sight_of_a_result() -> None:
-    """A dependency that a task reads from cannot be taken from it; annotations are not looked at."""
-    run = kept(Task(id="a"), reading("b", "${a.output}", "a"))
-    assert "does not depend on 'a'" in refused(run, ModifyTask(task_id="b", fields={"depends_on": []}))[0]
+def test_edits_keep_references_valid() -> None:
+    """A dependency that a task refers to cannot be removed from it."""
+    run = journaled(Task(id="a"), reading("b", "${a.output}", "a"))
+    assert "does not depend on 'a'" in rejections(run, ModifyTask(task_id="b", fields={"depends_on": []}))[0]
     run.apply(ModifyTask(task_id="b", fields={"depends_on": [], "arguments": {}}), RemoveTask(task_id="a"))
     run.apply(ModifyTask(task_id="b", fields={"arguments": {"x": "${context.y}"}}))
 
 
-def test_a_task_that_is_brought_in_and_removed_reads_nothing() -> None:
-    """What does not stay is not asked what it reads; what it depends on there must be, or have been."""
+def test_references_of_removed_new_tasks_are_ignored() -> None:
+    """References of a task that the same set adds and removes are ignored; its dependencies must have existed."""
     run = chain("a", "b")
     run.apply(AddTask(task=reading("x", "${ghost.output}", "b")), RemoveTask(task_id="x"), RemoveTask(task_id="b"))
     assert run.states() == {"a": "READY", "b": "CANCELLED", "x": "CANCELLED"}
     lost = AddTask(task=Task(id="y", depends_on=("ghost",)))
-    assert refused(run, lost, RemoveTask(task_id="y")) == [
+    assert rejections(run, lost, RemoveTask(task_id="y")) == [
         "changes[0]: task 'y' depends on 'ghost', which does not exist"
     ]
 
 
-# Held and handed-out tasks, and the diff
+# Held and claimed tasks, and the diff
 
 
-def test_changes_of_handed_out_tasks() -> None:
-    """A task that was handed out and not started can be replaced, skipped, cancelled and removed; nothing leaks."""
-    run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
+def test_changes_of_claimed_tasks() -> None:
+    """A claimed task can be replaced, skipped, cancelled and removed, and its resources are freed."""
+    run = journaled(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
     while run.live.dispatcher.claim_next() is not None:
         pass
     run.apply(
@@ -746,19 +743,19 @@ def test_changes_of_handed_out_tasks() -> None:
         RemoveTask(task_id="d"),
     )
     assert run.live.pool.used == {"cpu": 0.0}
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
 def test_held_tasks_can_be_changed() -> None:
-    """A question holds a task back from being handed out, not from being changed."""
-    run = kept(Task(id="a"))
+    """A question keeps a task from being handed out, not from being changed."""
+    run = journaled(Task(id="a"))
     run.fold(QuestionAsked("q1", "r1", (), "?", (), ("a",), "print", 0))
     run.apply(ModifyTask(task_id="a", fields={"priority": 1}))
     assert claimed(run.live) == []
 
 
 def test_diff() -> None:
-    """The diff shows what becomes of each task concerned, who waits for what, and what no task shows."""
+    """The diff shows each task before and after, the new dependencies of dependents, and order and abort."""
     run = chain("a", "b", *(f"c{n}" for n in range(2)))
     run.apply(*(AddTask(task=Task(id=f"d{n}", depends_on=("b",))) for n in range(9)))
     changes = [
@@ -784,9 +781,9 @@ def test_diff() -> None:
     assert run.live.diff(new) == "+ y [PENDING]"
 
 
-def test_diff_of_what_planning_mode_notes() -> None:
-    """Of what planning mode notes of a task the diff shows tool and arguments alone, and all other metadata."""
-    run = kept(Task(id="a"))
+def test_diff_of_planning_notes() -> None:
+    """The diff shows only tool and arguments of the notes of planning mode, and all other metadata."""
+    run = journaled(Task(id="a"))
     said = {"by": "action_sequence", "tool": "post", "arguments": {"text": "hi"}}
     planned = Task(id="b", metadata={"planning": said})
     noted = Task(id="c", tool="dig", metadata={"planning": said, "owner": "eve"})
@@ -801,7 +798,7 @@ def test_diff_of_what_planning_mode_notes() -> None:
 
 
 def calls(act: Callable[[], object]) -> int:
-    """How many functions are called, built-in ones included: what stands for time here."""
+    """Count the function calls of an action, built-in ones included, as a measure of its cost."""
     count = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
@@ -817,15 +814,15 @@ def calls(act: Callable[[], object]) -> int:
 
 
 def wide(size: int) -> LivePlan:
-    """Many chains of ten tasks, the first task of the first chain done."""
+    """Return a plan of many chains of ten tasks."""
     tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 1}",) if n % 10 else ()) for n in range(size)]
     live = LivePlan(Plan.model_construct(goal=Goal(objective="test"), tasks=tuple(tasks)))
     assert live.hash  # read through once, before the first change
     return live
 
 
-def test_cost_is_that_of_the_change() -> None:
-    """A change takes as many steps in a plan of 50,000 tasks as in one of 500."""
+def test_cost_of_a_change_is_independent_of_the_plan() -> None:
+    """A change costs as many calls in a plan of 50,000 tasks as in one of 500."""
     small, large = wide(500), wide(50_000)
     sets: list[list[PlanChange]] = [
         [ReplaceTask(task_id="t5", tasks=(Task(id="x", arguments={"value": "${t4.output}"}),))],
@@ -839,28 +836,28 @@ def test_cost_is_that_of_the_change() -> None:
         assert costs[0] == costs[1] < 2_000
 
 
-def test_cost_of_a_check() -> None:
-    """Asking what speaks against changes, or what they would do, costs no more in a large plan."""
+def test_cost_of_a_check_is_independent_of_the_plan() -> None:
+    """A check or diff costs as many calls in a plan of 50,000 tasks as in one of 500."""
     small, large = wide(500), wide(50_000)
     changes = [ReplaceTask(task_id="t5", tasks=(Task(id="x"),)), SkipTask(task_id="ghost")]
     assert calls(partial(small.check, changes)) == calls(partial(large.check, changes))
     assert calls(partial(small.diff, changes)) == calls(partial(large.diff, changes))
 
 
-def test_changes_are_checked_anew_once_something_has_moved() -> None:
-    """The very same changes that fitted are refused after their task has started, and still change nothing then."""
+def test_changes_are_checked_again_when_the_plan_has_moved() -> None:
+    """Changes that were valid are rejected after their task has started, and change nothing."""
     run = chain("a")
     changes = (SkipTask(task_id="a"),)
     assert run.live.check(changes) == ()
     run.start("a")
-    before = everything(run.live)
+    before = full_state(run.live)
     with pytest.raises(ChangeRejected, match="task 'a' is RUNNING: it cannot be skipped"):
         run.live.apply(changes, 0)
-    assert everything(run.live) == before
+    assert full_state(run.live) == before
 
 
-def test_a_checked_retry_counts_its_delay_from_when_it_is_applied() -> None:
-    """Checking changes beforehand does not fix the time from which the delay of a retry counts."""
+def test_delay_counts_from_the_commit() -> None:
+    """The delay of a retry counts from the commit, not from an earlier check."""
     run = chain("a")
     run.fail("a")
     changes = (RetryTask(task_id="a", delay=5.0),)

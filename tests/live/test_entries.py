@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type, assignment, union-attr, attr-defined"
-"""The small parts of a live plan: the pool of resources, the ready queue, points in time."""
+"""Parts of a live plan: entries, resource pool, ready queue and deadlines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
 
 
 def test_all_or_none() -> None:
-    """A demand fits only if all of it does, and could ever be met only within the capacity."""
+    """A demand fits only as a whole, and can ever fit only within the capacity."""
     pool = ResourcePool({"cpu": 2, "disk": 1})
     pool.acquire({"cpu": 1.5})
     assert pool.fits_now({"cpu": 0.5, "disk": 1})
@@ -38,7 +38,7 @@ def test_all_or_none() -> None:
 
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30), st.randoms(use_true_random=False))
 def test_fractions_add_up(amounts: list[float], random: object) -> None:
-    """Whatever fractions are taken and given back in whatever order, in the end nothing is in use."""
+    """After any sequence of acquired and released fractions nothing is in use."""
     pool = ResourcePool({"cpu": 0.3})
     for amount in amounts:
         pool.acquire({"cpu": amount})
@@ -55,8 +55,8 @@ def test_fractions_add_up(amounts: list[float], random: object) -> None:
 # The queue
 
 
-def test_order() -> None:
-    """What is ready comes out by priority, then by insertion."""
+def test_queue_order() -> None:
+    """Ready tasks are returned by priority, then by insertion."""
     queue = ReadyQueue()
     for entry in (ready("c", 2), ready("b", 1), ready("late", 0, priority=5), ready("early", 9, priority=-1)):
         queue.push(entry)
@@ -67,8 +67,8 @@ def test_order() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("state", TaskState.RUNNING), ("claim", 1), ("hold_count", 1), ("priority", 7), ("order", 7)]
 )
-def test_what_is_no_longer_right(field: str, value: object) -> None:
-    """What runs, was handed out, is held back or has another place by now is not handed out."""
+def test_outdated_queue_items_are_dropped(field: str, value: object) -> None:
+    """A task that is running, claimed, held or has another position is not returned."""
     queue, entry = ReadyQueue(), ready("a", 0)
     queue.push(entry)
     setattr(entry, field, value)
@@ -76,8 +76,8 @@ def test_what_is_no_longer_right(field: str, value: object) -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 9))), max_size=40))
-def test_order_whatever_comes_when(steps: list[tuple[int, int] | None]) -> None:
-    """Whenever something is taken out, it is the first of all that was put in and is still there."""
+def test_queue_order_property(steps: list[tuple[int, int] | None]) -> None:
+    """Each pop returns the first of all entries in the queue."""
     queue = ReadyQueue()
     inside: list[TaskEntry] = []
     for number, step in enumerate(steps):
@@ -95,7 +95,7 @@ def test_order_whatever_comes_when(steps: list[tuple[int, int] | None]) -> None:
 
 
 def test_deadlines() -> None:
-    """What is due comes out earliest first, and only while it still counts."""
+    """Due entries are returned earliest first, and only while they are current."""
     deadlines = Deadlines()
     late, waits, over = ready("late", 0), ready("waits", 1), ready("over", 2)
     late.attempt, late.deadline = "late#1", 5.0
@@ -117,8 +117,8 @@ def test_deadlines() -> None:
     "changed",
     [{"attempt": "a#2"}, {"deadline": 9.0}, {"attempt": None, "deadline": None}],
 )
-def test_deadlines_of_the_past(changed: dict[str, object]) -> None:
-    """The deadline of an attempt that has ended, or that has another one by now, does not count."""
+def test_deadlines_of_ended_attempts(changed: dict[str, object]) -> None:
+    """The deadline of an attempt that has ended or changed is ignored."""
     deadlines, entry = Deadlines(), ready("a", 0)
     entry.attempt, entry.deadline = "a#1", 5.0
     deadlines.add(5.0, entry, "a#1")
@@ -128,7 +128,7 @@ def test_deadlines_of_the_past(changed: dict[str, object]) -> None:
 
 
 def test_deadlines_do_not_pile_up() -> None:
-    """Of however many attempts that ended before their deadlines, few are kept; what still counts is not lost."""
+    """Deadlines of ended attempts are removed in time; current ones are kept."""
     deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
     waits.state, waits.not_before = TaskState.BACKOFF, 7.0
     deadlines.add(7.0, waits, None)
@@ -143,7 +143,7 @@ def test_deadlines_do_not_pile_up() -> None:
 
 
 def test_lineage() -> None:
-    """A replacement knows the root of its lineage and how far it is from there."""
+    """A replacement keeps the root of its lineage and its distance from it."""
     root = ready("a", 0)
     child = TaskEntry(Task(id="b"), 1, TaskEntry(Task(id="c"), 2, root))
     assert (root.root, root.iteration) == ("a", 0)
@@ -153,7 +153,7 @@ def test_lineage() -> None:
 
 @pytest.mark.parametrize("state", list(TaskState))
 def test_satisfied(state: TaskState) -> None:
-    """What is done or skipped satisfies its dependents, and what was replaced once all its sinks do."""
+    """A done or skipped task satisfies its dependents, a replaced one once all its sinks do."""
     entry = ready("a", 0)
     entry.state, entry.unsatisfied_sinks = state, 0
     replaced = state is TaskState.REPLACED_BY_REPLAN

@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type, assignment, comparison-overlap"
-"""How tasks hang together: results, who waits for whom, what is handed out and what is put aside."""
+"""Task graph: results, dependents, dispatch, deadlines and indexes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, Repl
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
 from replanning.live.entries import MAX_LOOKAHEAD
-from tests.support.live import Kept, claimed, kept, tool, wrong_with
-
-
-def chain(*ids: str, **fields: object) -> Kept:
-    """Tasks that each depend on the one before."""
-    return kept(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
-
+from tests.support.live import JournaledPlan, chain, claimed, inconsistencies, journaled, tool
 
 # Results
 
 
 def test_results_through_the_lineage() -> None:
-    """A result is found under the id of what was replaced, however often; of several sinks it is a mapping."""
+    """The id of a replaced task finds the result of its replacement; of several sinks, a mapping."""
     run = chain("a", "b")
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
     run.apply(ReplaceTask(task_id="a2", tasks=(Task(id="l"), Task(id="r"))))
@@ -37,7 +31,7 @@ def test_results_through_the_lineage() -> None:
 
 
 def test_no_result() -> None:
-    """What is skipped has an empty result; what is not done has none, and says how it stands."""
+    """A skipped task has the result None; an unfinished one has none, with its state as the reason."""
     run = chain("a", "b")
     with pytest.raises(UnknownTask, match=r"^there is no task 'ghost'$"):
         run.live.results.output_of("ghost")
@@ -47,9 +41,9 @@ def test_no_result() -> None:
     assert run.live.results.output_of("a") is None
 
 
-def test_results_that_cannot_be_stored() -> None:
-    """An output that only this process has is not there for what must read the same after a resume."""
-    run = kept(Task(id="a"), Task(id="b"))
+def test_unrecoverable_results() -> None:
+    """An output that exists only in this process is left out of stored results."""
+    run = journaled(Task(id="a"), Task(id="b"))
     for name, output in (("a", {1, 2}), ("b", None)):
         run.start(name)
         run.fold(AttemptSucceeded(f"{name}#1", name, None, recoverable=False))
@@ -61,8 +55,8 @@ def test_results_that_cannot_be_stored() -> None:
 
 
 def test_results_as_a_mapping() -> None:
-    """Conditions see the results of satisfied tasks under the ids of their roots, and no others."""
-    run = kept(Task(id="a"), Task(id="b"), Task(id="c"))
+    """Conditions see the results of satisfied tasks by the ids of their roots."""
+    run = journaled(Task(id="a"), Task(id="b"), Task(id="c"))
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
     run.run("a2", output={"n": 1})
     run.apply(SkipTask(task_id="c"))
@@ -78,8 +72,8 @@ def test_results_as_a_mapping() -> None:
 
 
 def test_arguments() -> None:
-    """The references in a task's arguments are replaced by values of now."""
-    run = kept(
+    """References in arguments are replaced by current values."""
+    run = journaled(
         Task(id="a"),
         Task(id="b", depends_on=("a",), arguments={"x": "${a.output.path}", "y": "${context.z}"}),
         context={"z": [1]},
@@ -90,11 +84,11 @@ def test_arguments() -> None:
     assert run.live.arguments(run.live.entry("b")) == {"x": "p", "y": [1]}
 
 
-# Who waits for whom
+# Dependents
 
 
-def test_waiting_for() -> None:
-    """What waits for a task includes what waits for what it replaced, and nothing that was removed."""
+def test_dependents() -> None:
+    """Dependents include those of the replaced task, and no removed ones."""
     run = chain("a", "b", "c")
     run.apply(AddTask(task=Task(id="d", depends_on=("a",))), AddTask(task=Task(id="e", depends_on=("a",))))
     run.apply(RemoveTask(task_id="e"))
@@ -104,12 +98,12 @@ def test_waiting_for() -> None:
     assert run.live.entry("c").dependent_ids() == ()
 
 
-# Handing out
+# Dispatch
 
 
 def test_quiescent() -> None:
-    """A plan is quiescent when nothing runs, backs off, was handed out or could be."""
-    run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
+    """A plan is quiescent if no task runs, backs off, is claimed or could be claimed."""
+    run = journaled(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
     entry = run.live.dispatcher.claim_next()
     assert entry is not None
@@ -124,9 +118,9 @@ def test_quiescent() -> None:
     assert run.live.quiescent
 
 
-def test_claims_come_back_once() -> None:
-    """A claim is given back by its own number alone, and only once."""
-    run = kept(Task(id="a"))
+def test_claims_are_returned_once() -> None:
+    """A claim is returned only by its own number, and only once."""
+    run = journaled(Task(id="a"))
     entry = run.live.dispatcher.claim_next()
     assert entry is not None
     number = entry.claim
@@ -141,9 +135,9 @@ def test_claims_come_back_once() -> None:
 
 
 def test_large_demands_do_not_starve() -> None:
-    """What needs much is passed over only so often: then nothing is handed out before it."""
+    """A large demand is passed over a limited number of times, then nothing is handed out before it."""
     small = [Task(id=f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
-    run = kept(
+    run = journaled(
         Task(id="busy", resources={"cpu": 1}), Task(id="large", resources={"cpu": 2}), *small, resources={"cpu": 2}
     )
     run.start("busy")
@@ -156,10 +150,10 @@ def test_large_demands_do_not_starve() -> None:
     assert claimed(run.live)[0] == "large"
 
 
-def test_few_are_looked_past() -> None:
-    """One look passes over a bounded number of tasks that do not fit."""
+def test_lookahead_is_bounded() -> None:
+    """One claim passes over a bounded number of tasks that do not fit."""
     large = [Task(id=f"l{n}", resources={"cpu": 2}) for n in range(MAX_LOOKAHEAD)]
-    run = kept(
+    run = journaled(
         Task(id="busy", resources={"cpu": 1}), *large, Task(id="small", resources={"cpu": 1}), resources={"cpu": 2}
     )
     run.start("busy")
@@ -168,9 +162,9 @@ def test_few_are_looked_past() -> None:
     assert claimed(run.live) == ["small"]
 
 
-def test_put_aside_until_something_changes() -> None:
-    """What lacks its tool, or more of a resource than there is, waits aside until that changes."""
-    run = kept(
+def test_parked_until_something_changes() -> None:
+    """A task without its tool or capacity is parked until that changes."""
+    run = journaled(
         Task(id="a", tool="gone"),
         Task(id="b", resources={"cpu": 2}),
         tools=[tool("gone", available=False)],
@@ -186,8 +180,8 @@ def test_put_aside_until_something_changes() -> None:
 
 
 def test_advance() -> None:
-    """When time has come what backed off is ready again, and attempts that are overdue are named."""
-    run = kept(Task(id="a"), Task(id="b"))
+    """Advancing the time makes tasks ready after their backoff and returns overdue attempts."""
+    run = journaled(Task(id="a"), Task(id="b"))
     run.fail("a", retry_at=run.now + 5)
     run.start("b", deadline=run.now + 6)
     assert run.live.deadlines.next_due() == run.now + 5
@@ -201,8 +195,8 @@ def test_advance() -> None:
 
 
 def test_who_uses_what() -> None:
-    """Tools, resources and keys of the context know the tasks that use them, as changes leave them."""
-    run = kept(
+    """Tasks are indexed by tools, resources and context keys, and changes update the index."""
+    run = journaled(
         Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
         Task(id="b", when="context.stop and context.go"),
         tools=[tool("pip", resources={"disk": 1})],
@@ -227,11 +221,11 @@ def test_who_uses_what() -> None:
     assert list(live.dependency_index.resource_users["disk"]) == ["c"]
     run.run("c")
     assert list(live.dependency_index.resource_users["disk"]) == []
-    assert wrong_with(live) == []
+    assert inconsistencies(live) == []
 
 
 def test_size_and_membership() -> None:
-    """Past tasks stay known: they count, and their ids are not free."""
+    """Past tasks stay in the plan, so that their ids are not reused."""
     run = chain("a", "b")
     run.apply(RemoveTask(task_id="b"), ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
     assert len(run.live) == 3
@@ -241,7 +235,7 @@ def test_size_and_membership() -> None:
 
 
 def test_skipped_tasks_wait_again() -> None:
-    """What was skipped and comes back makes its dependents wait, also those that were skipped themselves."""
+    """A retried skip makes its dependents wait again, including skipped ones."""
     run = chain("a", "b", "c")
     run.apply(SkipTask(task_id="a"))
     run.fold(ConditionEvaluated("b", False))
@@ -249,10 +243,10 @@ def test_skipped_tasks_wait_again() -> None:
     run.apply(RetryTask(task_id="a"))
     assert run.states() == {"a": "READY", "b": "SKIPPED", "c": "READY"}
     assert run.live.has_early_skips
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []
 
 
-# Points in time
+# Deadlines
 
 
 @pytest.mark.parametrize(
@@ -266,21 +260,21 @@ def test_skipped_tasks_wait_again() -> None:
     ],
     ids=["skipped", "removed", "replaced", "not met", "no condition"],
 )
-def test_what_has_ended_waits_for_no_time(happens: Callable[[Kept], object]) -> None:
-    """A task that ends after it has backed off waits for no time, whether that went by here or before a resume."""
-    run = kept(Task(id="a"))
+def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object]) -> None:
+    """A task that ends after its backoff has no pending time, before and after a resume."""
+    run = journaled(Task(id="a"))
     run.fail("a", retry_at=run.now)
     assert run.live.advance(run.now) == []
     happens(run)
     assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (None, None)
 
 
-# What it says of itself
+# Representation
 
 
-def test_parts_say_what_they_hold() -> None:
-    """The parts of a plan say in one line what is handed out, what lacks something, and what is used."""
-    run = kept(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
+def test_reprs() -> None:
+    """Dispatcher and index show their contents in one line."""
+    run = journaled(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert run.live.dispatcher.claim_next() is run.live.entry("a")
     assert run.live.dispatcher.claim_next() is None
     assert repr(run.live.dispatcher) == "<Dispatcher claimed=1 parked=['b']>"

@@ -1,4 +1,4 @@
-"""Lineages: states of what is replaced, what replacements inherit, and how often it may happen."""
+"""Lineages: states of replaced tasks, dependencies of replacements, and the limit of replans."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from replanning.journal import DecisionMade, PlanRevised, TaskFailed
 from replanning.live import PlanView, ReplanningInfo
 from replanning.live.view import replanning_info
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
-from tests.support.live import kept
+from tests.support.live import journaled
 from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
 
 
 def split(request: ReplanRequest) -> list[Alternative]:
-    """Put two tasks that go side by side in the place of the first task concerned."""
+    """Propose two parallel tasks in place of the first task of the triggers."""
     task_id = request.triggers[0].tasks[0]
     parts = tuple(Task(id=f"{task_id}.{side}") for side in ("left", "right"))
     return [alternative(ReplaceTask(task_id=task_id, tasks=parts), reason=f"{task_id} is too large")]
 
 
-async def test_info() -> None:
-    """Every task of a lineage says what it began with, how far it is from there, what replaced it, and why."""
+async def test_replanning_info() -> None:
+    """Every task of a lineage has its root, its distance from it, its replacement and the reason."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
         broken = failing("b", "b.left")
@@ -45,8 +45,8 @@ async def test_info() -> None:
         run.replanning_info("z")
 
 
-async def test_states() -> None:
-    """What is replaced is REPLACED_BY_REPLAN and its dependents wait for the sinks of what replaced it."""
+async def test_states_of_a_lineage() -> None:
+    """A replaced task is REPLACED_BY_REPLAN and its dependents wait for the sinks of its replacement."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
         async with engine.open(chain("a", "b", "c")) as run:
@@ -72,7 +72,7 @@ async def test_states() -> None:
 
 
 async def test_roots_inherit_dependencies() -> None:
-    """The roots of a replacement wait for what the original waited for, and start at once where that is done."""
+    """The roots of a replacement inherit the dependencies of the original."""
     engine = ReplanningEngine([])
     async with engine.open(chain("a", "b", "c")) as run:
         run.replace_task("b", Task(id="one"), Task(id="two", depends_on=("one",)))
@@ -86,8 +86,8 @@ async def test_roots_inherit_dependencies() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_limit(limit: int) -> None:
-    """So many replans of one lineage are done as the settings allow; the next one ends in BLOCKED, with the reason."""
+async def test_replans_per_lineage_are_limited(limit: int) -> None:
+    """After the allowed replans of a lineage, the next failure ends in BLOCKED, with the reason."""
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"limits": {"replans_per_lineage": limit}})
         engine = ReplanningEngine([Proposer(again)], settings=settings, environment=environment(clock))
@@ -110,7 +110,7 @@ async def test_limit(limit: int) -> None:
 
 
 async def test_retries_of_a_lineage_count() -> None:
-    """Running a task again by a replan counts like replacing it, so that nothing is tried for ever."""
+    """A retry by a replan counts as a replan of the lineage."""
     async with VirtualClock() as clock:
         retry = Proposer(lambda request: [alternative(RetryTask(task_id="a"))])
         engine = ReplanningEngine([retry], environment=environment(clock))
@@ -120,7 +120,7 @@ async def test_retries_of_a_lineage_count() -> None:
 
 
 async def test_parts_share_the_count() -> None:
-    """The parts that a task was split into share the count of its lineage."""
+    """The parts of a replaced task share the count of its lineage."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
         work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
@@ -129,7 +129,7 @@ async def test_parts_share_the_count() -> None:
 
 
 async def test_lineages_are_counted_apart() -> None:
-    """The replans of one lineage take nothing from another."""
+    """Each lineage has its own count of replans."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
         broken = failing("a", "a~2", "a~3", "b", "b~2", "b~3")
@@ -139,7 +139,7 @@ async def test_lineages_are_counted_apart() -> None:
 
 
 async def test_the_trigger_names_the_lineage() -> None:
-    """The trigger of a replacement's failure names the original, by which repetitions are recognised."""
+    """The trigger of a failed replacement names the root, so that repetitions are recognised."""
     async with VirtualClock() as clock:
         heard: list[TaskFailed] = []
         engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
@@ -148,9 +148,9 @@ async def test_the_trigger_names_the_lineage() -> None:
     assert [(event.tasks, event.root) for event in heard] == [(("a",), "a"), (("a~2",), "a")]
 
 
-def test_reasons() -> None:
-    """A task that was replaced says why it was; one that was not says why it took the place of another."""
-    run = kept(Task(id="a"), Task(id="b"))
+def test_reasons_of_replacements() -> None:
+    """A replaced task shows why it was replaced, another why it replaced one."""
+    run = journaled(Task(id="a"), Task(id="b"))
     first = (ReplaceTask(task_id="a", tasks=(Task(id="x"),)), SkipTask(task_id="b"))
     second = (ReplaceTask(task_id="x", tasks=(Task(id="y"), Task(id="z"))),)
     for changes in (first, second):

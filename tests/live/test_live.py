@@ -1,6 +1,6 @@
 # Ids are written as plain text here, and nonsense is passed on purpose.
 # mypy: disable-error-code="arg-type"
-"""A live plan takes in what happens, or refuses it and stays as it was."""
+"""Live plan: records are folded or refused without a change, and sets of changes make revisions."""
 
 from __future__ import annotations
 
@@ -38,21 +38,16 @@ from replanning.journal import (
     RunEnded,
 )
 from replanning.live.plan import MAX_OUTCOMES_PER_TOOL
-from tests.support.live import Kept, claimed, everything, held, kept, tool, wrong_with
+from tests.support.live import chain, claimed, full_state, inconsistencies, journaled, replayable_state, tool
 
 BROKEN = Failure("OSError", "broken")
-
-
-def chain(*ids: str, **fields: object) -> Kept:
-    """Tasks that each depend on the one before."""
-    return kept(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
 
 
 # Attempts
 
 
 def test_success() -> None:
-    """A success is kept with its output and duration, frees what the task held, and lets others go on."""
+    """A success keeps output and duration, releases the resources and satisfies dependents."""
     run = chain("a", "b", resources={"cpu": 1})
     attempt = run.start("a", deadline=run.now + 9)
     run.now += 2
@@ -80,7 +75,7 @@ def test_success() -> None:
 )
 @pytest.mark.parametrize("again", [True, False])
 def test_failure(end, failure: Failure, again: bool) -> None:
-    """A failure is kept with its reason; the task waits to run again where that is decided, else it has failed."""
+    """A failure keeps its reason; the task backs off if a retry is recorded, else it has failed."""
     run = chain("a", "b")
     run.fold(end(run.start("a"), run.now + 1 if again else None))
     entry = run.live.entry("a")
@@ -89,8 +84,8 @@ def test_failure(end, failure: Failure, again: bool) -> None:
     assert run.live.deadlines.next_due() == (run.now + 1 if again else None)
 
 
-def test_rounds() -> None:
-    """Attempts in a row are counted, interruptions are not; used-up retries begin another round."""
+def test_attempts_per_round() -> None:
+    """Attempts in a row are counted without interruptions; exhausted retries begin a new round."""
     run = chain("a")
     entry = run.live.entry("a")
     run.fail("a", retry_at=run.now)
@@ -108,7 +103,7 @@ def test_rounds() -> None:
 
 def test_outcomes() -> None:
     """The last outcomes of each tool are known, a bounded number of them."""
-    run = kept(*(Task(id=f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), Task(id="bare"))
+    run = journaled(*(Task(id=f"t{n}", tool="pip") for n in range(MAX_OUTCOMES_PER_TOOL + 2)), Task(id="bare"))
     run.fail("t0", "t1", "bare")
     assert {name: list(past) for name, past in run.live.outcomes.items()} == {"pip": [False, False]}
     run.run(*(f"t{n}" for n in range(2, MAX_OUTCOMES_PER_TOOL + 2)))
@@ -117,7 +112,7 @@ def test_outcomes() -> None:
 
 def test_starting_what_was_not_handed_out() -> None:
     """An attempt may be reported of a task that was not pulled: it takes its resources all the same."""
-    run = kept(Task(id="a", resources={"cpu": 1}), Task(id="b", resources={"cpu": 1}), resources={"cpu": 1})
+    run = journaled(Task(id="a", resources={"cpu": 1}), Task(id="b", resources={"cpu": 1}), resources={"cpu": 1})
     run.start("b")
     assert run.live.pool.used == {"cpu": 1.0}
     assert claimed(run.live) == []
@@ -142,18 +137,18 @@ NONSENSE: list[RecordBody] = [
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
-def test_what_does_not_fit(body: RecordBody) -> None:
-    """What cannot have happened is refused, and leaves everything as it was."""
+def test_impossible_records_are_refused(body: RecordBody) -> None:
+    """A record that does not fit the state is refused and changes nothing."""
     run = chain("a", "b")
     run.start("a")
-    before = everything(run.live)
+    before = full_state(run.live)
     with pytest.raises((IllegalTransition, UnknownTask)):
         run.fold(body)
-    assert everything(run.live) == before
+    assert full_state(run.live) == before
 
 
 def test_stale_reports_name_the_attempt() -> None:
-    """A report of an attempt that is not current is refused by its name."""
+    """A report of an attempt that is not current is refused with its id."""
     run = chain("a")
     run.start("a")
     with pytest.raises(IllegalTransition, match="task 'a', whose current attempt is not 'a#9', is RUNNING"):
@@ -171,9 +166,9 @@ def test_stale_reports_name_the_attempt() -> None:
         (None, "FAILED", ""),
     ],
 )
-def test_condition(value: bool | None, state: str, reason: str) -> None:
-    """A condition that holds lets its task run, one that does not skips it, one that cannot be evaluated fails it."""
-    run = kept(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
+def test_conditions(value: bool | None, state: str, reason: str) -> None:
+    """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
+    run = journaled(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
     entry = run.live.dispatcher.claim_next()
     assert entry is not None
     run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
@@ -183,9 +178,9 @@ def test_condition(value: bool | None, state: str, reason: str) -> None:
     assert entry.failure == failure
 
 
-def test_the_world_changes() -> None:
-    """Context, tools, capacities, facts and goal are as they were last said to be."""
-    run = kept(
+def test_observed_changes() -> None:
+    """Context, tools, capacities, facts and goal follow the last record."""
+    run = journaled(
         Task(id="a", tool="pip"),
         tools=[tool("pip")],
         context={"old": 1},
@@ -222,24 +217,24 @@ FACTS = {
 
 
 def test_facts_of_tools() -> None:
-    """A finished use of a tool adds and removes what the tool states; a task waits aside for what it requires."""
-    run = kept(Task(id="look", tool="look"), Task(id="make", tool="make", arguments={"out": "x"}), **FACTS)
+    """A finished task changes the facts as its tool declares; preconditions delay a task."""
+    run = journaled(Task(id="look", tool="look"), Task(id="make", tool="make", arguments={"out": "x"}), **FACTS)
     assert claimed(run.live) == ["make"]
     run.run("make")
     assert list(run.live.facts) == ["made(x)"]
     assert claimed(run.live) == ["look"]
 
 
-def test_facts_that_cannot_be_known() -> None:
-    """Where the arguments cannot be resolved, a tool's effects are not known and none are taken to hold."""
-    run = kept(Task(id="make", tool="make", arguments={"out": "${context.none}"}), **FACTS)
+def test_unknown_effects() -> None:
+    """A tool whose arguments cannot be resolved changes no facts."""
+    run = journaled(Task(id="make", tool="make", arguments={"out": "${context.none}"}), **FACTS)
     run.run("make")
     assert list(run.live.facts) == ["raw"]
 
 
 def test_effects_are_those_of_the_start() -> None:
-    """What an attempt brings about is settled when it begins, whatever changes meanwhile; a failure brings nothing."""
-    run = kept(Task(id="make", tool="make", arguments={"out": "${context.out}"}), context={"out": "x"}, **FACTS)
+    """Effects of an attempt are fixed at its start; a failure has none."""
+    run = journaled(Task(id="make", tool="make", arguments={"out": "${context.out}"}), context={"out": "x"}, **FACTS)
     run.fail("make")
     assert list(run.live.facts) == ["raw"]
     run.apply(RetryTask(task_id="make"))
@@ -249,12 +244,12 @@ def test_effects_are_those_of_the_start() -> None:
     assert list(run.live.facts) == ["made(x)"]
 
 
-# Decisions, questions, the end
+# Decisions, questions, end of the run
 
 
 def test_blocking() -> None:
-    """A task that is given up is BLOCKED with the reason, and handed out no more."""
-    run = kept(Task(id="a"), Task(id="b"))
+    """A blocked task keeps the reason and is not handed out."""
+    run = journaled(Task(id="a"), Task(id="b"))
     run.live.dispatcher.claim_next()
     run.fold(DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
     assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
@@ -262,8 +257,8 @@ def test_blocking() -> None:
 
 
 def test_questions_hold_tasks_back() -> None:
-    """What questions are about is not handed out until all of them are closed."""
-    run = kept(Task(id="a"), Task(id="b"))
+    """Tasks of open questions are not handed out until all these questions are closed."""
+    run = journaled(Task(id="a"), Task(id="b"))
     for number, about in enumerate((("a", "b"), ("a",)), 1):
         run.fold(QuestionAsked(f"q{number}", "r1", (), "?", (), about, "print", 0))
     assert claimed(run.live) == []
@@ -275,9 +270,9 @@ def test_questions_hold_tasks_back() -> None:
     assert run.live.entry("a").hold_count == 0
 
 
-def test_the_end() -> None:
-    """What is left at an early end is CANCELLED with the reason, also what was running or handed out."""
-    run = kept(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
+def test_end_of_the_run() -> None:
+    """An early end cancels the remaining tasks with its reason, including running and claimed ones."""
+    run = journaled(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
     run.live.dispatcher.claim_next()
     run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
@@ -286,11 +281,11 @@ def test_the_end() -> None:
     assert run.live.pool.used == {"cpu": 0.0}
 
 
-# Changing
+# Revisions
 
 
 def test_revisions() -> None:
-    """Each set of changes makes a revision with its own hash; one made for another revision is refused."""
+    """Each set of changes makes a revision with its own hash; changes for another revision are refused."""
     run = chain("a", "b")
     first = run.live.hash
     assert first == run.plan.content_hash()
@@ -302,10 +297,10 @@ def test_revisions() -> None:
     assert run.live.apply([SkipTask(task_id="b")]) == 2
 
 
-def test_hash_in_turns() -> None:
-    """The hash of a large plan is worked out with pauses, and is the same if the plan is changed in one of them."""
+def test_hash_with_pauses() -> None:
+    """The hash of a large plan is computed with pauses and is the same if the plan changes in one."""
     large = [Task(id=f"t{n}", goal="x" * 500) for n in range(50)]
-    one, other = kept(*large), kept(*large)
+    one, other = journaled(*large), journaled(*large)
     pauses = iter(one.live.compute_hash())
     next(pauses)
     for run in (one, other):
@@ -319,9 +314,9 @@ def test_hash_in_turns() -> None:
 def test_prepared_changes() -> None:
     """Preparing changes leaves the plan as it is and computes the hash that it will have once they are applied."""
     run = chain("a", "b")
-    before = everything(run.live)
+    before = full_state(run.live)
     draft = run.live.prepare([SkipTask(task_id="a")], 0)
-    assert everything(run.live) == before
+    assert full_state(run.live) == before
     assert run.live.prepare(draft.changes, draft=draft) is draft
     run.live.apply([SkipTask(task_id="a")])
     assert run.live.hash == draft.plan_hash
@@ -330,17 +325,17 @@ def test_prepared_changes() -> None:
 
 
 def test_check_and_diff() -> None:
-    """What speaks against changes and what they would do can be asked without changing anything."""
+    """Checking and diffing changes leaves the plan as it is."""
     run = chain("a", "b")
-    before = everything(run.live)
+    before = full_state(run.live)
     assert run.live.check([SkipTask(task_id="a")]) == ()
     assert run.live.diff([SkipTask(task_id="a")]) == "- a [READY]\n+ a [SKIPPED]"
     assert run.live.diff([SkipTask(task_id="ghost")]) == "changes[0]: there is no task 'ghost'"
-    assert everything(run.live) == before
+    assert full_state(run.live) == before
 
 
 def test_document() -> None:
-    """The document shows what replaced a task in its place, and dependencies as they are followed."""
+    """The document shows replacements in place, with their real dependencies."""
     run = chain("a", "b", "c", sequential=True)
     assert run.live.document() == run.plan
     run.apply(AddTask(task=Task(id="z")), RemoveTask(task_id="z"))
@@ -354,14 +349,14 @@ def test_document() -> None:
 
 
 def test_replay() -> None:
-    """The journal gives the same plan again: states, results, revisions and all."""
+    """Replaying the journal gives the same plan."""
     run = chain("a", "b", "c", "d")
     run.run("a", output=[1, {"x": None}])
     run.apply(ReplaceTask(task_id="b", tasks=(Task(id="b2"),)), AbortRun(reason="enough"))
     run.fail("b2", retry_at=run.now + 5)
     run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("c",)))
-    assert held(run.replayed()) == held(run.live)
-    assert wrong_with(run.replayed()) == []
+    assert replayable_state(run.replayed()) == replayable_state(run.live)
+    assert inconsistencies(run.replayed()) == []
 
 
 @pytest.mark.parametrize(
@@ -374,7 +369,7 @@ def test_replay() -> None:
     ],
 )
 def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange) -> None:
-    """Retrying a replaced task removes its replacement, also where a part of that was skipped, cancelled or replaced."""
+    """Retrying a replaced task removes its replacement, including skipped, cancelled and replaced parts."""
     run = chain("a", "b")
     before = run.live.document()
     run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y"))), inner)
@@ -383,4 +378,4 @@ def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange) -> None:
     assert run.live.document().content_hash() == before.content_hash()
     assert {state for name, state in run.states().items() if name not in "ab"} == {"CANCELLED"}
     assert (run.states()["a"], run.states()["b"]) == ("READY", "PENDING")
-    assert wrong_with(run.live) == []
+    assert inconsistencies(run.live) == []

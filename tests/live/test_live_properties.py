@@ -1,6 +1,6 @@
 # Ids are written as plain text here, and nonsense is passed on purpose.
 # mypy: disable-error-code="arg-type, operator, attr-defined"
-"""Whatever happens to a live plan, in whatever order: it stays right, or refuses and stays as it was."""
+"""Properties of a live plan: after any record or change it is consistent, or has refused it and not changed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,20 @@ from replanning.journal import (
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from tests.support.live import Kept, everything, held, next_up, satisfied, tool, wrong_with
+from tests.support.live import (
+    JournaledPlan,
+    expected_next,
+    full_state,
+    inconsistencies,
+    replayable_state,
+    satisfied,
+    tool,
+)
 from tests.support.live_strategies import Changes, plans, situation
 
 
-class Living(RuleBasedStateMachine):
-    """Observations and changes in any order, with nonsense among them."""
+class LivePlanMachine(RuleBasedStateMachine):
+    """Observations and changes in any order, with invalid ones among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,39 +58,39 @@ class Living(RuleBasedStateMachine):
 
     @initialize(plan=plans())
     def begin(self, plan: Plan) -> None:
-        self.kept = Kept(plan)
+        self.journaled = JournaledPlan(plan)
 
     @property
     def live(self):
-        return self.kept.live
+        return self.journaled.live
 
-    # What is drawn
+    # Drawing
 
     def pick(self, data: st.DataObject, *states: TaskState) -> str | None:
-        """A task in one of these states, or now and then another one; None where there is none."""
+        """Draw a task in one of these states, now and then any other; None if there is none."""
         fitting = [entry.id for entry in self.live if entry.state in states]
         if not fitting or data.draw(st.integers(0, 19)) == 19:
             fitting = [entry.id for entry in self.live] + ["nobody"]
         return data.draw(st.sampled_from(fitting)) if fitting else None
 
     def may(self, act: Callable[[], object]) -> bool:
-        """Do something; where it is refused, see that everything is as it was."""
-        before = everything(self.live)
+        """Do something; if it is refused, check that nothing has changed."""
+        before = full_state(self.live)
         try:
             act()
         except ReplanningError:
-            assert everything(self.live) == before
+            assert full_state(self.live) == before
             return False
         return True
 
     def fold(self, body: RecordBody) -> bool:
-        return self.may(lambda: self.kept.fold(body))
+        return self.may(lambda: self.journaled.fold(body))
 
-    # What happens
+    # Rules
 
     @rule()
     def claim(self) -> None:
-        wanted = next_up(self.live)
+        wanted = expected_next(self.live)
         entry = self.live.dispatcher.claim_next()
         assert (entry and entry.id) == wanted
 
@@ -106,9 +114,9 @@ class Living(RuleBasedStateMachine):
     def start(self, data: st.DataObject, timeout: float | None) -> str | None:
         """Start what was handed out, or without that what would be."""
         handed_out = [entry.id for entry in self.live if entry.claim]
-        task_id = data.draw(st.sampled_from(handed_out)) if handed_out else next_up(self.live)
+        task_id = data.draw(st.sampled_from(handed_out)) if handed_out else expected_next(self.live)
         if task_id is not None:
-            self.kept.start(task_id, None if timeout is None else self.kept.now + timeout)
+            self.journaled.start(task_id, None if timeout is None else self.journaled.now + timeout)
         return task_id
 
     @precondition(lambda self: self.live.counts[TaskState.RUNNING])
@@ -120,7 +128,7 @@ class Living(RuleBasedStateMachine):
     def end(self, data: st.DataObject, entry: TaskEntry) -> None:
         """End a running attempt, most often well."""
         attempt, task_id = entry.attempt, entry.id
-        retry_at = data.draw(st.sampled_from([None, self.kept.now, self.kept.now + 2]))
+        retry_at = data.draw(st.sampled_from([None, self.journaled.now, self.journaled.now + 2]))
         ends: list[RecordBody] = [
             AttemptSucceeded(attempt, task_id, {"path": "x"}),
             AttemptSucceeded(attempt, task_id, None, recoverable=False),
@@ -129,22 +137,22 @@ class Living(RuleBasedStateMachine):
             AttemptTimedOut(attempt, task_id, 2.0, retry_at),
             AttemptInterrupted(attempt, task_id, "killed", retry_at),
         ]
-        self.kept.fold(data.draw(st.sampled_from([ends[0], *ends])))
+        self.journaled.fold(data.draw(st.sampled_from([ends[0], *ends])))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 3.0]))
     def pass_time(self, seconds: float) -> None:
-        self.kept.now += seconds
-        for entry, attempt in self.live.advance(self.kept.now):
+        self.journaled.now += seconds
+        for entry, attempt in self.live.advance(self.journaled.now):
             assert entry.state is TaskState.RUNNING
-            assert entry.deadline <= self.kept.now
-            self.kept.fold(AttemptTimedOut(attempt, entry.id, 2.0))
-        assert (self.live.deadlines.next_due() or self.kept.now + 1) > self.kept.now
+            assert entry.deadline <= self.journaled.now
+            self.journaled.fold(AttemptTimedOut(attempt, entry.id, 2.0))
+        assert (self.live.deadlines.next_due() or self.journaled.now + 1) > self.journaled.now
 
     @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
         task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
-        self.kept.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
+        self.journaled.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
 
     @rule(data=st.data())
     def something_else(self, data: st.DataObject) -> None:
@@ -160,16 +168,16 @@ class Living(RuleBasedStateMachine):
         ]
         body = data.draw(st.sampled_from(bodies))
         self.shrunk = self.shrunk or (body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0))
-        self.kept.fold(body)
+        self.journaled.fold(body)
 
     def ask_or_answer(self, data: st.DataObject) -> None:
         if not self.questions or data.draw(st.booleans()):
             about = data.draw(st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3))
             self.questions += 1
             question = QuestionAsked(f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision)
-            self.kept.fold(question)
+            self.journaled.fold(question)
         else:
-            self.kept.fold(QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"))
+            self.journaled.fold(QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"))
 
     def give_up_or_end(self, data: st.DataObject) -> None:
         blocked = [self.pick(data, TaskState.FAILED) for _ in range(data.draw(st.integers(1, 2)))]
@@ -180,7 +188,7 @@ class Living(RuleBasedStateMachine):
         self.fold(ending if early else DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
 
     def report_nonsense(self, data: st.DataObject) -> None:
-        """Report what does not fit: of unknown tasks, of tasks in other states, of attempts that are over."""
+        """Report unknown tasks, wrong states and ended attempts."""
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live])))
         ready = (TaskState.READY, TaskState.BACKOFF)
         name = data.draw(st.sampled_from([entry.id, "nobody"]))
@@ -198,27 +206,27 @@ class Living(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))
     def revise(self, data: st.DataObject, count: int) -> None:
-        try_changes(self.kept, self.changes.several(data.draw, self.live, count))
+        try_changes(self.journaled, self.changes.several(data.draw, self.live, count))
 
-    # What is always true
+    # Invariants
 
     @invariant()
     def is_right(self) -> None:
-        if not hasattr(self, "kept"):
+        if not hasattr(self, "journaled"):
             return
-        assert wrong_with(self.live) == []
+        assert inconsistencies(self.live) == []
         assert self.live.missing_facts == (() if "artifact(x)" in self.live.facts else ("artifact(x)",))
 
     @invariant()
     def ids_stay(self) -> None:
-        if hasattr(self, "kept"):
+        if hasattr(self, "journaled"):
             now = {entry.id for entry in self.live}
             assert now >= self.ids
             self.ids = now
 
     @invariant()
     def resources_add_up(self) -> None:
-        if not hasattr(self, "kept"):
+        if not hasattr(self, "journaled"):
             return
         taken: dict[str, float] = {}
         for entry in self.live:
@@ -233,19 +241,19 @@ class Living(RuleBasedStateMachine):
 
     @invariant()
     def document_is_a_plan(self) -> None:
-        if hasattr(self, "kept"):
+        if hasattr(self, "journaled"):
             check_document(self.live)
 
     @invariant()
     def results_are_found(self) -> None:
-        if hasattr(self, "kept") and all(entry.recoverable for entry in self.live):
+        if hasattr(self, "journaled") and all(entry.recoverable for entry in self.live):
             for entry in self.live:
                 if satisfied(self.live, entry.id):
                     self.live.results.output_of(entry.id)
 
     def teardown(self) -> None:
-        if hasattr(self, "kept"):
-            check_replay(self.kept)
+        if hasattr(self, "journaled"):
+            check_replay(self.journaled)
 
 
 @settings(max_examples=3 * settings.default.max_examples)
@@ -253,34 +261,34 @@ class Living(RuleBasedStateMachine):
 def test_any_set_of_changes(data: st.DataObject, count: int) -> None:
     """A set of changes is applied as a whole or refused without a trace."""
     changes = Changes()
-    kept = situation(data.draw, changes)
-    try_changes(kept, changes.several(data.draw, kept.live, count))
-    assert wrong_with(kept.live) == []
-    check_document(kept.live)
-    while (task_id := next_up(kept.live)) is not None:
-        kept.run(task_id)
-        assert wrong_with(kept.live) == []
-    check_replay(kept)
+    journaled = situation(data.draw, changes)
+    try_changes(journaled, changes.several(data.draw, journaled.live, count))
+    assert inconsistencies(journaled.live) == []
+    check_document(journaled.live)
+    while (task_id := expected_next(journaled.live)) is not None:
+        journaled.run(task_id)
+        assert inconsistencies(journaled.live) == []
+    check_replay(journaled)
 
 
-def try_changes(kept: Kept, changes: list[PlanChange]) -> None:
-    """Apply changes; where they are refused, everything is as it was, and the reasons are those of a check."""
-    live, before = kept.live, everything(kept.live)
+def try_changes(journaled: JournaledPlan, changes: list[PlanChange]) -> None:
+    """Apply changes; if they are rejected, nothing changes and the problems are those of a check."""
+    live, before = journaled.live, full_state(journaled.live)
     problems = live.check(changes)
     diff = live.diff(changes)
     assert not problems or diff == "\n".join(map(str, problems))
-    assert everything(live) == before
+    assert full_state(live) == before
     if problems:
         with pytest.raises(ChangeRejected) as caught:
-            kept.apply(*changes)
+            journaled.apply(*changes)
         assert caught.value.problems == problems
-        assert everything(live) == before
+        assert full_state(live) == before
     else:
-        kept.apply(*changes)
+        journaled.apply(*changes)
 
 
 def check_document(live: LivePlan) -> None:
-    """The document of a live plan is a plan."""
+    """Check that the document of a live plan is a valid plan."""
     document = live.document()
     # What tasks read and take may have lost its sense through no fault of a change.
     bare = tuple(task.model_copy(update={"arguments": {"out": "x"}, "when": None}) for task in document.tasks)
@@ -289,21 +297,21 @@ def check_document(live: LivePlan) -> None:
     Plan.model_validate(document.model_copy(update={"tasks": bare, "resources": plenty, "tools": tools}).model_dump())
 
 
-def check_replay(kept: Kept) -> None:
-    """The journal gives the same plan."""
-    kept.live.advance(kept.now)
-    replayed = kept.replayed()
-    replayed.advance(kept.now)
-    assert held(replayed, kept.now) == held(kept.live, kept.now)
-    assert wrong_with(replayed) == []
+def check_replay(journaled: JournaledPlan) -> None:
+    """Check that replaying the journal gives the same plan."""
+    journaled.live.advance(journaled.now)
+    replayed = journaled.replayed()
+    replayed.advance(journaled.now)
+    assert replayable_state(replayed, journaled.now) == replayable_state(journaled.live, journaled.now)
+    assert inconsistencies(replayed) == []
 
 
-_ELSE: list[Callable[[Living, st.DataObject], None]] = [
-    Living.change_the_world,
-    Living.ask_or_answer,
-    Living.give_up_or_end,
-    Living.report_nonsense,
+_ELSE: list[Callable[[LivePlanMachine, st.DataObject], None]] = [
+    LivePlanMachine.change_the_world,
+    LivePlanMachine.ask_or_answer,
+    LivePlanMachine.give_up_or_end,
+    LivePlanMachine.report_nonsense,
 ]
 
-Living.TestCase.settings = settings(stateful_step_count=40)
-TestLiving = Living.TestCase
+LivePlanMachine.TestCase.settings = settings(stateful_step_count=40)
+TestLivePlanMachine = LivePlanMachine.TestCase

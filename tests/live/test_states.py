@@ -1,4 +1,4 @@
-"""The states of tasks change by one table."""
+"""Table of the transitions between task states."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
-def test_every_move(state: TaskState, event: TaskEvent) -> None:
-    """A move is in the table and leads where it says, or is refused by name."""
+def test_every_transition(state: TaskState, event: TaskEvent) -> None:
+    """A transition is in the table and leads to its state, or is refused by name."""
     if (state, event) in TRANSITIONS:
         assert transition(state, event) is TRANSITIONS[state, event]
     else:
@@ -34,42 +34,42 @@ def test_every_move(state: TaskState, event: TaskEvent) -> None:
         assert (caught.value.state, caught.value.event) == (state, event)
 
 
-def test_what_is_done_stays_done() -> None:
-    """Nothing leads out of DONE."""
+def test_done_is_final() -> None:
+    """No event leads out of DONE."""
     assert not [event for state, event in TRANSITIONS if state is TaskState.DONE]
 
 
-def test_running_work_is_only_ended() -> None:
-    """A running attempt ends, or is cancelled; nothing else happens to its task."""
+def test_running_tasks_only_end() -> None:
+    """A running task ends or is cancelled; no other event applies."""
     events = {event for state, event in TRANSITIONS if state is TaskState.RUNNING}
     ends = {TaskEvent.SUCCEED, TaskEvent.FAIL, TaskEvent.BACK_OFF, TaskEvent.CONTINUE, TaskEvent.CANCEL}
     assert events == ends
 
 
 def test_only_a_change_revives() -> None:
-    """From what is stuck or finished, a task comes back to life by being retried and in no other way."""
+    """A stuck or finished task becomes active again only by a retry."""
     alive = {*WAITING, TaskState.RUNNING}
     leading_back = {event for (state, event), to in TRANSITIONS.items() if state not in alive and to in alive}
     assert leading_back == {TaskEvent.REVIVE}
 
 
 def test_every_state_is_of_one_kind() -> None:
-    """A state is waiting, running, stuck or finished, and what satisfies dependents is finished."""
+    """Each state is waiting, running, stuck or finished; satisfied states are finished."""
     kinds = [WAITING, STUCK, FINISHED, {TaskState.RUNNING}]
     assert sorted(state for kind in kinds for state in kind) == sorted(TaskState)
     assert SATISFIED < FINISHED
 
 
 def test_every_state_can_be_reached() -> None:
-    """From the state in which tasks begin, the table leads to every other."""
+    """Every state can be reached from the initial one."""
     found = [TaskState.PENDING]
     for state in found:
         found += {to for (come_from, _), to in TRANSITIONS.items() if come_from is state and to not in found}
     assert set(found) == set(TaskState)
 
 
-def test_diagram_has_every_move() -> None:
-    """The diagram shows where tasks begin and every move of the table."""
+def test_diagram_has_every_transition() -> None:
+    """The diagram shows the initial state and every transition."""
     lines = mermaid_diagram().splitlines()
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> PENDING"]
     shown = {

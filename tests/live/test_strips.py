@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type"
-"""A plan on facts: uses of tools, how far steps can be carried out, what belongs together, and patterns of facts."""
+"""STRIPS model: actions, feasibility, components, regression, planning problems and fact patterns."""
 
 from __future__ import annotations
 
@@ -25,68 +25,68 @@ from replanning.live import (
 )
 from replanning.plan import as_text, compile_fact_pattern, placeholders
 from replanning.plan.references import fill_placeholders, normalise_fact
-from tests.support.live import Kept, kept, tool
+from tests.support.live import JournaledPlan, journaled, tool
 
 
-def use(needs: str = "", adds: str = "", removes: str = "") -> GroundAction:
-    """A use of a tool on facts of one letter."""
+def action(needs: str = "", adds: str = "", removes: str = "") -> GroundAction:
+    """Return an action on facts of one letter."""
     return GroundAction(
         frozenset(needs), frozenset(adds), frozenset(removes), facts=tuple(dict.fromkeys(needs + adds + removes))
     )
 
 
 def step(name: str, what: GroundAction, *after: str, usable: bool = True) -> StripsStep:
-    """A step after others."""
+    """Return a step after others."""
     return StripsStep(name, None, {}, what, after, running=False, startable=usable)
 
 
 def ids(steps: Iterable[StripsStep]) -> list[str]:
-    """The tasks of steps."""
+    """Return the tasks of steps."""
     return [found.id for found in steps]
 
 
-# Uses
+# Actions
 
 
-def test_what_follows() -> None:
-    """A use removes facts, then adds facts: what it does both with holds."""
-    assert use("a", "bc", "ac").apply(frozenset("ad")) == frozenset("bcd")
+def test_apply() -> None:
+    """An action removes facts, then adds facts, so that a fact in both holds."""
+    assert action("a", "bc", "ac").apply(frozenset("ad")) == frozenset("bcd")
 
 
 @pytest.mark.parametrize(
     ("one", "other", "disturbs"),
     [
-        (use("a", "x", "a"), use("a", "y"), True),
-        (use(removes="a"), use(adds="a"), True),
-        (use(adds="a", removes="a"), use(adds="a", removes="a"), False),
-        (use("a", "b"), use("a", "c"), False),
+        (action("a", "x", "a"), action("a", "y"), True),
+        (action(removes="a"), action(adds="a"), True),
+        (action(adds="a", removes="a"), action(adds="a", removes="a"), False),
+        (action("a", "b"), action("a", "c"), False),
     ],
 )
-def test_what_must_not_overlap(one: GroundAction, other: GroundAction, disturbs: bool) -> None:
-    """Two uses must not overlap where one takes what the other needs or adds."""
+def test_interference(one: GroundAction, other: GroundAction, disturbs: bool) -> None:
+    """Actions interfere if one removes what the other requires or adds."""
     assert one.interferes_with(other) is other.interferes_with(one) is disturbs
 
 
-# Carrying out
+# Feasibility
 
 
-def test_each_step_when_its_turn_comes() -> None:
-    """Steps are taken after those before them and as soon as what they need holds; a tie goes by place."""
+def test_order_of_simulated_steps() -> None:
+    """Steps are executed after their dependencies as soon as their preconditions hold; ties go by position."""
     steps = (
-        step("eat", use("c"), "lay", "cook"),
-        step("lay", use(adds="t")),
-        step("cook", use("f", "c")),
-        step("buy", use("m", "f", "m")),
-        step("pay", use(adds="m")),
+        step("eat", action("c"), "lay", "cook"),
+        step("lay", action(adds="t")),
+        step("cook", action("f", "c")),
+        step("buy", action("m", "f", "m")),
+        step("pay", action(adds="m")),
     )
     standing = StripsProblem((), steps, ("c",), closed_world=True).feasibility()
     assert ids(standing.executable) == ["lay", "pay", "buy", "cook", "eat"]
     assert (standing.valid, standing.final_facts) == (True, frozenset("tfc"))
 
 
-def test_what_stands_in_the_way() -> None:
-    """What cannot be carried out is named with the facts for want of which, and can be passed over."""
-    steps = (step("a", use("x")), step("b", use("y", "g")), step("c", use(adds="z"), "a"), step("d", use()))
+def test_stuck_steps_and_missing_facts() -> None:
+    """Stuck steps are named with their missing facts and can be excluded."""
+    steps = (step("a", action("x")), step("b", action("y", "g")), step("c", action(adds="z"), "a"), step("d", action()))
     standing = StripsProblem(("k",), steps, ("g", "h"), closed_world=True).feasibility()
     assert (ids(standing.executable), ids(standing.stuck), standing.missing_goal_facts) == (["d"], ["a", "b"], ("h",))
     assert standing.unmet_facts() == ("x", "y", "h")
@@ -98,21 +98,21 @@ def test_what_stands_in_the_way() -> None:
 
 
 def test_strict() -> None:
-    """Steps that cannot be started now are taken to be seen to, or not where that is asked; they may lack facts too."""
-    steps = (step("a", use("x", "g"), usable=False), step("b", use(adds="x")))
+    """Steps that cannot be started count as stuck only in a strict simulation."""
+    steps = (step("a", action("x", "g"), usable=False), step("b", action(adds="x")))
     world = StripsProblem((), steps, ("g",), closed_world=True)
     assert world.feasibility().valid
     strict = world.feasibility(strict=True)
     assert (ids(strict.stuck), strict.missing_goal_facts, strict.unmet_facts()) == (["a"], (), ())
 
 
-def test_what_is_concerned() -> None:
-    """A loss concerns the tasks that bear on the same facts as what is stuck, and no others."""
+def test_tasks_related_to_stuck_steps() -> None:
+    """A loss concerns the tasks that share facts with the stuck ones, and no others."""
     steps = (
-        step("make", use("r", "m")),
-        step("ship", use("m")),
-        step("other", use(adds="o")),
-        step("paint", use("o", "p")),
+        step("make", action("r", "m")),
+        step("ship", action("m")),
+        step("other", action(adds="o")),
+        step("paint", action("o", "p")),
     )
     world = StripsProblem(("r",), steps, (), closed_world=True)
     assert world.tasks_related_to(["p"], world.feasibility()) == ("other", "paint")
@@ -121,14 +121,14 @@ def test_what_is_concerned() -> None:
     assert lost.tasks_related_to_stuck(lost.feasibility()) == ("make", "ship")
 
 
-def test_related() -> None:
-    """Steps belong together by dependencies and by facts that one of them changes, not by what all only need."""
+def test_components() -> None:
+    """Steps are linked by dependencies and by facts that one of them changes."""
     steps = [
-        step("a", use("k", "x")),
-        step("b", use("x")),
-        step("c", use("k")),
-        step("d", use("k"), "c"),
-        step("e", use()),
+        step("a", action("k", "x")),
+        step("b", action("x")),
+        step("c", action("k")),
+        step("d", action("k"), "c"),
+        step("e", action()),
     ]
     assert [ids(group) for group in connected_components(steps)] == [["a", "b"], ["c", "d"], ["e"]]
     assert [ids(group) for group in connected_components(steps, "k")] == [["a", "b", "c", "d"], ["e"]]
@@ -137,9 +137,9 @@ def test_related() -> None:
 letters = st.text("abcd", max_size=2)
 
 
-@given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, letters)
+@given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, letters)
 def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) -> None:
-    """From a state a sequence of uses can be taken and reaches the goal exactly if what regression says holds there."""
+    """A sequence of actions reaches the goal exactly if the regressed facts hold at its start."""
     needed = list(regress(goal, uses))[-1]
     facts, possible = frozenset(start), True
     for one in uses:
@@ -149,23 +149,23 @@ def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) ->
 
 
 def facts_hold(needed: frozenset[str], start: str) -> bool:
-    """Whether all that is needed is there at the start."""
+    """Return whether all needed facts hold at the start."""
     return needed <= set(start)
 
 
-@given(st.lists(st.builds(use, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
+@given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
 def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: set[int]) -> None:
-    """What must hold before some suffixes alone is the same as where all of them are looked at."""
+    """Regression to some suffixes gives the same facts as regression to all."""
     every = dict(zip(range(len(uses), -1, -1), regress(goal, uses), strict=True))
     assert regress_at(goal, uses, places) == {place: every[place] for place in every.keys() & places}
 
 
-# The world of a plan
+# Planning problem of a plan
 
 
-def doors() -> Kept:
-    """A door to be unlocked and entered."""
-    return kept(
+def doors() -> JournaledPlan:
+    """Return a plan to unlock a door and enter."""
+    return journaled(
         Task(id="enter", tool="enter", depends_on=("unlock",)),
         Task(id="unlock", tool="unlock", arguments={"key": "${context.key}"}),
         Task(id="wait"),
@@ -179,8 +179,8 @@ def doors() -> Kept:
     )
 
 
-def test_world_of_a_plan() -> None:
-    """A view shows the steps that are left on facts, those that run first, with what is known of their arguments."""
+def test_planning_problem() -> None:
+    """The planning problem has the remaining steps, running ones first, with the arguments known so far."""
     run = doors()
     run.start("wait")
     world = PlanView(run.live).strips_problem()
@@ -198,8 +198,8 @@ def test_world_of_a_plan() -> None:
     assert ids(PlanView(run.live).strips_problem().feasibility().stuck) == ["unlock"]
 
 
-def test_what_runs_has_what_it_needs() -> None:
-    """A running task is taken to succeed, whatever has ceased since it began; a tool that is gone is not usable."""
+def test_running_tasks_are_assumed_to_succeed() -> None:
+    """A running task is assumed to succeed, whatever has ceased since; a task without its tool is not startable."""
     run = doors()
     run.start("unlock")
     for body in (FactsObserved(ceased=("has(k)",)), ResourceUpdated("enter", available=False)):
@@ -210,8 +210,8 @@ def test_what_runs_has_what_it_needs() -> None:
     assert ids(world.feasibility(strict=True).stuck) == ["enter"]
 
 
-def test_world_is_never_stale() -> None:
-    """Whatever happens to a plan, what is said of it on facts is what would be said of one read anew from the journal."""
+def test_planning_problem_is_never_stale() -> None:
+    """After any record the planning problem equals that of the plan replayed from its journal."""
     run = doors()
     happening = [
         lambda: run.fold(FactsObserved(holds=("open",), ceased=("shut",))),
@@ -239,8 +239,8 @@ def test_world_is_never_stale() -> None:
         before = live.strips_problem()
 
 
-def test_world_after_changes() -> None:
-    """The world can be asked for as changes would leave it."""
+def test_planning_problem_after_changes() -> None:
+    """The planning problem can be built as changes would leave it."""
     view = PlanView(doors().live)
     changes = [
         ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),)),
@@ -255,8 +255,8 @@ def test_world_after_changes() -> None:
 # Patterns
 
 
-def test_holes() -> None:
-    """Holes are plain names in braces; shell variables and other braces are left alone, doubled ones stand for one."""
+def test_placeholders() -> None:
+    """Placeholders are plain names in braces; doubled braces stand for one, shell variables stay."""
     text = "on({x},{y_1},{x}) ${HOME} {0} {a b} {{z}}"
     assert placeholders(text) == ("x", "y_1")
     assert fill_placeholders(text, {"x": "a", "y_1": "b"}) == "on(a,b,a) ${HOME} {0} {a b} {z}"
@@ -278,22 +278,22 @@ def test_holes() -> None:
         ("a.c", "abc", None),
     ],
 )
-def test_finder(pattern: str, fact: str, found: tuple[str, ...] | None) -> None:
-    """A pattern finds the facts that it can become, by what its holes may stand for."""
+def test_fact_patterns(pattern: str, fact: str, found: tuple[str, ...] | None) -> None:
+    """A pattern matches the facts that it can become, given the objects of its placeholders."""
     match = compile_fact_pattern(pattern, {"p": ["home"], "q": []}).fullmatch(fact)
     assert (match and match.groups()) == found
 
 
 def test_text_of_values() -> None:
-    """A value inside a fact is a string as it is, anything else as JSON; a fact has one spelling."""
+    """A string in a fact is used as it is, any other value as JSON; a fact has one spelling."""
     assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == ["a b", "1", "null", '["ä",true]']
     assert normalise_fact("  on( a ,  b ) ") == "on( a,b )"
 
 
-def test_what_has_to_do_with_nearly_everything() -> None:
-    """Of a line of more than a thousand tasks the whole is looked at, instead of following it task by task."""
+def test_long_chains_are_not_reduced() -> None:
+    """A chain of more than a thousand related tasks is returned as a whole."""
     line = [Task(id=f"t{n}", tool="go", depends_on=[f"t{n - 1}"] if n else []) for n in range(1_100)]
-    plan = kept(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
+    plan = journaled(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
 
     assert len(PlanView(plan.live).strips_problem(tasks=["t5"]).steps) == 1_100
     assert repr(plan.live.dependency_index.fact_index) == "<FactIndex of 1100 tasks>"

@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type, index"
-"""A read-only look at a plan, pinned to a revision."""
+"""Read-only views of a plan, pinned to a revision."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from replanning.journal import (
     ResourceUpdated,
 )
 from replanning.live import DraftView, PlanView
-from tests.support.live import Kept, kept, tool
+from tests.support.live import JournaledPlan, journaled, tool
 
 
-def example() -> Kept:
-    """Three tasks, a tool, a resource, a context and facts."""
-    return kept(
+def example() -> JournaledPlan:
+    """Return a plan with three tasks, a tool, a resource, a context and facts."""
+    return journaled(
         Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
         Task(id="b", depends_on=("a",), arguments={"y": "${a.output}"}),
         Task(id="c", when="context.go"),
@@ -38,8 +38,8 @@ def example() -> Kept:
     )
 
 
-def test_what_it_shows() -> None:
-    """A view shows the goal, the document it began from, and context, facts, tools and capacity as they are now."""
+def test_view_is_current() -> None:
+    """A view shows goal, original document, and the current context, facts, tools and capacity."""
     run = example()
     view = PlanView(run.live)
     for body in (
@@ -62,8 +62,8 @@ def test_what_it_shows() -> None:
     assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
 
 
-def test_it_is_read_only() -> None:
-    """Nothing can be changed through a view."""
+def test_view_is_read_only() -> None:
+    """A view does not allow changes."""
     view = PlanView(example().live)
     for mapping in (view.context, view.tools, view.capacity, view.counts):
         with pytest.raises(TypeError):
@@ -71,7 +71,7 @@ def test_it_is_read_only() -> None:
 
 
 def test_tasks() -> None:
-    """A task is seen with its state, attempts, last failure, duration and lineage."""
+    """A task view shows state, attempts, last failure, duration and lineage."""
     run = example()
     attempt = run.start("a")
     run.now += 2
@@ -91,8 +91,8 @@ def test_tasks() -> None:
         view.task("ghost")
 
 
-def test_tasks_by_what_is_left() -> None:
-    """Stuck tasks are those that failed or are blocked; unfinished ones still have to run, or could not."""
+def test_stuck_and_unfinished_tasks() -> None:
+    """Stuck tasks are FAILED or BLOCKED; unfinished ones still have to run or are stuck."""
     run = example()
     run.fail("a")
     run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
@@ -104,7 +104,7 @@ def test_tasks_by_what_is_left() -> None:
 
 
 def test_unmet_conditions() -> None:
-    """A task that was skipped because its condition did not hold is told from one that a change skipped."""
+    """A task that its condition skipped differs from one that a change skipped."""
     run = example()
     run.fold(ConditionEvaluated("c", False))
     run.apply(SkipTask(task_id="a"))
@@ -113,7 +113,7 @@ def test_unmet_conditions() -> None:
 
 
 def test_who_uses_what() -> None:
-    """A view finds the tasks that read a key, and the unfinished ones that use a tool or take a resource."""
+    """Tasks are indexed by tools, resources and context keys, and changes update the index."""
     run = example()
     view = PlanView(run.live)
     assert [task.id for task in view.context_readers("go")] == ["a", "c"]
@@ -132,7 +132,7 @@ def test_who_uses_what() -> None:
 
 
 def test_results_and_arguments() -> None:
-    """Results and arguments are found as far as they exist, and conditions hold or not."""
+    """Results, arguments and conditions are available as far as their values exist."""
     run = example()
     view = PlanView(run.live)
     with pytest.raises(NoResult):
@@ -146,7 +146,7 @@ def test_results_and_arguments() -> None:
 
 
 def test_experience() -> None:
-    """A view knows how many attempts ended, how many well, and how long those took."""
+    """A view counts ended and succeeded attempts and the seconds of these."""
     run = example()
     attempt = run.start("a")
     run.now += 3
@@ -157,7 +157,7 @@ def test_experience() -> None:
 
 
 def test_trying_changes() -> None:
-    """Changes can be tried on a view: what speaks against them, and what world they would leave."""
+    """A view checks changes and builds the planning problem that they would leave."""
     view = PlanView(example().live)
     assert [str(problem) for problem in view.check([SkipTask(task_id="ghost")])] == [
         "changes[0]: there is no task 'ghost'"
@@ -167,8 +167,8 @@ def test_trying_changes() -> None:
     assert [step.id for step in view.strips_problem([SkipTask(task_id="b")]).steps] == ["a", "c"]
 
 
-def test_fresh_ids() -> None:
-    """A new id is made from another one, is never one that was used, and stays short."""
+def test_unused_ids() -> None:
+    """An unused id derives from another, was never used, and stays short."""
     run = example()
     run.apply(AddTask(task=Task(id="a~2")), RemoveTask(task_id="a~2"))
     view = PlanView(run.live)
@@ -188,8 +188,8 @@ def test_fresh_ids() -> None:
         lambda view: view.unused_id("a"),
     ],
 )
-def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:
-    """A view is not read after the plan has moved on; within a revision states move on under it."""
+def test_stale_view(read: Callable[[PlanView], object]) -> None:
+    """A view raises StaleView after a revision; within one, states change under it."""
     run = example()
     view = PlanView(run.live)
     run.run("a")
@@ -199,11 +199,11 @@ def test_a_view_of_the_past(read: Callable[[PlanView], object]) -> None:
         read(view)
 
 
-# A plan as changes would leave it
+# Draft views
 
 
 def drafted() -> DraftView:
-    """A plan with one task replaced twice, one that is new and replaced, and one that is skipped."""
+    """Return a draft with new, replaced and skipped tasks."""
     changes = [
         ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
         ReplaceTask(task_id="x", tasks=(Task(id="y", tool="uv"),)),
@@ -214,8 +214,8 @@ def drafted() -> DraftView:
     return PlanView(example().live).with_changes(changes)
 
 
-def test_draft_shows_what_would_be() -> None:
-    """A draft shows every task as the changes would leave it, and the rest as it is."""
+def test_draft_view() -> None:
+    """A draft view shows every task as the changes would leave it."""
     draft = drafted()
     states = {task.id: task.state for task in draft.tasks()}
     replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
@@ -241,8 +241,8 @@ def test_draft_shows_what_would_be() -> None:
         draft.task("ghost")
 
 
-def test_draft_knows_lineages() -> None:
-    """What new tasks would replace counts for their lineage, whether it is new itself or not."""
+def test_lineages_in_a_draft() -> None:
+    """New tasks belong to the lineage of the task they would replace."""
     draft = drafted()
     found = {task.id: (task.root, task.iteration) for task in draft.tasks()}
     assert {name: found[name] for name in draft.new_task_ids} == {
@@ -254,8 +254,8 @@ def test_draft_knows_lineages() -> None:
     assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
 
 
-def test_draft_is_planned_on_from() -> None:
-    """Further changes are tried after the first ones, and new ids are those of neither."""
+def test_further_changes_of_a_draft() -> None:
+    """Further changes are checked after the staged ones, and unused ids avoid both."""
     draft = drafted()
     assert draft.check([SkipTask(task_id="y")]) == ()
     assert [str(problem) for problem in draft.check([SkipTask(task_id="x")])] == [

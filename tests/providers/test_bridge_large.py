@@ -18,12 +18,12 @@ from replanning.live import PlanView
 from replanning.providers._planner.bridge import repair_problems
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import solve
-from tests.support.live import Kept, kept, tool
+from tests.support.live import JournaledPlan, journaled, tool
 
 LACKING = "part(600)"
 
 
-def line(length: int) -> Kept:
+def line(length: int) -> JournaledPlan:
     """Steps one after another, of which each needs something of its own that is there from the start."""
     go = tool("go", requires=["at({a})", "way({a},{b})", "part({b})"], adds=["at({b})"], removes=["at({a})"])
     steps = [
@@ -32,7 +32,7 @@ def line(length: int) -> Kept:
     ]
     own = [fact for n in range(length) for fact in (f"way({n},{n + 1})", f"part({n + 1})")]
     make = tool("make", parameters={"b": "any"}, adds=["part({b})"])
-    return kept(*steps, tools=[go, make], facts=["at(0)", *own])
+    return journaled(*steps, tools=[go, make], facts=["at(0)", *own])
 
 
 def trouble(length: int) -> ReplanRequest:

@@ -1,6 +1,6 @@
 # Ids are written as plain text here, and nonsense is passed on purpose.
 # mypy: disable-error-code="arg-type, operator, attr-defined"
-"""A live plan with its journal, and an independent account of what must be true of it."""
+"""Live plan with its journal, and independent checks of its consistency."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _OF_THIS_PROCESS = frozenset({"claim", "pass_over_count", "reserved"})
 _LINKS = frozenset({"parent", "dependents", "sinks", "sink_of"})
 
 
-class Kept:
-    """A live plan, and the journal from which another can be made."""
+class JournaledPlan:
+    """Live plan with the journal from which it can be replayed."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -41,16 +41,16 @@ class Kept:
         self.now = 1_000.0
 
     def __repr__(self) -> str:
-        return f"<Kept {self.live!r} records={len(self.records)}>"
+        return f"<JournaledPlan {self.live!r} records={len(self.records)}>"
 
     def fold(self, body: RecordBody) -> None:
-        """Let something happen and, unless it is refused, keep it."""
+        """Fold a record and add it to the journal, unless it is refused."""
         record = Record(len(self.records) + 1, self.now, body)
         self.live.fold(record)
         self.records.append(record)
 
     def apply(self, *changes: PlanChange) -> int:
-        """Change the plan and, unless that is refused, keep the changes."""
+        """Apply changes and add the revision to the journal, unless they are refused."""
         parent = self.live.revision
         number = self.live.apply(changes, parent, at=self.now)
         body = PlanRevised(number, parent, tuple(changes), "", "test", hash=self.live.hash)
@@ -58,49 +58,54 @@ class Kept:
         return number
 
     def start(self, task_id: str, deadline: float | None = None) -> str:
-        """Begin an attempt."""
+        """Start an attempt and return its id."""
         number = self.live.entry(task_id).attempts + 1
         self.fold(AttemptStarted(f"{task_id}#{number}", task_id, number, deadline))
         return f"{task_id}#{number}"
 
     def end(self, attempt: str, output: object = None) -> None:
-        """Let an attempt succeed."""
+        """End an attempt with success."""
         self.fold(AttemptSucceeded(attempt, attempt.partition("#")[0], output))
 
     def run(self, *task_ids: str, output: object = None) -> None:
-        """Begin attempts and let them succeed, one after another."""
+        """Run attempts with success, one after another."""
         for task_id in task_ids:
             self.end(self.start(task_id), output)
 
     def fail(self, *task_ids: str, retry_at: float | None = None) -> None:
-        """Begin attempts and let them fail, one after another."""
+        """Run attempts that fail, one after another."""
         for task_id in task_ids:
             self.fold(AttemptFailed(self.start(task_id), task_id, Failure("OSError", "broken"), retry_at))
 
     def replayed(self) -> LivePlan:
-        """A plan made anew from the journal as it is stored."""
+        """Return a plan replayed from the stored form of the journal."""
         again = LivePlan(self.plan)
         for seq, at, body in self.records:
             again.fold(Record(seq, at, load_body(body.kind, dump_body(body))))
         return again
 
     def states(self) -> dict[str, str]:
-        """The state of every task."""
+        """Return the state of every task."""
         return {entry.id: str(entry.state) for entry in self.live}
 
 
-def kept(*tasks: Task, **fields: object) -> Kept:
-    """A live plan of these tasks."""
-    return Kept(Plan.model_validate({"goal": Goal(objective="test"), "tasks": tasks, **fields}))
+def journaled(*tasks: Task, **fields: object) -> JournaledPlan:
+    """Return a live plan of these tasks."""
+    return JournaledPlan(Plan.model_validate({"goal": Goal(objective="test"), "tasks": tasks, **fields}))
+
+
+def chain(*ids: str, **fields: object) -> JournaledPlan:
+    """Return a live plan of tasks that each depend on the one before."""
+    return journaled(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
 
 
 def tool(name: str, **fields: object) -> ToolSpec:
-    """A tool of this name."""
+    """Return a tool of this name."""
     return ToolSpec.model_validate({"name": name, **fields})
 
 
 def claimed(live: LivePlan) -> list[str]:
-    """The tasks that are handed out now, in order; all are given back."""
+    """Return the tasks that would be handed out now, in order; all claims are returned."""
     found = []
     while (entry := live.dispatcher.claim_next()) is not None:
         found.append(entry)
@@ -109,13 +114,13 @@ def claimed(live: LivePlan) -> list[str]:
     return [entry.id for entry in found]
 
 
-# Everything that a live plan holds
+# State of a live plan as plain values
 
 
-def everything(live: LivePlan) -> dict[str, object]:
-    """All of a live plan as plain values, its queues included."""
+def full_state(live: LivePlan) -> dict[str, object]:
+    """Return the whole state of a live plan as plain values, including its queues."""
     return {
-        **held(live),
+        **replayable_state(live),
         "queue": [(priority, order, name) for priority, order, name, _ in live.dispatcher.queue],
         "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live.deadlines._heap],
         "parked": list(live.dispatcher.parked),
@@ -125,8 +130,8 @@ def everything(live: LivePlan) -> dict[str, object]:
     }
 
 
-def held(live: LivePlan, now: float | None = None) -> dict[str, object]:
-    """What a live plan holds that its journal gives back; with `now`, as if it had looked at the clock then."""
+def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, object]:
+    """Return the state of a live plan that its journal restores; with `now`, as after `advance(now)`."""
     return {
         "tasks": {entry.id: _entry(entry, now) for entry in live},
         "counts": _counts(live, now),
@@ -169,17 +174,17 @@ def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
     return counts
 
 
-# An account that does not trust the live plan's own
+# Consistency, recomputed from tasks, states and links alone
 
 
-def wrong_with(live: LivePlan) -> list[str]:
-    """What is not as it must be in a live plan, counted anew from tasks, states and links alone."""
-    checks = (_wrong_counts, _wrong_tasks, _wrong_holdings, _wrong_queue, _wrong_indexes)
+def inconsistencies(live: LivePlan) -> list[str]:
+    """Return the inconsistencies of a live plan, recomputed from tasks, states and links alone."""
+    checks = (_count_errors, _task_errors, _claim_errors, _queue_errors, _index_errors)
     return [line for check in checks for line in check(live)]
 
 
 def satisfied(live: LivePlan, task_id: str) -> bool:
-    """Whether what depends on a task may run, through its lineage."""
+    """Return whether the dependents of a task may run, through its lineage."""
     entry = live.entry(task_id)
     if entry.state is TaskState.REPLACED_BY_REPLAN:
         sinks = [live.entry(i) for i in entry.replaced_by if live.entry(i).sink_of is entry]
@@ -187,7 +192,7 @@ def satisfied(live: LivePlan, task_id: str) -> bool:
     return entry.state in (TaskState.DONE, TaskState.SKIPPED)
 
 
-def _wrong_counts(live: LivePlan) -> Iterable[str]:
+def _count_errors(live: LivePlan) -> Iterable[str]:
     counts = dict.fromkeys(TaskState, 0)
     for entry in live:
         counts[entry.state] += 1
@@ -204,7 +209,7 @@ def _wrong_counts(live: LivePlan) -> Iterable[str]:
         yield f"{live.dispatcher.claimed_count} claims are counted, there are {claims}"
 
 
-def _wrong_tasks(live: LivePlan) -> Iterable[str]:
+def _task_errors(live: LivePlan) -> Iterable[str]:
     for entry in live:
         missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
         if missing != entry.unsatisfied_dependencies:
@@ -222,7 +227,7 @@ def _wrong_tasks(live: LivePlan) -> Iterable[str]:
             yield f"{entry!r} has root {entry.root}, not {top.id}"
 
 
-def _wrong_holdings(live: LivePlan) -> Iterable[str]:
+def _claim_errors(live: LivePlan) -> Iterable[str]:
     running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
     if set(live.dispatcher.running_actions) != running:
         yield f"under way are {set(live.dispatcher.running_actions)}, with tools run {running}"
@@ -237,7 +242,7 @@ def _wrong_holdings(live: LivePlan) -> Iterable[str]:
             yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
 
 
-def _wrong_queue(live: LivePlan) -> Iterable[str]:
+def _queue_errors(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
@@ -254,7 +259,7 @@ def _wrong_queue(live: LivePlan) -> Iterable[str]:
             yield f"{entry!r} waits until {due}, and nobody will look then"
 
 
-def _wrong_indexes(live: LivePlan) -> Iterable[str]:
+def _index_errors(live: LivePlan) -> Iterable[str]:
     for entry in live:
         over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
         if entry.task.tool and (entry.id in live.dependency_index.resource_users.get(entry.task.tool, ())) is over:
@@ -265,7 +270,7 @@ def _wrong_indexes(live: LivePlan) -> Iterable[str]:
 
 
 def usable(live: LivePlan, entry: TaskEntry) -> bool:
-    """Whether a task's tool is there and what it takes could ever be."""
+    """Return whether the tool of a task is available and its demand can ever be met."""
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
         return False
@@ -275,14 +280,14 @@ def usable(live: LivePlan, entry: TaskEntry) -> bool:
 
 
 def _applicable(live: LivePlan, entry: TaskEntry) -> bool:
-    """Whether what a task needs holds, and neither it nor what runs takes from the other what that needs or adds."""
-    use = _use(live, entry)
-    running = [_use(live, other) for other in live if other.state is TaskState.RUNNING and other.task.tool]
+    """Return whether the preconditions of a task hold and no running task interferes with it."""
+    use = _action(live, entry)
+    running = [_action(live, other) for other in live if other.state is TaskState.RUNNING and other.task.tool]
     return use.requires <= set(live.facts) and not any(use.interferes_with(other) for other in running)
 
 
-def _use(live: LivePlan, entry: TaskEntry) -> GroundAction:
-    """What a task needs and brings about, worked out anew; what runs does so with the context of its start."""
+def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
+    """Return the action of a task, computed independently; of a running one, that of its start."""
     if entry.id in live.dispatcher.running_actions:
         return live.dispatcher.running_actions[entry.id]
     spec = live.tools[str(entry.task.tool)]
@@ -297,8 +302,8 @@ def _use(live: LivePlan, entry: TaskEntry) -> GroundAction:
     return ground_action(spec, arguments)
 
 
-def next_up(live: LivePlan) -> str | None:
-    """The task that must be handed out next: the first by priority and order that can run with what is free."""
+def expected_next(live: LivePlan) -> str | None:
+    """Return the task that must be handed out next: the first that can run with the free resources."""
     free = {name: amount - live.pool.used.get(name, 0.0) for name, amount in live.pool.capacity.items()}
     ready = [e for e in live if e.state is TaskState.READY and not e.claim and not e.hold_count and usable(live, e)]
     for passed, entry in enumerate(sorted(ready, key=lambda e: (e.priority, e.order)), 1):

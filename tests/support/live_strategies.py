@@ -1,6 +1,6 @@
 # Nonsense is drawn on purpose.
 # mypy: disable-error-code="arg-type"
-"""Plans, situations and sets of changes, drawn by Hypothesis."""
+"""Hypothesis strategies for plans, situations and sets of changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replanning.changes import (
 )
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from tests.support.live import Kept, next_up, tool
+from tests.support.live import JournaledPlan, expected_next, tool
 
 Draw = Callable[[st.SearchStrategy], object]
 
@@ -40,7 +40,7 @@ _ENDED = (TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN, 
 
 @st.composite
 def tasks(draw: st.DrawFn, task_id: str, known: list[str]) -> Task:
-    """A task that depends on some of those known."""
+    """Draw a task that depends on some known ones."""
     name = draw(st.sampled_from([None, "plain", "maker", "picky", "heavy", "absent"]))
     depends_on = draw(st.lists(st.sampled_from(known), max_size=2, unique=True)) if known else []
     arguments: dict[str, str] = (
@@ -63,7 +63,7 @@ def tasks(draw: st.DrawFn, task_id: str, known: list[str]) -> Task:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """A plan of a few tasks over two resources and four tools."""
+    """Draw a plan of a few tasks with two resources and five tools."""
     made: list[Task] = []
     for number in range(draw(st.integers(1, 6))):
         made.append(draw(tasks(f"t{number}", [task.id for task in made])))
@@ -78,14 +78,14 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 class Changes:
-    """Draws sets of changes that have some chance to fit, and look at one another."""
+    """Draws sets of related changes with some chance of being valid."""
 
     def __init__(self) -> None:
         self._fresh = 0
         self._named: list[str] = []
 
     def several(self, draw: st.DrawFn, live: LivePlan, count: int) -> list[PlanChange]:
-        """So many changes; later ones often name what earlier ones named or brought in."""
+        """Draw changes; later ones often name tasks that earlier ones named or added."""
         self._named = []
         return [self._one(draw, live) for _ in range(count)]
 
@@ -169,16 +169,16 @@ class Changes:
         return ModifyTask(task_id=self._pick(draw, live, *WAITING), fields=draw(st.sampled_from(fields)))
 
 
-def situation(draw: st.DrawFn, changes: Changes) -> Kept:
-    """A plan to which a few things have happened."""
-    kept = Kept(draw(plans()))
+def situation(draw: st.DrawFn, changes: Changes) -> JournaledPlan:
+    """Draw a plan with a few attempts and revisions."""
+    journaled = JournaledPlan(draw(plans()))
     for _ in range(draw(st.integers(0, 8))):
-        ready = next_up(kept.live)
+        ready = expected_next(journaled.live)
         if ready is not None and draw(st.booleans()):
-            (kept.run if draw(st.integers(0, 3)) else kept.fail)(ready)
+            (journaled.run if draw(st.integers(0, 3)) else journaled.fail)(ready)
         else:
             try:
-                kept.apply(*changes.several(draw, kept.live, 1))
+                journaled.apply(*changes.several(draw, journaled.live, 1))
             except ReplanningError:
                 continue
-    return kept
+    return journaled

@@ -1,4 +1,4 @@
-"""A world that stands beside the engine: it executes tools on facts of its own, and judges what was done."""
+"""Independent world model that executes tools on its own facts and checks what was done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.runs import bodies
 
 @dataclass(frozen=True)
 class Event:
-    """What happens after so many tasks have been done: facts, tools that come and go, or another goal."""
+    """Change of the world after a number of done tasks: facts, tools or the goal."""
 
     after: int
     holds: Sequence[str] = ()
@@ -24,7 +24,7 @@ class Event:
 
 @dataclass
 class Outcome:
-    """What came of a run, as the world saw it."""
+    """Result of a run as the world saw it."""
 
     status: str = ""
     reached: bool = False
@@ -40,12 +40,12 @@ class Outcome:
 
 
 def said_by(pattern: str, arguments: Mapping[str, object]) -> str:
-    """A pattern with its holes filled: written once more, so that the judge shares nothing with what it judges."""
+    """Fill the placeholders of a pattern, independently of the code under test."""
     return re.sub(r"\{(\w+)\}", lambda match: str(arguments[match[1]]), pattern)
 
 
 class Truth:
-    """The facts of the world itself."""
+    """Facts of the world itself."""
 
     def __init__(self, plan: Plan) -> None:
         self.facts = set(plan.facts or ())
@@ -54,7 +54,7 @@ class Truth:
         self._tools = {tool.name: tool for tool in plan.tools}
 
     def use(self, task: Task) -> bool:
-        """Execute a task; False where it cannot be."""
+        """Return an action on facts of one letter."""
         tool = self._tools.get(task.tool or "", ToolSpec(name="-"))
         needs = [*tool.requires, *(f"artifact({name})" for name in tool.needs)]
         for need in (said_by(pattern, task.arguments) for pattern in needs):
@@ -66,13 +66,13 @@ class Truth:
         return True
 
     def change(self, event: Event) -> None:
-        """Let something happen."""
+        """Apply an event."""
         self.facts -= set(event.ceased)
         self.facts |= set(event.holds)
 
 
 def _happen(run: PlanRun, event: Event) -> None:
-    """Tell a run what happens."""
+    """Report an event to a run."""
     run.observe(holds=event.holds, ceased=event.ceased)
     for tool in event.down:
         run.change_resource(tool, available=False)
@@ -81,7 +81,7 @@ def _happen(run: PlanRun, event: Event) -> None:
 
 
 async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = ()) -> Outcome:
-    """Run a plan in a world in which these events happen, one task after another."""
+    """Run a plan in a world with these events, one task after another."""
     outcome, truth = Outcome(), Truth(plan)
     down: set[str] = set()
     async with engine.open(plan) as run:
